@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make fuzz``: tries parsers of hostile input, and random traces of a node, in turn for a number of minutes.
 
-An input that fails is kept in build/fuzz, and the exit status is 1. ``python -m tests.fuzz --input FILE`` tries it
-again: the file's name begins with that of its target.
+An input that fails is kept in build/fuzz, traces reduced to the events needed, and the exit status is 1.
+``python -m tests.fuzz --input FILE`` tries it again: the file's name begins with that of its target.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz import (
+    backend_machine,
     backend_targets,
     contract_targets,
     explain_targets,
@@ -24,6 +25,7 @@ from tests.fuzz import (
     selector_targets,
 )
 from tests.fuzz.corpus import endless
+from tests.fuzz.reduce import reduced
 from tests.fuzz.target import FuzzError, Target, check
 
 TARGETS = (
@@ -33,6 +35,7 @@ TARGETS = (
     *explain_targets.TARGETS,
     *backend_targets.TARGETS,
     *frontend_machine.TARGETS,
+    *backend_machine.TARGETS,
 )
 """Every parser of hostile input, and traces. A new parser is one more row in the table of its service."""
 _TURN_SECONDS = 2.0
@@ -58,7 +61,7 @@ class Run:
                 self.slowest = max(self.slowest, check(self.target, data))
             except FuzzError as error:
                 self.failures += 1
-                path = keep(folder, self.target, data)
+                path = keep(folder, self.target, reduced(self.target, data))
                 print(f"{error}\n  python -m tests.fuzz --input {path}", file=sys.stderr, flush=True)
                 return
 

@@ -41,7 +41,11 @@ class Target:
     bombs: Sequence[bytes] = ()
     """The worst that is known, at the full length."""
     examples: int = 200
-    """Inputs that ``make test`` tries."""
+    """Number of inputs that ``make test`` tries."""
+    unit: int = 0
+    """Bytes of one event, where an input is a trace of events; then a failing input is reduced event by event."""
+    head: int = 0
+    """Bytes before the first event."""
 
 
 def check(target: Target, data: bytes) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.__main__ import TARGETS, fuzz
 from tests.fuzz.corpus import SHORT, inputs
+from tests.fuzz.reduce import reduced
 from tests.fuzz.target import FuzzError, Target, check
 
 
@@ -73,3 +74,18 @@ def test_what_a_parser_may_raise_is_no_fault(tmp_path: Path) -> None:
     target = Target("strict", _fails_at_a_brace, _JSON, (KeyError,))
     assert fuzz([target], 0.001, 1, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
+    """The head stays, and the failure needs one event after another one."""
+
+    def parse(data: bytes) -> None:
+        assert not (data[:1] == b"h" and b"b" in data[1::2].partition(b"a")[2])
+
+    target = Target("trace", parse, _JSON, unit=2, head=1)
+    assert reduced(target, b"h" + b"x1a1x2x3b4x5a6b7") == b"ha6b7"
+
+
+def test_an_input_that_is_not_a_trace_is_kept_as_it_is() -> None:
+    """Half of a document would fail for another reason."""
+    assert reduced(Target("faulty", _fails_at_a_brace, _JSON), b"{}") == b"{}"

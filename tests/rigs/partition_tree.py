@@ -18,15 +18,19 @@ class PartitionTree(KernelTree):
 
     def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
         super().__init__(root, online, nodes)
+        found = root.rglob(PARTITION)
+        self._made = {str(file.parent.relative_to(root)) for file in found}
+        """Cgroups with the files of partitions, those included that were removed since."""
         (root / "cpuset.cpus.effective").write_text(f"{online}\n")
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
         """As there, with the files of partitions."""
-        new = [part for part in _with_those_above(path) if not self.path(part).exists()]
+        new = [part for part in _with_those_above(path) if not self.has(part, "")]
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         for part in new if cpuset else ():
             for name, text in ((EXCLUSIVE, ""), (f"{EXCLUSIVE}.effective", ""), (PARTITION, "member")):
                 self.path(part).joinpath(name).write_text(f"{text}\n")
+            self._made.add(part)
 
     def remove(self, path: str) -> None:
         """Its CPUs come back; what those above list stays."""
@@ -61,12 +65,13 @@ class PartitionTree(KernelTree):
     def settle(self, path: str) -> None:
         """Computes which partitions are valid, and then everybody's CPUs."""
         self._judge("")
-        (Path(self.root) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(self._free())}\n")
+        valid = {part: self._exclusive(part) & parse_cpu_list(self.online) for part in self._partitions()}
+        free = parse_cpu_list(self.online).difference(*valid.values())
+        (Path(self.root) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(free)}\n")
         for child in self.children(""):
             self._settle(child)
-        for part in self._partitions():
-            shown = format_cpu_list(self._exclusive(part) & parse_cpu_list(self.online))
-            (self.path(part) / "cpuset.cpus.effective").write_text(f"{shown}\n")
+        for part, shown in valid.items():
+            (self.path(part) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(shown)}\n")
 
     def _check(self, path: str, name: str, text: str) -> None:
         if name == EXCLUSIVE and text.strip():
@@ -79,7 +84,7 @@ class PartitionTree(KernelTree):
     def _judge(self, path: str) -> None:
         for child in self.children(path):
             below = f"{path}/{child}".lstrip("/")
-            if not self.path(below).joinpath(PARTITION).exists():
+            if below not in self._made or not self.has(below, PARTITION):
                 continue
             word = self.get(below, PARTITION)
             # One that is invalid stays so until somebody writes it.
@@ -101,19 +106,14 @@ class PartitionTree(KernelTree):
     def _siblings(self, path: str) -> list[str]:
         above, _, own = path.rpartition("/")
         others = [f"{above}/{name}".lstrip("/") for name in self.children(above) if name != own]
-        return [one for one in others if self.path(one).joinpath(PARTITION).exists()]
+        return [one for one in others if one in self._made]
 
     def _exclusive(self, path: str) -> frozenset[int]:
-        file = self.path(path) / EXCLUSIVE
-        return parse_cpu_list(file.read_text()) if file.exists() else frozenset()
+        return parse_cpu_list(self.get(path, EXCLUSIVE)) if self.has(path, EXCLUSIVE) else frozenset()
 
     def _partitions(self) -> list[str]:
-        files = Path(self.root).rglob(PARTITION)
-        valid = [file.parent for file in files if file.read_text().strip() in ("root", "isolated")]
-        return [str(directory.relative_to(self.root)) for directory in valid]
-
-    def _free(self) -> frozenset[int]:
-        return parse_cpu_list(self.online).difference(*map(self._exclusive, self._partitions()))
+        self._made -= {path for path in self._made if not self.has(path, PARTITION)}
+        return [path for path in sorted(self._made) if self.get(path, PARTITION) in ("root", "isolated")]
 
 
 def _with_those_above(path: str) -> list[str]:

@@ -67,6 +67,17 @@ async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path:
         await node.until(lambda: node.cpus(plain) == "1-7")
 
 
+async def test_a_sibling_that_started_before_the_claim_came_is_moved_at_once(tmp_path: Path) -> None:
+    """The creation of the claim's container waits for it, and it has not been seen since its start."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        await node.run("first", of="p2")
+        await node.until(lambda: node.reports["first"].cpus)
+        node.ahead -= 100  # no tick of the audit comes
+        sidecar = await node.run("sidecar", name="sidecar")
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        assert (node.cpus(db), node.cpus(sidecar)) == ("2-3", "1,4-7")
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_nobody_falls_onto_held_cpus(tmp_path: Path, lazy: bool) -> None:
     """Whom a partition would leave without a CPU gets its parent's from the kernel; so it gets reserved ones before."""

@@ -55,7 +55,8 @@ def misplaced(state: NodeState) -> list[Tracked]:
         wanted |= beside & state.host.online
         # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = likeness.own_pod or (state.lazy and not likeness.own)
-        unseen = likeness.cpus is None and held and not likeness.own
+        # With partitions alone a sibling of a claim must leave its CPUs; it may have started before the claim came.
+        unseen = likeness.cpus is None and (held or likeness.apart) and not likeness.own
         if unseen or (likeness.cpus and not (likeness.cpus <= wanted if lazy else likeness.cpus == wanted)):
             found += state.started(ids)
     return sorted(found, key=lambda one: held.isdisjoint((one.cpus or held) - one.own_cpus))

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges the backend by what the kernel shows, in the words of DESIGN.md and without the backend's own state.
+
+1. No other process runs on the CPUs of a running claim: not when its container or the other one starts, and otherwise
+   not for longer than one tick of the audit.
+2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a text.
+3. A container that nothing stands against is not rejected: the reason of an earlier rejection does not outlive its
+   cause.
+4. Nothing is lost: when the claims have gone, others have their CPUs back, and pods the limits of the kubelet.
+
+Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events of which the backend
+learns by its audit alone (``World.unquiet``). A container is excused while the kernel refuses writes to its files and
+the backend reports a problem.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import permutations
+
+from nri_backend.limits.stated import pod_directory
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.records import AllocationRecord
+
+from tests.fuzz.backend_world import OWN_POD, PAGES, Box, World
+
+
+def expected(world: World, box: Box) -> bool | None:
+    """Returns True if a container must be accepted, False if it must be rejected, None where both are right."""
+    if world.active is None or not world.active.connected:
+        return None
+    verdicts = [_claim_verdict(world, box, uid) for uid in box.named]
+    if False in verdicts:
+        return False
+    own = _cpus(box.named.values())
+    kinds = {_kind(record) for record in box.named.values() if record.cpus}
+    lacking = "isolated" in kinds or (world.config.cpu_exclusivity == "partition" and kinds - {"pod", "mixed"})
+    if world.doubt or world.errors or None in verdicts or len(kinds) > 1:
+        return None
+    if (own and not own & world.online) or (lacking and not world.by_kernel):
+        return False
+    return None if _unclear(world) else True
+
+
+def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
+    claim, given = world.claims[uid], box.named[uid]
+    record = claim.record
+    if not claim.readable or record is None or not record.reserves(box.pod.uid) or not _same(record, given):
+        return False
+    users = [other for other in world.in_use(uid) if other.user != box.user]
+    if record.sharing != "pod" and any(uid in other.held and other.pod.uid == box.pod.uid for other in users):
+        return False
+    alone = record.owner is None and len(record.reserved_for) == 1
+    return True if alone and (record.sharing == "pod" or not users) else None
+
+
+def _same(one: AllocationRecord, other: AllocationRecord) -> bool:
+    return (one.cpus, one.memory, one.sharing) == (other.cpus, other.memory, other.sharing)
+
+
+def _unclear(world: World) -> bool:
+    """Returns True if a container lives of whose claims something is not known or not enforced."""
+    return any(
+        box.held != set(box.named) or box.phase == "lingering" or not world.exists(box)
+        for box in world.boxes.values()
+        if box.phase in ("running", "lingering")
+    )
+
+
+def _kind(record: AllocationRecord) -> str:
+    return "pod" if record.sharing == "pod" else next(iter(record.parameters.values())).isolation
+
+
+def _cpus(records: Iterable[AllocationRecord]) -> frozenset[int]:
+    return frozenset[int]().union(*(record.cpus_of() for record in records))
+
+
+def held_records(box: Box) -> list[AllocationRecord]:
+    """Returns the claims that a container keeps while it lives."""
+    return [box.named[uid] for uid in sorted(box.held)]
+
+
+def exclusive(world: World, box: Box) -> frozenset[int]:
+    """Returns the CPUs that no container but this one, and legal sharers, may use."""
+    return _cpus(held_records(box)) & world.online
+
+
+def check_started(world: World, box: Box) -> None:
+    """Checks a container that the backend has just let start."""
+    if world.active is None or not world.exists(box):
+        return
+    box.held = set(box.named)
+    check_exact(world, box)
+    check_pages(world, box)
+    for one, other in permutations(world.living(), 2):
+        if box in (one, other) and (one is box or not world.doubt):
+            _no_overlap(world, one, other)
+
+
+def check_settled(world: World) -> None:
+    """Checks all containers after the time that the backend has for what has happened."""
+    if world.active is None or world.unquiet:
+        return
+    for problem in world.active.enforcer.problems:
+        assert "internal error" not in problem, problem
+    living = world.living()
+    for box in living:
+        _note_held(world, box)
+    for box in living:
+        with _judging(world, box):
+            if box.phase == "running":
+                check_exact(world, box)
+    for one, other in permutations(living, 2):
+        with _judging(world, one, other):
+            _no_overlap(world, one, other)
+    if not world.partitions:
+        for box in living:
+            _check_pool(world, box)
+
+
+def check_limits(world: World) -> None:
+    """Checks hugepage limits after a look at everything."""
+    if world.active is not None and not world.unquiet and not world.errors:
+        for box in world.living():
+            if box.phase == "running" and box.held:
+                check_pages(world, box)
+
+
+@contextmanager
+def _judging(world: World, *boxes: Box) -> Iterator[None]:
+    """Excuses a fault if the kernel refuses writes to files of the containers, and the backend reports a problem."""
+    try:
+        yield
+    except AssertionError:
+        paths = {path for box in boxes for path in (box.path, pod_directory(box.pod.cgroup_parent))}
+        refused = any(path in paths for path, _ in world.errors)
+        if not refused or world.active is None or not world.active.enforcer.problems:
+            raise
+
+
+def _note_held(world: World, box: Box) -> None:
+    """Notes the claims that a container must have got without a start that the backend has seen."""
+    if box.phase == "running" and not world.errors:
+        box.held |= {uid for uid in box.named if _claim_verdict(world, box, uid)}
+
+
+def check_exact(world: World, box: Box) -> None:
+    """Checks the CPUs and nodes of a container with claims."""
+    shown, own = world.cpus(box), exclusive(world, box)
+    records = held_records(box)
+    if own:
+        mixed = frozenset[int]().union(*(one.cpus for r in records for one in r.shared_cpus.values()))
+        lost = bool(box.named.keys() - box.held)
+        exact = shown == own or (own <= shown and (lost or shown <= own | mixed))
+        assert exact, f"{box.id} runs on {_text(shown)}; its claims have {_text(own)}"
+    nodes = {part.numa_node for record in records for part in record.memory}
+    if nodes and box.held == set(box.named):
+        mems = parse_cpu_list(world.kernel.get(box.path, "cpuset.mems.effective"))
+        assert mems == nodes, f"{box.id} has memory of nodes {_text(mems)}; its claims have {nodes}"
+
+
+def _no_overlap(world: World, owner: Box, other: Box) -> None:
+    """Checks that another container is not on the CPUs of a claim."""
+    if owner.user == other.user:
+        return
+    shared = [
+        r for uid, r in owner.named.items() if r.sharing == "pod" and other.pod == owner.pod and uid in other.named
+    ]
+    common = (exclusive(world, owner) - _cpus(shared)) & world.cpus(other)
+    text = f"{other.id} ({other.container.name} of {other.pod.uid}, {other.phase}) runs on {_text(common)}"
+    assert not common, f"{text}, which is of a claim of {owner.id} ({owner.phase})"
+
+
+def _check_pool(world: World, box: Box) -> None:
+    """Checks that a container without claims has all CPUs of the pool and no others, where nothing is in doubt."""
+    if box.named or box.pod.uid == OWN_POD or box.phase != "running":
+        return
+    shown, doubtful = world.cpus(box), _unclear(world) or any(c.present != c.readable for c in world.claims.values())
+    records = [c.record for c in world.claims.values() if c.present and c.record is not None]
+    taken = _cpus(records) | _cpus(r for one in world.living() for r in held_records(one))
+    pool = world.online - world.config.reserved_cpus - taken or world.online & world.config.reserved_cpus
+    right = shown <= pool if world.config.shared_pool.grow == "lazy" else shown == pool
+    assert doubtful or world.errors or right, f"{box.id} runs on {_text(shown)}; the shared pool is {_text(pool)}"
+
+
+def check_pages(world: World, box: Box) -> None:
+    """Checks that the limits of a container and of its pod leave room for the claimed pages."""
+    own = _pages(held_records(box))
+    if not own:
+        return
+    siblings = [one for one in world.living() if one.pod == box.pod and one.phase == "running"]
+    records = {uid: one.named[uid] for one in siblings for uid in one.held} | {u: box.named[u] for u in box.held}
+    for path, needed in ((box.path, own), (pod_directory(box.pod.cgroup_parent), _pages(records.values()))):
+        text = world.kernel.get(path, PAGES)
+        assert text == "max" or int(text) >= needed, f"{path}/{PAGES} is {text}; claims have {needed} bytes"
+
+
+def _pages(records: Iterable[AllocationRecord]) -> int:
+    return sum(p.size for record in records for p in record.memory if p.hugepages)
+
+
+def check_end(world: World) -> None:
+    """Checks what is left when all claims and their containers have gone."""
+    assert world.active is not None
+    problems = world.active.enforcer.problems
+    assert not problems, problems
+    left = world.online - world.config.reserved_cpus
+    for box in world.living():
+        if box.pod.uid == OWN_POD:
+            continue
+        shown, path = world.cpus(box), pod_directory(box.pod.cgroup_parent)
+        lazy = world.config.shared_pool.grow == "lazy"
+        right = shown and shown <= left if lazy else shown == left
+        assert right, f"{box.id} runs on {_text(shown)} after all claims, and on {_text(left)} before"
+        limit, text = world.limits[path], world.kernel.get(path, PAGES)
+        assert text == limit, f"{path}/{PAGES} is {text} after all claims; the kubelet wrote {limit}"
+
+
+def _text(cpus: frozenset[int]) -> str:
+    return format_cpu_list(cpus) or "no CPU"

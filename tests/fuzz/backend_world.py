@@ -1,0 +1,531 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node for backend_machine.py: kernel, kubelet and container runtime around real instances of the backend.
+
+The kernel is the tree of tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims as their
+contract demands: no CPU is in two claims while a container of one of them lives. The runtime asks every connected
+instance, in the order in which they came, and goes on without an instance that dies while it is asked.
+"""
+
+import asyncio
+import contextlib
+import copy
+import os
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.limits.difference import Host
+from nri_backend.limits.stated import container_directory, pod_directory
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.proofs import Pins, Proof, Proofs
+from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources, Update
+from nri_backend.telemetry import Telemetry
+from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.names import cdi_file_name
+from numa_contract.records import AllocationRecord
+from numa_node.claim_directory import ClaimDirectory, stamp_clock_ns
+
+from tests.rigs.builders import env_of, write_claim
+from tests.rigs.containers import container, pod
+from tests.rigs.kernel_tree import SIZES, KernelTree
+from tests.rigs.partition_tree import PartitionTree
+
+CPUS: Final = parse_cpu_list("0-7")
+EFFECTIVE: Final = "cpuset.cpus.effective"
+PAGES: Final = "hugetlb.2MB.max"
+OWN_POD: Final = "own"
+PODS: Final = 3
+HOOK_SECONDS: Final = 1.5
+TICK: Final = 2.05
+"""A little longer than from one tick of the audit to the next."""
+FULL: Final = 26.0
+"""Time in which each look at everything, and the repair after it, has taken place. A plain file has no poll, so a
+partition that another process breaks is found by that look alone."""
+_BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9
+
+
+class KilledError(BaseException):
+    """The instance has died at this write."""
+
+
+@dataclass(slots=True)
+class Power:
+    """Writes that an instance has left; None means any number."""
+
+    left: int | None = None
+    dead: bool = False
+
+    def spend(self) -> None:
+        """Counts a write. Raises KilledError if the instance does not live to make it."""
+        if self.left is not None:
+            self.left -= 1
+            self.dead |= self.left < 0
+        if self.dead:
+            raise KilledError
+
+
+class PoolKernel(KernelTree):
+    """A kernel that kills processes when asked to, seen by an instance that may die at any write."""
+
+    power = Power()
+
+    def _put(self, path: str, name: str, text: str) -> None:
+        self.power.spend()
+        super()._put(path, name, text)
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Writes as the kernel would let the instance."""
+        super().write(path, name, text)
+        if name == "cgroup.kill":
+            self.set(path, "cgroup.events", "populated 0\nfrozen 0")
+
+    def seen_by(self, power: Power) -> "PoolKernel":
+        """Returns the same tree for one instance."""
+        twin = copy.copy(self)
+        twin.power = power
+        return twin
+
+
+class PartitionKernel(PoolKernel, PartitionTree):
+    """The same with cpuset partitions."""
+
+
+class _Proofs(Proofs):
+    power = Power()
+
+    def write(self, proof: Proof) -> None:
+        self.power.spend()
+        super().write(proof)
+
+    def write_pins(self, pins: Pins) -> None:
+        self.power.spend()
+        super().write_pins(pins)
+
+
+@dataclass(slots=True)
+class Claim:
+    """One claim and its file."""
+
+    uid: str
+    record: AllocationRecord | None = None
+    """The last record; None before the first Prepare."""
+    readable: bool = False
+    present: bool = False
+
+
+@dataclass(slots=True)
+class Box:
+    """One container, as the runtime and the kernel know it."""
+
+    container: Container
+    pod: Pod
+    path: str
+    named: dict[str, AllocationRecord]
+    """Records of the claims in its environment, as they were when it was created."""
+    phase: str = "created"
+    """``created``, ``running``, ``lingering`` (ended for the runtime, a process is left) or ``ended``."""
+    held: set[str] = field(default_factory=set)
+    """Claims that an active instance has enforced for it: it keeps them while it lives."""
+    listed: bool = True
+    """The runtime still knows it."""
+
+    @property
+    def id(self) -> str:
+        """Returns the container's id."""
+        return self.container.id
+
+    @property
+    def user(self) -> tuple[str, str]:
+        """Returns pod and name: the same after a restart of the container."""
+        return self.pod.uid, self.container.name
+
+
+class Instance:
+    """One instance of the backend and its tasks."""
+
+    def __init__(self, world: "World") -> None:
+        self.power = Power()
+        proofs = _Proofs(str(world.root), str(world.root / "former.lock"))
+        proofs.power = self.power
+        self.tree = world.kernel.seen_by(self.power)
+        edges = Edges(
+            directory=ClaimDirectory(str(world.cdi), clock_ns=world.stamp_ns),
+            tree=self.tree,
+            read_host=world.read_host,
+            proofs=proofs,
+            leadership=lambda: world.leadership(self),
+            observer=Telemetry(),
+            clock=asyncio.get_running_loop().time,
+        )
+        state = NodeState(world.config)
+        state.take_host(world.read_host())
+        self.enforcer = Enforcer(edges, state, OWN_POD)
+        self.connected = False
+        self.task = asyncio.create_task(self.enforcer.run_forever())
+
+    async def bury(self) -> None:
+        """Ends the instance without a farewell, and closes the files that only the end of its process would close."""
+        self.power.dead = True
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        actuator = self.enforcer.actuator
+        for comparison in (*actuator.comparisons.values(), actuator.group_comparison):
+            await comparison.unsettled([])
+
+
+class World:
+    """The node. Methods are what its parts do; none of them judges the backend."""
+
+    def __init__(self, root: Path, config: Config, *, partitions: bool) -> None:
+        self.root, self.cdi, self.config = root, root / "cdi", config
+        self.cdi.mkdir()
+        self.kernel: PoolKernel = (PartitionKernel if partitions else PoolKernel)(root / "cgroup")
+        self.partitions = partitions
+        self.online = CPUS
+        self.claims: dict[str, Claim] = {}
+        self.boxes: dict[str, Box] = {}
+        self.generations = [0] * PODS
+        self.limits: dict[str, str] = {}
+        """The kubelet's last value of the pod's limit of 2 MiB pages, by cgroup."""
+        self.errors: set[tuple[str, str]] = set()
+        """Path and name of files that refuse() concerns."""
+        self.instances: list[Instance] = []
+        self.active: Instance | None = None
+        self.unquiet = 0.0
+        """Seconds that must pass before the backend can be expected to have dealt with all that happened."""
+        self.doubt = 0.0
+        """Seconds that must pass before a rejection proves a fault."""
+        self._stamps = self._ids = 0
+
+    # The kernel and the machine.
+
+    @property
+    def by_kernel(self) -> bool:
+        """Returns True if claims become partitions."""
+        return self.partitions and self.config.cpu_exclusivity != "pool"
+
+    def read_host(self) -> Host:
+        """Returns the machine as an instance reads it."""
+        return Host(self.online, SIZES, self.partitions, "" if self.partitions else "no such kernel")
+
+    def stamp_ns(self) -> int:
+        """Returns the time stamp that a file would get now, by the clock of the loop."""
+        return _BASE_NS + int(asyncio.get_running_loop().time() * 1e9) + self._stamps
+
+    def hotplug(self, online: frozenset[int]) -> None:
+        """Takes CPUs offline or brings them back."""
+        self.online = online
+        for tree in (self.kernel, *(instance.tree for instance in self.instances)):
+            tree.online = format_cpu_list(online)
+        for top in self.kernel.children(""):
+            self.kernel.settle(top)
+
+    def exists(self, box: Box) -> bool:
+        """Returns True if the container's cgroup is there."""
+        return self.kernel.path(box.path).exists()
+
+    def living(self) -> list[Box]:
+        """Returns the containers of which a process runs."""
+        return [
+            box
+            for box in self.boxes.values()
+            if box.phase in ("running", "lingering")
+            and self.exists(box)
+            and "populated 1" in self.kernel.get(box.path, "cgroup.events")
+        ]
+
+    def cpus(self, box: Box) -> frozenset[int]:
+        """Returns the CPUs on which the kernel lets a container run."""
+        return parse_cpu_list(self.kernel.get(box.path, EFFECTIVE))
+
+    def refuse(self, path: str, name: str, number: int) -> None:
+        """Lets writes of all instances to a file fail."""
+        self.kernel.refused[path, name] = number
+        self.errors.add((path, name))
+
+    def heal(self) -> None:
+        """Lets all writes succeed again that refuse() has let fail."""
+        for error in self.errors:
+            self.kernel.refused.pop(error, None)
+        self.errors.clear()
+
+    def shake(self, seconds: float = TICK, *, doubt: bool = True) -> None:
+        """Notes that the backend needs time to deal with an event; ``doubt``: it may reject containers until then."""
+        self.unquiet = max(self.unquiet, seconds)
+        self.doubt = max(self.doubt, seconds if doubt else 0.0)
+
+    # The kubelet and the frontend.
+
+    def pod_uid(self, number: int) -> str:
+        """Returns the UID of the pod that has this place now."""
+        return f"p{number}g{self.generations[number]}"
+
+    def occupied(self, uid: str) -> frozenset[int]:
+        """Returns the CPUs that another claim has, or a living container of any."""
+        taken = [claim.record for claim in self.claims.values() if claim.uid != uid and claim.present]
+        taken += [one for box in self.boxes.values() if box.phase != "ended" for one in box.named.values()]
+        return frozenset[int]().union(*(record.cpus_of() for record in taken if record is not None))
+
+    def in_use(self, uid: str) -> list[Box]:
+        """Returns the containers that name a claim and have not ended."""
+        return [box for box in self.boxes.values() if box.phase != "ended" and uid in box.named]
+
+    def write_record(self, record: AllocationRecord) -> None:
+        """Writes a claim's file."""
+        uid = record.claim.uid
+        write_claim(self.cdi, record)
+        self.claims[uid] = Claim(uid, record, readable=True, present=True)
+        self._stamp()
+
+    def remove_file(self, claim: Claim) -> None:
+        """Removes a claim's file if it is there."""
+        if claim.present and claim.record is not None:
+            (self.cdi / cdi_file_name(claim.record.driver, claim.uid)).unlink()
+            claim.present = claim.readable = False
+            self._stamp()
+
+    def damage_file(self, claim: Claim) -> None:
+        """Makes the record in a claim's file unreadable; the environment in it stays."""
+        if claim.present and claim.record is not None:
+            path = self.cdi / cdi_file_name(claim.record.driver, claim.uid)
+            text = path.read_text().replace('"dra-driver-numa/record": "{', '"dra-driver-numa/record": "?{')
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(text)
+            temporary.rename(path)
+            claim.readable = False
+            self._stamp()
+
+    def _stamp(self) -> None:
+        self._stamps += 1
+        os.utime(self.cdi, ns=(self.stamp_ns(), self.stamp_ns()))
+
+    def announce(self) -> None:
+        """Lets all instances know that records have changed, as the frontend does."""
+        for instance in self.instances:
+            instance.enforcer.records_changed()
+
+    # The container runtime.
+
+    def leadership(self, asking: Instance) -> Leadership:
+        """Returns what the lock shows an instance."""
+        active = self.active
+        if active is None or active not in self.instances or asking not in self.instances:
+            return Leadership(fresh=False, first=False)
+        return Leadership(fresh=True, first=self.instances.index(active) < self.instances.index(asking))
+
+    async def bury(self, instance: Instance) -> None:
+        """Ends an instance; the next one that came takes over."""
+        self.shake()
+        self.instances.remove(instance)
+        await instance.bury()
+        if self.active is instance:
+            self.active = None
+            for heir in self.instances[:1]:
+                await self.activate(heir)
+
+    async def activate(self, instance: Instance) -> None:
+        """Gives an instance the lock."""
+        self.active = instance
+        await self._survive(instance, instance.enforcer.activate())
+
+    async def connect(self, instance: Instance) -> None:
+        """Sends an instance the state of the runtime."""
+        known = [box for box in self.boxes.values() if box.listed]
+        states = {"created": ContainerState.CREATED, "running": ContainerState.RUNNING}
+        listed = [replace(box.container, state=states.get(box.phase, ContainerState.STOPPED)) for box in known]
+        pods = {box.pod.id: box.pod for box in known}
+        updates = await self._survive(instance, instance.enforcer.synchronize(list(pods.values()), listed))
+        instance.connected = True
+        self._apply(updates or [])
+
+    async def begin(self) -> None:
+        """Starts an instance that connects; it becomes active if no other one is."""
+        instance = Instance(self)
+        self.instances.append(instance)
+        await asyncio.sleep(0)
+        await self.connect(instance)
+        if self.active is None:
+            await self.activate(instance)
+
+    async def _survive(self, instance: Instance, work: Any) -> Any:
+        try:
+            return await work
+        except KilledError:
+            if instance in self.instances:
+                await self.bury(instance)
+            return None
+
+    async def _ask(self, hook: str, of: Pod, *args: Any) -> AsyncIterator[Any]:
+        """Yields the answer of each instance to a hook. Raises RefusedError, or AssertionError for any other error."""
+        for instance in tuple(self.instances):
+            if not instance.connected:
+                continue
+            try:
+                async with asyncio.timeout(HOOK_SECONDS):
+                    yield await getattr(instance.enforcer, hook)(of, *args)
+            except KilledError:
+                if instance in self.instances:
+                    await self.bury(instance)
+            except TimeoutError as error:
+                raise RefusedError(f"{hook} was not answered in time") from error
+            except RefusedError:
+                raise
+            except Exception as error:
+                raise AssertionError(f"{hook} raised {error!r}") from error
+
+    def describe(self, number: int, name: str, uids: Iterable[str]) -> Box:
+        """Returns a container that is about to be created."""
+        of = pod(OWN_POD if number < 0 else self.pod_uid(number))
+        of = replace(of, id=f"{of.id}-0")
+        named = {uid: record for uid in uids if (record := self.claims[uid].record) is not None}
+        env = [entry for record in named.values() for entry in env_of(record)]
+        self._ids += 1
+        one = container(f"c{self._ids}", *env, of=of.uid, name=name)
+        one = replace(one, pod_id=of.id)
+        return Box(one, of, container_directory(one.cgroups_path), named)
+
+    async def create(self, box: Box) -> None:
+        """Creates a container, and its cgroup with the values that were answered. Raises RefusedError."""
+        one = box.container
+        for instance in tuple(self.instances):
+            if not instance.connected:
+                continue
+            try:
+                async with asyncio.timeout(HOOK_SECONDS):
+                    answer = await instance.enforcer.create_container(box.pod, one)
+            except KilledError:
+                if instance in self.instances:
+                    await self.bury(instance)
+                continue
+            except TimeoutError as error:
+                raise RefusedError("the creation was not answered in time") from error
+            env = (*one.env, *(f"{key}={value}" for key, value in answer.env.items()))
+            one = replace(one, env=env, resources=_merged(one.resources, answer.resources))
+        box.container = replace(one, state=ContainerState.CREATED)
+        self.boxes[box.id] = box
+        self._make_cgroups(box)
+
+    def _make_cgroups(self, box: Box) -> None:
+        parent = pod_directory(box.pod.cgroup_parent)
+        if not self.kernel.path(parent).exists():
+            self.kernel.make(parent)
+            self.kernel.set(parent, PAGES, "0")
+            self.kernel.set(parent, "hugetlb.1GB.max", "0")
+            self.limits[parent] = "0"
+        self.kernel.make(box.path)
+        self._write(box, box.container.resources)
+
+    def _write(self, box: Box, resources: Resources) -> None:
+        # Stock containerd passes cpus and mems on, and loses hugepage limits.
+        for name, text in (("cpuset.cpus", resources.cpus), ("cpuset.mems", resources.mems)):
+            if text and self.exists(box):
+                self.kernel.set(box.path, name, text)
+
+    def _apply(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            if (box := self.boxes.get(update.container_id)) is not None:
+                stored = _merged(box.container.resources, update.resources)
+                box.container = replace(box.container, resources=stored)
+                self._write(box, update.resources)
+
+    async def start(self, box: Box) -> None:
+        """Starts a container. Raises RefusedError; the container has ended then."""
+        try:
+            async for _ in self._ask("start_container", box.pod, box.container):
+                pass
+        except RefusedError:
+            self.vanish(box)
+            box.phase = "ended"
+            raise
+        if self.exists(box):
+            box.phase = "running"
+
+    async def update(self, box: Box, wanted: Resources) -> None:
+        """Lets the kubelet ask for other resources."""
+        async for updates in self._ask("update_container", box.pod, box.container, wanted):
+            for update in updates:
+                wanted = _merged(wanted, update.resources)
+        self._apply([Update(box.id, wanted)])
+
+    def vanish(self, box: Box) -> None:
+        """Ends all processes of a container and removes its cgroup; the runtime sends no event."""
+        if self.exists(box):
+            self.kernel.remove(box.path)
+
+    async def stop(self, box: Box, *, lingering: bool = False) -> None:
+        """Ends a container; ``lingering``: one process of it cannot be ended yet."""
+        if not lingering:
+            self.vanish(box)
+        box.phase = "lingering" if lingering and box.phase == "running" else "ended"
+        if box.phase == "ended":
+            self.vanish(box)
+        async for _ in self._ask("stop_container", box.pod, box.container):
+            pass
+
+    async def remove(self, box: Box) -> None:
+        """Removes a container from the runtime's list, ended or not."""
+        if box.phase in ("created", "running"):
+            await self.stop(box)
+        box.listed = False
+        async for _ in self._ask("remove_container", box.pod, box.container):
+            pass
+        self.sweep()
+
+    async def remove_pod(self, number: int) -> None:
+        """Removes a pod with all of its containers; another one takes its place."""
+        uid = self.pod_uid(number)
+        members = [box for box in self.boxes.values() if box.pod.uid == uid]
+        for box in members:
+            await self.remove(box)
+            self.vanish(box)
+        for box in members[:1]:
+            async for _ in self._ask("remove_pod", box.pod):
+                pass
+            self.kernel.remove(pod_directory(box.pod.cgroup_parent))
+        self.sweep()
+        self.generations[number] += 1
+
+    def sweep(self) -> None:
+        """Forgets the containers that are gone for runtime and kernel."""
+        for box in tuple(self.boxes.values()):
+            if box.phase == "lingering" and not self.exists(box):
+                box.phase = "ended"
+            if box.phase == "ended" and not box.listed:
+                del self.boxes[box.id]
+
+    async def wait(self, seconds: float) -> None:
+        """Lets time pass. Raises AssertionError if the task of a living instance has ended."""
+        await asyncio.sleep(seconds)
+        for instance in tuple(self.instances):
+            if not instance.task.done():
+                continue
+            error = None if instance.task.cancelled() else instance.task.exception()
+            assert isinstance(error, KilledError), f"the task of enforcement has ended: {error!r}"
+            await self.bury(instance)
+        self.unquiet = 0.0 if seconds >= self.unquiet else self.unquiet
+        self.doubt = 0.0 if seconds >= self.doubt else self.doubt
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["World"]:
+        """Buries all instances at the end."""
+        try:
+            yield self
+        finally:
+            self.active = None
+            for instance in tuple(self.instances):
+                self.instances.remove(instance)
+                await instance.bury()
+
+
+def _merged(first: Resources, then: Resources) -> Resources:
+    return replace(
+        first,
+        cpus=then.cpus or first.cpus,
+        mems=then.mems or first.mems,
+        hugepage_limits={**first.hugepage_limits, **then.hugepage_limits},
+    )

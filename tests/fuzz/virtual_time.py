@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program on an event loop of one thread, whose clock moves only while nothing is left to do.
+
+The same program then takes the same course each time, however busy the machine is, and waiting costs nothing. Jobs for
+threads run on the loop as well, each after a delay that the caller chooses, so that they meet hooks in another order.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+
+class StandstillError(Exception):
+    """The program waits for something that will never happen."""
+
+
+class _Selector(selectors.DefaultSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Returns the descriptors that are ready. Without any the clock jumps to the end of the timeout."""
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise StandstillError("no timer is set and no job is left")
+            self.now += max(timeout, 0.0)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop with such a clock, which begins at 0."""
+
+    def __init__(self, delays: Iterator[float]) -> None:
+        """``delays``: seconds until each job begins that is meant for a thread."""
+        self._virtual = _Selector()
+        self._delays = delays
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Returns the seconds of this loop's clock."""
+        return self._virtual.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Runs a job on the loop after the next delay. A job whose future is cancelled before does not run."""
+        future = self.create_future()
+        self.call_later(next(self._delays), _run_job, future, func, args)
+        return future
+
+
+def _run_job(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if future.done():
+        return
+    try:
+        result = func(*args)
+    except BaseException as error:  # noqa: BLE001  the one who waits for the job gets its error, as from a thread
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float]) -> None:
+    """Runs a program to its end, and ends the tasks that it has left. Raises what the program raises.
+
+    An error in a callback of the loop, which no task can see, is raised at the end.
+    """
+    loop, errors = VirtualLoop(delays), list[BaseException]()
+
+    def keep(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(error := context.get("exception"), Exception) and "handle" in context:
+            errors.append(error)
+
+    loop.set_exception_handler(keep)
+    try:
+        loop.run_until_complete(program())
+        if errors:
+            raise errors[0]
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.close()

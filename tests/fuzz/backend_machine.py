@@ -387,8 +387,8 @@ def trace(data: bytes) -> None:
 def written(head: int, script: str) -> bytes:
     """Returns a trace that is written as events, ``name first second pause``.
 
-    The pause is t for a tick of the audit, f for a look at everything, or left out. A number that is left out is 0. The container that a number chooses is counted among those in the right phase,
-    oldest first; 0 is the driver's own.
+    The pause is t for a tick of the audit, f for a look at everything, or left out. A number that is left out is 0. The
+    container that a number chooses is counted among those in the right phase, oldest first; 0 is the driver's own.
     """
     events = [event.split() for event in script.split(";")]
     found = bytearray((head, 0))

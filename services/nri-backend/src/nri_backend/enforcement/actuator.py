@@ -35,6 +35,8 @@ from nri_backend.telemetry import Telemetry
 
 REPORTED_SECONDS: Final = 2.0
 """A write that hangs for so long is reported as a problem."""
+RETRY_SECONDS: Final = 0.05
+"""Time between two attempts to move the same containers while a start waits for them."""
 _log = logging.getLogger(__name__)
 
 
@@ -246,19 +248,23 @@ class Actuator:
 
     async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
         """Waits at most this long until no other container is on the container's CPUs; returns those that still are."""
-        deadline = asyncio.get_running_loop().time() + seconds
+        loop, asked, again = asyncio.get_running_loop(), list[Tracked](), 0.0
+        deadline = loop.time() + seconds
         if overlapping(self._state, tracked):
             # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with
             # the present list of online CPUs does the audit know that the container belongs to the pool now.
             await self.refresh_host()
         while strangers := overlapping(self._state, tracked):
             progress = self._progress
-            self.news.set()
-            try:
-                async with asyncio.timeout_at(deadline):
+            if strangers != asked or loop.time() >= again:
+                # The kernel may refuse to move these: without a pause each failed move would cause the next one.
+                asked, again = strangers, loop.time() + RETRY_SECONDS
+                self.news.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(deadline, again)):
                     await progress.wait()
-            except TimeoutError:
-                return strangers
+            if loop.time() >= deadline:
+                return overlapping(self._state, tracked)
         return []
 
     async def look_at_others(self, tracked: Tracked) -> None:

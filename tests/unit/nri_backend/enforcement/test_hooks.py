@@ -311,6 +311,18 @@ async def test_a_pod_of_the_driver_that_cannot_be_moved_is_named_with_the_reason
             await node.create("claim", *node.claim(ONE))
 
 
+async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
+    """Each failed move would otherwise cause the next one, as fast as the kernel refuses it."""
+    async with enforcing(Node(memory)) as node:
+        plain = await node.run("plain", of="p2")
+        node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM
+        node.enforcer.starter.clear_seconds = 0.5
+        node.kernel.read_files.clear()
+        with pytest.raises(RefusedError, match="cannot be moved"):
+            await node.create("claim", *node.claim(ONE))
+        assert node.kernel.read_files.count((plain, "cpuset.cpus.effective")) <= 40
+
+
 UNENFORCED = "no instance of nri-backend has enforced its claims"
 
 
@@ -327,6 +339,18 @@ async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: 
         await node.create("claim", *env)
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
     await node.run("plain", of="p2")
+
+
+async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memory: Path) -> None:
+    """The answer has all CPUs of the claim, and no CPU of another owner."""
+    node = Node(memory)
+    node.leader = Leadership(fresh=True, first=True)
+    env = node.claim(ONE)
+    node.host = replace(node.host, online=parse_cpu_list("0-2,4-7"))
+    node.enforcer.state.take_host(node.host)
+    with pytest.raises(RefusedError, match=UNENFORCED):
+        await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-4")))
+    await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
 
 
 @pytest.mark.fault("backend A6")

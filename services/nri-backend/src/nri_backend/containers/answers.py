@@ -215,7 +215,9 @@ def unenforced(
         return None if leader.fresh else tracked.refusal
     cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.apart)
-    pinned = seen is not None and (not cpus or (seen.cpus is not None and cpus <= seen.cpus <= most))
+    # The answer at the creation has offline CPUs of the claim as well; they come back without another answer.
+    shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None
+    pinned = seen is not None and (not cpus or (shown is not None and cpus <= shown <= most))
     true = pinned and (not mems or (seen is not None and seen.mems == mems))
     if true and tracked.entitlement.claims:
         return None

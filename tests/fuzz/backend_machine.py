@@ -44,8 +44,8 @@ _CPU_CLAIMS: Final = 5
 _FILES: Final = ("cpuset.cpus", "cpuset.mems", PAGES, EXCLUSIVE, PARTITION)
 
 _WEIGHTS: Final = {
-    "prepare": 8,
-    "run": 10,
+    "prepare": 12,
+    "run": 14,
     "create": 1,
     "start": 2,
     "stop": 3,
@@ -62,7 +62,7 @@ _WEIGHTS: Final = {
     "offline": 2,
     "online": 2,
     "kill": 1,
-    "begin": 3,
+    "begin": 5,
     "die_later": 1,
     "reconnect": 1,
     "refuse": 1,
@@ -185,7 +185,7 @@ class Machine:
         if second & 0xC0 == 0xC0:
             named.append(f"c{(number + 1) % PODS}")
         known = [uid for uid in named if (claim := world.claims.get(uid)) is not None and claim.record is not None]
-        box = world.describe(number, "ab"[first >> 2 & 1], known)
+        box = world.describe(number, "ab"[first >> 2 & 1], known, forged=second & 0x38 == 0x38)
         if any(other.user == box.user and other.phase in ("created", "running") for other in world.boxes.values()):
             return None
         return box if await self._answered("creation", box, partial(world.create, box)) else None
@@ -334,6 +334,9 @@ class Machine:
                 world.vanish(box)
             if box.named or box.phase != "running" or not world.exists(box):
                 await world.remove(box)
+        for number in range(PODS):
+            if any(user[0] == world.pod_uid(number) for user in world.phantoms):
+                await world.remove_pod(number)
         for claim in world.claims.values():
             world.remove_file(claim)
         # In partition mode containers without claims are looked at every 60 s.
@@ -414,12 +417,13 @@ SCRIPTS: Final = (
     # A container that was started while no backend ran, after another one whose claim it names.
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
     # A container names a claim of another pod, one that has no record, and one that another container has.
-    "prepare 1 8; run 0 192; run 1 1 t; run 4 1; unprepare t; create 4 1",
+    "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
     # A process is left of a container that was removed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     # Writes fail while a container is started, and while others must move.
-    "prepare 0 8; create 0 1; refuse 0 1; start f; heal f; run 0 1",
-    "run 1; refuse 0 1; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
+    "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
+    "prepare 5 1; create 0 2; refuse 1 2; start f; heal f; run 0 2 f",
+    "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
     # A standby takes over from an instance that dies at a write.
     "run 2; begin t; prepare 0 8; die_later 2; run 0 1 t; offline 0 t; kill; run 1 t; begin f",
     # Claims of several kinds beside each other, and a sibling.

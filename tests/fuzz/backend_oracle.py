@@ -18,10 +18,12 @@ from contextlib import contextmanager
 from itertools import permutations
 
 from nri_backend.limits.stated import pod_directory
+from nri_backend.node.cgroups import EXCLUSIVE
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord
 
 from tests.fuzz.backend_world import OWN_POD, PAGES, Box, World
+from tests.rigs.containers import TOP
 
 
 def expected(world: World, box: Box) -> bool | None:
@@ -44,12 +46,20 @@ def expected(world: World, box: Box) -> bool | None:
 def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
     claim, given = world.claims[uid], box.named[uid]
     record = claim.record
-    if not claim.readable or record is None or not record.reserves(box.pod.uid) or not _same(record, given):
+    if (
+        box.forged
+        or not claim.readable
+        or record is None
+        or not record.reserves(box.pod.uid)
+        or not _same(record, given)
+    ):
         return False
     users = [other for other in world.in_use(uid) if other.user != box.user]
     if record.sharing != "pod" and any(uid in other.held and other.pod.uid == box.pod.uid for other in users):
         return False
-    alone = record.owner is None and len(record.reserved_for) == 1
+    # To the backend such a container lives until its pod or its next attempt: it may own the claim.
+    phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
+    alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
 
 
@@ -203,6 +213,9 @@ def check_end(world: World) -> None:
     assert world.active is not None
     problems = world.active.enforcer.problems
     assert not problems, problems
+    if world.partitions and world.kernel.has(TOP, EXCLUSIVE):
+        kept = world.kernel.get(TOP, EXCLUSIVE)
+        assert not kept, f"{TOP} keeps the CPUs {kept} from others, and no partition is below it"
     left = world.online - world.config.reserved_cpus
     for box in world.living():
         if box.pod.uid == OWN_POD:

@@ -131,6 +131,8 @@ class Box:
     """``created``, ``running``, ``lingering`` (ended for the runtime, a process is left) or ``ended``."""
     held: set[str] = field(default_factory=set)
     """Claims that an active instance has enforced for it: it keeps them while it lives."""
+    forged: bool = False
+    """Its environment contains other values than those of the claims."""
     listed: bool = True
     """The runtime still knows it."""
 
@@ -196,6 +198,8 @@ class World:
         """Path and name of files that refuse() concerns."""
         self.instances: list[Instance] = []
         self.active: Instance | None = None
+        self.phantoms: set[tuple[str, str]] = set()
+        """Pod and name of containers whose creation an instance has answered and another one has rejected."""
         self.unquiet = 0.0
         """Seconds that must pass before the backend can be expected to have dealt with all that happened."""
         self.doubt = 0.0
@@ -378,16 +382,17 @@ class World:
             except Exception as error:
                 raise AssertionError(f"{hook} raised {error!r}") from error
 
-    def describe(self, number: int, name: str, uids: Iterable[str]) -> Box:
-        """Returns a container that is about to be created."""
+    def describe(self, number: int, name: str, uids: Iterable[str], *, forged: bool = False) -> Box:
+        """Returns a container that is about to be created; ``forged``: its pod's author has changed the variables."""
         of = pod(OWN_POD if number < 0 else self.pod_uid(number))
-        of = replace(of, id=f"{of.id}-0")
         named = {uid: record for uid in uids if (record := self.claims[uid].record) is not None}
         env = [entry for record in named.values() for entry in env_of(record)]
+        if forged:
+            env = [f"{entry.partition('=')[0]}=0-7" for entry in env]
         self._ids += 1
         one = container(f"c{self._ids}", *env, of=of.uid, name=name)
         one = replace(one, pod_id=of.id)
-        return Box(one, of, container_directory(one.cgroups_path), named)
+        return Box(one, of, container_directory(one.cgroups_path), named, forged=forged)
 
     async def create(self, box: Box) -> None:
         """Creates a container, and its cgroup with the values that were answered. Raises RefusedError."""
@@ -404,8 +409,10 @@ class World:
                 continue
             except TimeoutError as error:
                 raise RefusedError("the creation was not answered in time") from error
+            self.phantoms.add(box.user)
             env = (*one.env, *(f"{key}={value}" for key, value in answer.env.items()))
             one = replace(one, env=env, resources=_merged(one.resources, answer.resources))
+        self.phantoms.discard(box.user)
         box.container = replace(one, state=ContainerState.CREATED)
         self.boxes[box.id] = box
         self._make_cgroups(box)
@@ -483,10 +490,12 @@ class World:
         for box in members:
             await self.remove(box)
             self.vanish(box)
-        for box in members[:1]:
-            async for _ in self._ask("remove_pod", box.pod):
-                pass
-            self.kernel.remove(pod_directory(box.pod.cgroup_parent))
+        of = pod(uid)
+        async for _ in self._ask("remove_pod", of):
+            pass
+        if self.kernel.path(pod_directory(of.cgroup_parent)).exists():
+            self.kernel.remove(pod_directory(of.cgroup_parent))
+        self.phantoms = {user for user in self.phantoms if user[0] != uid}
         self.sweep()
         self.generations[number] += 1
 

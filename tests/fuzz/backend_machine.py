@@ -260,7 +260,7 @@ class Machine:
         if (box := self._box(first, "running", "lingering")) is None or not world.exists(box):
             return
         cpus = frozenset(cpu for cpu in CPUS if second >> cpu & 1)
-        texts = {"cpuset.cpus": format_cpu_list(cpus), PAGES: "0"}
+        texts = {"cpuset.cpus": format_cpu_list(cpus), "cpuset.mems": "0-1", PAGES: "0"}
         if isinstance(world.kernel, PartitionKernel):
             texts[PARTITION] = "member"
         name = list(texts)[first // 8 % len(texts)] if second % 4 == 0 else "cpuset.cpus"
@@ -341,7 +341,7 @@ class Machine:
             world.remove_file(claim)
         # In partition mode containers without claims are looked at every 60 s.
         await self._let_pass(FULL)
-        await self._let_pass(60.0 if world.partitions else FULL)
+        await self._let_pass(60.0 if world.partitions else TICK)
         check_end(world)
         kind = _CPU_KINDS.index("pod" if world.config.cpu_exclusivity == "partition" else "exclusive")
         await self.prepare(kind * 8, 0x80)
@@ -355,7 +355,7 @@ def _config(bits: int) -> Config:
         reserved_cpus=frozenset({0} if bits & 0x10 else ()),
         shared_pool=SharedPool(grow="lazy" if bits & 8 else "immediate"),
         hugepage_guard=bool(bits & 0x20),
-        cpu_exclusivity=_EXCLUSIVITY[bits >> 1 & 3],  # type: ignore[arg-type]
+        cpu_exclusivity=_EXCLUSIVITY[bits >> 1 & 3],
     )
 
 
@@ -410,10 +410,14 @@ SCRIPTS: Final = (
     "run 6 0 t; prepare 5 1; run 0 2 f; kubelet_limit 1 1 f; kill; begin f; stop 2 f; unprepare f",
     # A claim whose CPUs are offline, and a container that is started at that moment.
     "prepare 0; run 0 1 t; prepare 1 8; offline 0; run 1 1 t; online f",
+    "prepare 0; offline 0 t; run 0 1 t; online f; prepare 1 8; run 0 1; run 1 1 t; offline 0 t",
     # Another writer puts a container on the CPUs of a claim that is being started.
     "run 0; prepare 1 8 t; foreign_write 1 255; run 1 1 t; rest f",
+    "run 1; prepare 0 8; run 0 1 t; foreign_write 2 255 t; foreign_write 1 255 t",
+    "prepare 5 0; run 0 2 t; foreign_write 9 4 f; foreign_write 17 4 f",
     # The files are lost while no backend runs, and a container is started in the meantime.
     "prepare 0 8; run 0 1 t; kill; lose_all; run 1; begin f; run 2 t",
+    "prepare 0 8; kill; lose_all; run 0 1; begin f; prepare 0 8 t",
     # A container that was started while no backend ran, after another one whose claim it names.
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
     # A container names a claim of another pod, one that has no record, and one that another container has.
@@ -443,7 +447,7 @@ TARGETS = [
         "backend-machine",
         trace,
         st.builds(_bytes, st.tuples(st.integers(0, 63), st.integers(0, 255)), _events),
-        milliseconds=5000,
+        milliseconds=2000,
         most_bytes=_HEAD + EVENTS * _BYTES,
         bombs=[written(head, script) for script in SCRIPTS for head in (0x10, 0x01)],
         examples=20,

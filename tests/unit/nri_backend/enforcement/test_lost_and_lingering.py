@@ -77,6 +77,21 @@ async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has
         assert node.reports["main"].refused == ""
 
 
+async def test_a_process_left_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
+    """The runtime has removed the container; the process is moved until it has ended, and then forgotten."""
+    async with enforcing(Node(memory)) as node:
+        left = container("left", of="p2")
+        path = await node.run("left", of="p2")
+        await node.enforcer.stop_container(pod("p2"), left)
+        claim = await node.run("claim", *node.claim(ONE))
+        assert (node.cpus(claim), node.cpus(path)) == ("2-3", "1,4-7")
+        await node.enforcer.remove_container(pod("p2"), left)
+        node.claim(cpu_record("c2", "cpus=4-5", pods=["p3"]))
+        await node.until(lambda: node.cpus(path) == "1,6-7")
+        node.kernel.remove(path)
+        await node.until(lambda: node.enforcer.state.get("left") is None)
+
+
 async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
     """A new instance is told of its containers twice before it has proven anything."""
     node = Node(memory)

@@ -59,8 +59,16 @@ class NodeState:
         return self._tracked.get(container_id)
 
     def started(self, ids: Iterable[str]) -> list[Tracked]:
-        """Returns those of these containers that run."""
-        return [one for i in ids if (one := self._tracked.get(i)) is not None and one.phase is Phase.STARTED]
+        """Returns those of these containers that run.
+
+        They include ended containers without claims: the processes that are left of them must leave claimed CPUs, too.
+        """
+        found = [one for i in ids if (one := self._tracked.get(i)) is not None]
+        return [
+            one
+            for one in found
+            if one.phase is Phase.STARTED or (one.phase is Phase.ENDING and one.evidence == NO_EVIDENCE)
+        ]
 
     def put(self, tracked: Tracked) -> None:
         """Takes a container, new or changed."""
@@ -118,8 +126,10 @@ class NodeState:
             replace(known, phase=Phase.ENDING, unlisted=True)
             for known in self
             if known.id not in listed
-            and (known.entitlement.claims or known.exclusive)
-            and known.phase in (Phase.STARTED, Phase.ENDING)
+            and (
+                known.phase is Phase.ENDING
+                or (known.phase is Phase.STARTED and (known.entitlement.claims or known.exclusive))
+            )
         ]
         before = {tracked.id: tracked for tracked in self}
         self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}

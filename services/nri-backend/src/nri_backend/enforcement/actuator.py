@@ -216,6 +216,9 @@ class Actuator:
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""
         if (seen := outcome.observed) is None:
+            if tracked.phase is Phase.ENDING:
+                # The audit asks for its last process.
+                return
             if tracked.cpus or (tracked.ran and tracked.cgroup and tracked.evidence != NO_EVIDENCE):
                 # It was there and is gone now: no process can live, whatever became of the event.
                 self.note(replace(tracked, phase=Phase.STOPPED, vanished=True, cpus=frozenset(), problem=""))

@@ -240,12 +240,12 @@ class Enforcer:
             self.actuator.forget(container_id)
 
     async def _lives(self, tracked: Tracked) -> bool:
-        """Returns True if a process may still run with what the container's claims gave it.
+        """Returns True if a process of a container that has been started may still run.
 
-        A container whose claims are not known any more has at least the CPUs of its partition.
+        The cgroup of a sandbox is that of the pod, and says nothing about one container.
         """
-        holds = tracked.phase is Phase.STARTED and bool(tracked.entitlement.claims or tracked.exclusive)
-        return holds and await self.actuator.populated(tracked)
+        started = tracked.phase is Phase.STARTED and not tracked.sandboxed
+        return started and await self.actuator.populated(tracked)
 
     def _leader(self) -> Leadership:
         """Returns the active instance as this one sees it, while this one does not enforce.

@@ -424,9 +424,10 @@ SCRIPTS: Final = (
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
     # A process is left of a container that was removed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
+    "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
     # Writes fail while a container is started, and while others must move.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
-    "prepare 5 1; create 0 2; refuse 1 2; start f; heal f; run 0 2 f",
+    "prepare 5 1; create 0 2; refuse 1 67; start f; heal f; run 0 2 f",
     "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
     # A standby takes over from an instance that dies at a write.
     "run 2; begin t; prepare 0 8; die_later 2; run 0 1 t; offline 0 t; kill; run 1 t; begin f",

@@ -55,7 +55,9 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
     ):
         return False
     users = [other for other in world.in_use(uid) if other.user != box.user]
-    if record.sharing != "pod" and any(uid in other.held and other.pod.uid == box.pod.uid for other in users):
+    if record.sharing != "pod" and any(
+        uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
+    ):
         return False
     # To the backend such a container lives until its pod or its next attempt: it may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
@@ -169,8 +171,12 @@ def check_exact(world: World, box: Box) -> None:
 
 
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
-    """Checks that another container is not on the CPUs of a claim."""
-    if owner.user == other.user:
+    """Checks that another container is not on the CPUs of a claim.
+
+    What is left of a container without claims is known to the instance alone that has heard of its end.
+    """
+    unknown = other.phase == "lingering" and not other.held and other.ended_before is not world.active
+    if owner.user == other.user or unknown:
         return
     shared = [
         r for uid, r in owner.named.items() if r.sharing == "pod" and other.pod == owner.pod and uid in other.named

@@ -133,6 +133,8 @@ class Box:
     """Claims that an active instance has enforced for it: it keeps them while it lives."""
     forged: bool = False
     """Its environment contains other values than those of the claims."""
+    ended_before: object = None
+    """The active instance that has heard of its end while a process was left."""
     listed: bool = True
     """The runtime still knows it."""
 
@@ -471,6 +473,7 @@ class World:
         box.phase = "lingering" if lingering and box.phase == "running" else "ended"
         if box.phase == "ended":
             self.vanish(box)
+        box.ended_before = self.active
         async for _ in self._ask("stop_container", box.pod, box.container):
             pass
 

@@ -240,18 +240,17 @@ async def test_connections_are_bounded_and_the_backend_keeps_its_own(
     status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 1, "containers": []})
     assert status == 200
     others = []
-    for _ in range(3 * MAX_CONNECTIONS):
+    for _ in range(MAX_CONNECTIONS + 30):
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
         writer.write(sent)
         others.append((reader, writer))
         if sent.endswith(b"\r\n\r\n"):
             await reader.readuntil(b"}")
-    await eventually(lambda: sum(reader.at_eof() for reader, _ in others) >= 2 * MAX_CONNECTIONS)
-    assert sum(not reader.at_eof() for reader, _ in others) >= MAX_CONNECTIONS - 2
+    await eventually(lambda: sum(reader.at_eof() for reader, _ in others) >= 30)
     status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 2, "containers": []})
     assert status == 200
     endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
-    assert [one["uid"] for one in (await follows)["changes"]] == ["u"]
+    assert (await follows)["generation"] >= 100, "a request that waits is not cut off"
     for _, writer in others:
         writer.close()
 

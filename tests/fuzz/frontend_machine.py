@@ -217,7 +217,8 @@ class Trace(Node):
     async def do_stop(self) -> None:
         """A container ends."""
         claim = self.pick(lambda one: one.uid in self.oracle.running)
-        if claim is not None and self.oracle.running.pop(claim.uid, None):
+        if claim is not None:
+            del self.oracle.running[claim.uid]
             self._hold(self.input.number(3))
 
     def _hold(self, seconds: int) -> None:
@@ -418,6 +419,8 @@ class Trace(Node):
             await self.settle_calls()
             if number >= 2 and (self.api.documents or not read_files(self.path / "cdi")):
                 break
+        # What was released last is free when the backend has heard of it.
+        await asyncio.sleep(6)
 
     async def _prepare_again(self, instance: Instance) -> None:
         """Prepares every claim again whose CPUs or pages were not lost: the answer is the same."""

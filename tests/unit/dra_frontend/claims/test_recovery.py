@@ -136,6 +136,22 @@ async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> N
     assert {record.claim.uid for record in again.store.ledger.records} == {"u"}
 
 
+async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: Frontend) -> None:
+    """The journal was lost. The list still contains the claim, whose release has been completed in the meantime."""
+    (node.root / "claims.journal").unlink()
+    again = await restarted(node)
+    assert again.store.journal_lost
+    assert (await again.unprepare("u")).error is None
+    for _ in range(3):
+        await again.look()
+    assert again.store.ledger.held_cpus() == frozenset()
+    await again.recovery.list_all()
+    await again.recovery.round()
+    assert not again.file("u").exists()
+    await again.look()
+    assert not again.store.ledger.releasing
+
+
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
     """What a container is pinned to is not given away, record or not."""
     node.file("u").unlink()

@@ -131,8 +131,11 @@ class Server(Claims):
             await asyncio.sleep(2)
             await self._fail("watch resourceclaims")
             before, self._watched = self._watched, copy.deepcopy(self.documents)
-            for name in before.keys() - self._watched.keys():
-                yield "DELETED", before[name]
+            for name, document in before.items():
+                # A claim of the same name with another UID is another object.
+                now = self._watched.get(name)
+                if now is None or now["metadata"]["uid"] != document["metadata"]["uid"]:
+                    yield "DELETED", document
             for name, document in self._watched.items():
                 if before.get(name) != document:
                     yield "MODIFIED", copy.deepcopy(document)

@@ -2,6 +2,7 @@
 """Partitions beside held claims, siblings, orphans, earlier lives and standbys: nobody ever shares a claimed CPU."""
 
 import asyncio
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,10 +57,12 @@ async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path:
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
         record = cpu_record("c1", "r=2-3")
         env = node.claim(record)
-        with pytest.raises(RefusedError, match="is being moved, and the kubelet retries"):
+        node.kernel.refused[plain, "cpuset.cpus"] = errno.EBUSY
+        with pytest.raises(RefusedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
             await node.run("db", *env)
         assert node.enforcer.state.get("db") is None
         assert node.enforcer.state.pool.held == {2, 3}
+        node.kernel.refused.clear()
         await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
         assert (node.cpus(await node.run("again", *env)), node.cpus(plain)) == ("2-3", "1,4-7")
         await node.stop("again")

@@ -133,6 +133,14 @@ def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond:
         sys.setrecursionlimit(before)
 
 
+@pytest.mark.parametrize("expression", ["a" * 5000 + " == 1", "device." + "b" * 5000, "b" * 5000 + "{}"])
+def test_the_text_of_an_error_is_cut(expression: str) -> None:
+    """The author of a selector decides how long its names are."""
+    with pytest.raises((CelError, CelUnsupportedError)) as caught:
+        selected(expression, DEVICE)
+    assert len(str(caught.value)) < 300
+
+
 def test_many_terms_are_no_depth() -> None:
     """A long list of alternatives is a wide expression, not a deep one."""
     assert selected(" || ".join(["false"] * 1000 + ["true"]), DEVICE)

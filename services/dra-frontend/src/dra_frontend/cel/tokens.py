@@ -22,7 +22,18 @@ _HIGHEST_UINT: Final = 2**64
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
-class CelUnsupportedError(Exception):
+_LONGEST_TEXT: Final = 200
+"""Characters of an error. Names in a selector are as long as its author likes, and errors are in Events and logs."""
+
+
+class CelTextError(Exception):
+    """An error whose text is cut."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")
+
+
+class CelUnsupportedError(CelTextError):
     """Raised if this evaluator cannot determine the value of an expression. The text names the part it cannot read."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 
-from dra_frontend.cel.tokens import CelUnsupportedError, Uint
+from dra_frontend.cel.tokens import CelTextError, CelUnsupportedError, Uint
 
 MOST_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs at most a few thousand."""
@@ -19,7 +19,7 @@ _HIGHEST: Final = 2**63
 _HIGHEST_UINT: Final = 2**64
 
 
-class CelError(Exception):
+class CelError(CelTextError):
     """The evaluation failed, which ends the attempt to schedule. The text is that of the scheduler's event."""
 
 

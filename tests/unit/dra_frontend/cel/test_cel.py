@@ -173,6 +173,9 @@ def bound(step: str, steps: int, first: str, body: str) -> str:
         bound("{'a': b, 'b': b}", 20, "[1]", "last == last"),
         bound("[optional.of(b), optional.of(b)]", 20, "[1]", "last == last"),
         bound("b + b", 10, "'aaaaaaaaaaaaaaaaaaaa'", "last.matches('(a{300})?(b{300})?(a?){90}c')"),
+        f"{list(range(900))}.exists(x, 'a'.matches('{'[b-c]' * 300}(' + string(x)))",
+        f"cel.bind(t, '{'a' * 4000}'.replace('a', '{'a' * 60}'), t.lastIndexOf('ab' + t.substring(0, 100000)) == 0)",
+        f"cel.bind(a, {[1] * 300}, sets.contains({[1] * 90}.map(x, a), {[1] * 90}.map(x, a)))",
     ],
 )
 def test_what_grows_with_each_step_is_refused(expression: str) -> None:

@@ -194,6 +194,7 @@ def test_errors(expression: str, text: str) -> None:
         ("'a'.matches('a{9999}')", "repeats too often"),
         ("'a'.matches('(a{1000}){1000}')", "the pattern is too large"),
         ("'a'.matches('((){1000}){1000}')", "the pattern is too large"),
+        (f"'a'.matches('[{'a' * 5000}]')", r"matches\(\): the pattern is too large"),
         (f"'a'.matches('{'(' * 50}{')' * 50}')", "the pattern is nested too deep"),
         (r"'a'.matches('\\pL')", "the pattern cannot be read"),
         ("'a'.matches('(?i)é')", "only known for ASCII"),
@@ -244,6 +245,8 @@ def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
         ("", "^()*$", True),
         ("A", r"\x41", True),
         ("abc", "[^a-c]", False),
+        ("b", "^[ca-bb]$", True),
+        ("d", "[ca-bb]", False),
         ("ab", "^(a|ab)(|c)$", True),
     ],
 )
@@ -259,4 +262,14 @@ def test_a_pattern_takes_time_linear_to_the_text() -> None:
     began = time.thread_time()
     for pattern in ("(a+)+b$", "(a|a)*b$", "(a?){60}a{60}b", "(.*)(.*)(.*)(.*)b$"):
         assert not selected(f"device.driver.matches('{pattern}')", device)
+    assert time.thread_time() - began < 2
+
+
+def test_a_class_of_many_characters_costs_no_more_than_one_of_few() -> None:
+    """A class is one instruction, however many ranges it has."""
+    ranges = "".join(chr(0x4E00 + 2 * number) for number in range(1500))
+    device = {"driver": "a" * 300}
+    began = time.thread_time()
+    assert not selected(f"device.driver.matches('[{ranges}a]{{300}}c')", device)
+    assert not selected(f"device.driver.matches('[{'bd' * 1500}a]{{300}}c')", device)
     assert time.thread_time() - began < 2

@@ -23,11 +23,12 @@ from dra_frontend.cel.values import (
     Quantity,
     equal,
     is_number,
+    weights,
 )
 from dra_frontend.devices.quantity import parse_quantity
 
 _LONGEST_INCLUDES: Final = 48
-"""Values of a list that ``includes()`` takes in Kubernetes 1.36 (ResourceSliceMaxAttributeValuesPerDevice)."""
+"""Maximum length of the list of ``includes()`` in Kubernetes 1.36 (ResourceSliceMaxAttributeValuesPerDevice)."""
 _LONGEST_VERSION: Final = 256
 _VERSION = re.compile(
     r"(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
@@ -93,7 +94,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _by_type(*variants: Function) -> Function:
-    """Returns a function that calls the first variant that takes its arguments."""
+    """Returns a function that calls the first variant that accepts its arguments."""
 
     def call(*values: Any) -> Any:
         for variant in variants:
@@ -222,7 +223,7 @@ def _compared(function: Callable[[Any, Any], Any]) -> Function:
 
 
 def _normalized(text: str) -> str:
-    """Returns a version with three numbers without leading zeros, of which some may be missing before."""
+    """Returns a version with three numbers: missing ones are added as 0, and leading zeros are removed."""
     parts = text.removeprefix("v").split(".", 2)
     for place, part in enumerate(parts):
         if len(part) > 1:
@@ -293,7 +294,10 @@ def _nonzero(value: Any) -> Maybe:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    return regex.compiled(pattern).found_in(text)
+    program = regex.compiled(pattern)
+    if isinstance(program, str):
+        raise CelUnsupportedError(program)
+    return program.found_in(text)
 
 
 def _within(items: list[Any], others: list[Any]) -> bool:
@@ -365,7 +369,9 @@ WITHOUT_OFFSET: Final = ("indexOf", "lastIndexOf")
 def _cost_of_matches(text: Any, pattern: Any) -> int:
     if not isinstance(text, str) or not isinstance(pattern, str):
         return 0
-    return (len(text) + 1) * len(regex.compiled(pattern).instructions) // 2
+    program = regex.compiled(pattern)
+    steps = (len(text) + 1) * len(program.instructions) // 2 if isinstance(program, regex.Pattern) else 0
+    return len(pattern) + steps
 
 
 def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
@@ -375,18 +381,27 @@ def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
     return longest // 16
 
 
+def _cost_of_last_index(text: Any, part: Any) -> int:
+    """Returns the cost of a search from the end of a text, which compares each place with the whole part at worst."""
+    return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
+
+
 def _cost_of_join(items: Any, separator: Any = "") -> int:
     return len(items) * len(separator) // 16 if isinstance(items, list) and isinstance(separator, str) else 0
 
 
 def _cost_of_sets(one: Any, other: Any) -> int:
-    return 2 * len(one) * len(other) if isinstance(one, list) and isinstance(other, list) else 0
+    """Returns the cost of comparing each item with each other one, and of the values inside items that are lists."""
+    if not isinstance(one, list) or not isinstance(other, list):
+        return 0
+    return 2 * len(one) * sum(weights(other))
 
 
 COSTS: Final[Mapping[str, Callable[..., int]]] = {
     "matches": _cost_of_matches,
     "replace": _cost_of_replace,
     "join": _cost_of_join,
+    "lastIndexOf": _cost_of_last_index,
     "split": lambda text, *_: len(text) if isinstance(text, str) else 0,
     "sets.contains": _cost_of_sets,
     "sets.equivalent": _cost_of_sets,

@@ -7,6 +7,7 @@ compiled to a list of instructions here, and all states of the automaton advance
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,8 @@ from typing import Any, Final
 from dra_frontend.cel.tokens import CelUnsupportedError
 
 MOST_INSTRUCTIONS: Final = 2_000
+LONGEST: Final = 4_000
+"""Maximum number of characters of a pattern: a class of many characters is one instruction."""
 _MOST_LEVELS: Final = 40
 _MOST_REPEATS: Final = 1_000
 _HIGHEST: Final = 0x10FFFF
@@ -50,6 +53,17 @@ def _complement(ranges: Ranges) -> Ranges:
             found.append((low, first - 1))
         low = max(low, last + 1)
     return [*found, (low, _HIGHEST)] if low <= _HIGHEST else found
+
+
+def _merged(ranges: Ranges) -> Ranges:
+    """Returns the ranges in ascending order; those that overlap or adjoin are joined."""
+    return _complement(_complement(ranges))
+
+
+def _contain(ranges: Ranges, character: int) -> bool:
+    """Returns True if one of ascending ranges contains a character."""
+    place = bisect_right(ranges, (character, _HIGHEST))
+    return place > 0 and character <= ranges[place - 1][1]
 
 
 @dataclass(frozen=True)
@@ -92,8 +106,7 @@ class Pattern:
         return {
             state + 1
             for state in states
-            if self.instructions[state][0] == "char"
-            and any(low <= character <= high for low, high in self.instructions[state][1])
+            if self.instructions[state][0] == "char" and _contain(self.instructions[state][1], character)
         }
 
 
@@ -102,26 +115,32 @@ def _holds(kind: str, text: str, place: int) -> bool:
         return place == 0
     if kind in "$z":
         return place == len(text)
-    before, after = (
-        0 <= index < len(text) and any(low <= ord(text[index]) <= high for low, high in _WORD)
-        for index in (place - 1, place)
-    )
+    before, after = (0 <= index < len(text) and _contain(_WORD, ord(text[index])) for index in (place - 1, place))
     return (before != after) == (kind == "b")
 
 
 @lru_cache(64)
-def compiled(pattern: str) -> Pattern:
-    """Returns a compiled pattern. Raises CelUnsupportedError if it is invalid, too large or not in the known part."""
+def compiled(pattern: str) -> Pattern | str:
+    """Returns the compiled pattern, or the reason that it is invalid, too large or not in the known part."""
+    try:
+        return _compile(pattern)
+    except CelUnsupportedError as error:
+        return f"matches(): {error}"
+
+
+def _compile(pattern: str) -> Pattern:
+    if len(pattern) > LONGEST:
+        raise CelUnsupportedError("the pattern is too large")
     fold = pattern.startswith("(?i)")
     body = pattern[4:] if fold else pattern
     if fold and not body.isascii():
-        raise CelUnsupportedError("matches(): (?i) is only known for ASCII patterns")
+        raise CelUnsupportedError("(?i) is only known for ASCII patterns")
     reader = _Reader(body, fold)
     tree = reader.alternatives()
     if reader.place < len(body):
         raise reader.unreadable()
     if _size(tree) > MOST_INSTRUCTIONS:
-        raise CelUnsupportedError("matches(): the pattern is too large")
+        raise CelUnsupportedError("the pattern is too large")
     made: list[tuple[Any, ...]] = []
     _emit(tree, made)
     made.append(("end",))
@@ -137,7 +156,7 @@ class _Reader:
 
     def unreadable(self) -> CelUnsupportedError:
         """Returns an error that names the place."""
-        return CelUnsupportedError(f"matches(): the pattern cannot be read at {self._pattern[self.place :][:20]!r}")
+        return CelUnsupportedError(f"the pattern cannot be read at {self._pattern[self.place :][:20]!r}")
 
     def _take(self, text: str) -> bool:
         taken = self._pattern.startswith(text, self.place)
@@ -154,7 +173,7 @@ class _Reader:
         """Returns the tree of an alternation up to its end or closing parenthesis."""
         self._level += 1
         if self._level > _MOST_LEVELS:
-            raise CelUnsupportedError("matches(): the pattern is nested too deep")
+            raise CelUnsupportedError("the pattern is nested too deep")
         found = [self._sequence()]
         while self._take("|"):
             found.append(self._sequence())
@@ -173,10 +192,10 @@ class _Reader:
             return atom
         self._take("?")  # whether it prefers few or many makes no difference to a match
         if self._bounds() is not None:
-            raise CelUnsupportedError("matches(): the pattern repeats a repetition")
+            raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds
         if max(low, high or 0) > _MOST_REPEATS or (high is not None and high < low):
-            raise CelUnsupportedError("matches(): the pattern repeats too often")
+            raise CelUnsupportedError("the pattern repeats too often")
         return ("repeat", atom, low, high)
 
     def _bounds(self) -> tuple[int, int | None] | None:
@@ -243,7 +262,10 @@ class _Reader:
             first = False
             ranges = self._class_item()
             single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-            if self._pattern[self.place : self.place + 1] == "-" and self._pattern[self.place + 1 :][:1] != "]":
+            if (
+                self._pattern[self.place : self.place + 1] == "-"
+                and self._pattern[self.place + 1 : self.place + 2] != "]"
+            ):
                 self.place += 1
                 last = self._class_item()
                 if not single or len(last) != 1 or last[0][0] != last[0][1] or last[0][0] < ranges[0][0]:
@@ -252,7 +274,7 @@ class _Reader:
             found += ranges
         if self._fold:
             found = self._folded(found)
-        return _complement(found) if negated else found
+        return _complement(found) if negated else _merged(found)
 
     def _class_item(self) -> Ranges:
         if self._take("[:"):
@@ -267,7 +289,7 @@ class _Reader:
         return [(ord(character), ord(character))]
 
     def _char(self, ranges: Ranges) -> Tree:
-        return ("char", self._folded(ranges) if self._fold else ranges)
+        return ("char", _merged(self._folded(ranges) if self._fold else ranges))
 
     def _folded(self, ranges: Ranges) -> Ranges:
         """Returns the ranges with the lower case of their upper-case letters; the text is folded to lower case."""

@@ -2,7 +2,7 @@
 """Values of CEL, the budget of an evaluation, and operators. Values of different types are never equal, but numbers."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -55,6 +55,24 @@ class MapLiteral(dict[str, Any]):
     """A map that the expression itself constructs, so that its values count when an operator handles it."""
 
 
+def weights(values: Iterable[Any]) -> Iterator[int]:
+    """Yields how many values there are, and then the weight of each list, map and long text inside them."""
+    waiting = [*values]
+    yield len(waiting)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str) and len(one) >= _PIECE:
+            yield len(one) // _PIECE
+        elif isinstance(one, list):
+            yield len(one)
+            waiting.extend(one)
+        elif isinstance(one, MapLiteral):
+            yield len(one)
+            waiting.extend(one.values())
+        elif isinstance(one, Maybe):
+            waiting.append(one.value)
+
+
 class Budget:
     """Values that an evaluation may still handle: ``cel.bind`` lets a short expression double a list at each step."""
 
@@ -68,20 +86,9 @@ class Budget:
 
         A value that a list contains twice counts twice, because it is compared twice.
         """
-        waiting = [*operands]
-        self.take(1 + len(waiting))
-        while waiting:
-            one = waiting.pop()
-            if isinstance(one, str) and len(one) >= _PIECE:
-                self.take(len(one) // _PIECE)
-            elif isinstance(one, list):
-                self.take(len(one))
-                waiting.extend(one)
-            elif isinstance(one, MapLiteral):
-                self.take(len(one))
-                waiting.extend(one.values())
-            elif isinstance(one, Maybe):
-                waiting.append(one.value)
+        self.take(1)
+        for weight in weights(operands):
+            self.take(weight)
 
     @property
     def exhausted(self) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary manifests: claims, templates, classes, slices, pods and every object with pod templates."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
 from typing import Any, Final
 
 from numa_contract.errors import shown
@@ -70,9 +70,11 @@ class Manifests:
     slices: list[Mapping[str, Any]] = field(default_factory=list)
     pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
     """Pods and pod templates with the name of their object."""
+    generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
+    """Number of objects of each kind and generated name."""
 
     def add(self, document: Any) -> None:
-        """Takes one document, lists taken apart; raises ManifestError naming the object."""
+        """Adds one document, or each item of a list. Raises ManifestError that names the object."""
         if document is None:
             return
         if not isinstance(document, dict):
@@ -95,15 +97,23 @@ class Manifests:
         name = value(metadata, "namespace", str, "default"), _name_of(metadata)
         match kind:
             case "ResourceClaim":
-                name = _unused(self.claims, name)
+                name = self._numbered(kind, name)
                 self.claims[name] = Claim(*name, read_wanted(mapping(document, "spec")))
             case "ResourceClaimTemplate":
-                name = _unused(self.templates, name)
+                name = self._numbered(kind, name)
                 self.templates[name] = Claim(*name, read_wanted(mapping(document, "spec", "spec")))
             case "DeviceClass":
                 self.classes[name[1]] = read_class(document)
             case "ResourceSlice":
                 self.slices.append(document)
+
+    def _numbered(self, kind: str, name: Name) -> Name:
+        """Returns a name, with a number if it is generated and an earlier object has it."""
+        if not name[1].endswith("*"):
+            return name
+        self.generated[kind, name] += 1
+        number = self.generated[kind, name]
+        return name if number == 1 else (name[0], f"{name[1]}{number}")
 
     def _add_pods(self, kind: str, document: Mapping[str, Any]) -> None:
         """Adds a pod, or the pod templates of an object of any other kind."""
@@ -151,14 +161,6 @@ def _number(template: PodTemplate) -> Iterable[str]:
     """Yields a note on the number of pods of a template, of which one is simulated."""
     if template.pods > 1:
         yield f"one of the {template.pods} pods of its template is simulated; -n N simulates N on this node"
-
-
-def _unused(there: Mapping[Name, Any], name: Name) -> Name:
-    """Returns a name, with a number if it was generated and another object has it."""
-    if not name[1].endswith("*"):
-        return name
-    numbered = ((name[0], f"{name[1]}{number}") for number in count(2))
-    return next(one for one in chain([name], numbered) if one not in there)
 
 
 def _named(document: Mapping[str, Any]) -> str:

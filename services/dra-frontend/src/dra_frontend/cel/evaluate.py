@@ -106,7 +106,7 @@ class _Select:
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
-    """Returns the program, or the reason that the expression cannot be read: both are kept for the next device."""
+    """Returns the program, or the reason that the expression cannot be read. Both are cached for the next device."""
     if len(expression) > LONGEST:
         return f"has more than {LONGEST} characters"
     try:

@@ -83,8 +83,8 @@ def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
     for kind, what in (("claim", "claims and claim templates"), ("pod", "pods, or what makes pods")):
         text = f"simulate the {what} of this manifest (YAML; - is standard input); may be repeated"
         command.add_argument(f"--{kind}", metavar="FILE", action="append", default=[], help=text)
-    command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help="so many times the same")
-    command.add_argument("--empty", action="store_true", help="as if no claim were prepared on this node")
+    command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help="number of copies (default: 1)")
+    command.add_argument("--empty", action="store_true", help="ignore the claims that are prepared on this node")
 
 
 def _count(text: str) -> int:
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status.
 
     0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input. simulate also returns 3
-    if something does not fit, and 4 if nothing is known not to fit, but for something that is unknown.
+    if something does not fit, and 4 if nothing is known not to fit but the outcome of something is unknown.
     """
     arguments = _parser().parse_args(argv)
     try:

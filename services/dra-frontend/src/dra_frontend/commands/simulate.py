@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would become of claims and pods on this node: scheduled as kube-scheduler does, prepared by our own code."""
+"""Simulates claims and pods on this node: allocated as kube-scheduler does, prepared by the driver's own code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def prepared(
 ) -> tuple[Simulation, list[Workload]]:
     """Reads manifests: those whose claims and those whose pods are simulated. Raises ConfigError naming the fault.
 
-    Each finds its templates, classes and other drivers' slices in any of the files. The name is the node's: of slices
-    of several nodes its own count.
+    Templates, classes and slices of other drivers may be in any of the files. If the files have slices of several
+    nodes, only those of the node ``name`` count.
     """
     of_claims, of_pods = read_manifests(claims), read_manifests(pods)
     everything = of_claims.with_all(of_pods)
@@ -70,7 +70,7 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
 
 
 def outcome_table(outcome: Row) -> str:
-    """Returns the outcome for a person."""
+    """Returns the outcome as a table and lines of text."""
     rows: list[list[object]] = [["NAME", "CLAIM", "REQUEST", "DEVICE", "GETS"]]
     faults = []
     for row in outcome["outcomes"]:

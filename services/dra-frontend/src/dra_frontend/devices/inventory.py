@@ -185,7 +185,7 @@ def _offered(
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
     if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
-    # Cut to what the server takes: a longer list would have the whole slice refused, and a part of it is still true.
+    # The list is cut, since the server would reject the whole slice for a longer one. A part of it is still correct.
     room = MOST_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near

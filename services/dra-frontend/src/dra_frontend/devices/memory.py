@@ -21,7 +21,8 @@ REMOTE_DISTANCE: Final = 20
 def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
     """Returns the nodes of the CPUs that are next to a node's memory, ascending; several if they are equally near.
 
-    A node with CPUs is its own. Of others the firmware may name them (HMAT); else the distances decide.
+    For a node with CPUs it is the node itself. For other nodes the firmware may name them (HMAT); else the distances
+    decide.
     """
     if node.cpus:
         return (node.id,)
@@ -66,7 +67,7 @@ def hugepages(
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:
-    """Returns ``size`` bytes of a node, in hugepages of so many bytes or as plain memory."""
+    """Returns a device of ``size`` bytes of a node, in hugepages of ``hugepage`` bytes, or in plain memory if None."""
     page = hugepage or machine.base_page_bytes
     traits = node.traits
     reported = {"bandwidth": traits.bandwidth, "latency": traits.latency, "kernelTier": traits.kernel_tier}

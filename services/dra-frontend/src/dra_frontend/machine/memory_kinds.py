@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of memory a NUMA node has, decided from what the kernel reports about it.
+"""Derives the kind of a NUMA node's memory from the facts that the kernel reports about it.
 
 The kernel has no file that names the kind. Three of its facts together are enough for most nodes:
 

@@ -94,7 +94,7 @@ def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
 
 
 def _read_mean(reader: Reader, path: str, what: str) -> int | None:
-    """Returns the mean of reads and writes, the one of them that is known, or None."""
+    """Returns the mean of reads and writes. Returns the known value if one is unknown, or None if both are."""
     names = (f"{path}/read_{what}", f"{path}/write_{what}")
     known = [value for name in names if (value := _tolerant(reader, _read_value, name))]
     return sum(known) // len(known) if known else None
@@ -115,7 +115,7 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if the bus does not tell it."""
+    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if no known bus has it."""
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
     if not devices:
@@ -132,7 +132,7 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields what the directories of some devices of a bus contain: the DAX device has its name there."""
+    """Yields the names in the directories of a bus's devices, which include the name of each one's DAX device."""
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MOST_DEVICES]:
         yield from reader.all_names(f"{bus}/{name}") or ()

@@ -33,13 +33,13 @@ class MemoryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraits:
-    """What the kernel reports about a NUMA node's memory besides its size."""
+    """Kind, performance and initiators of a NUMA node's memory, as far as the kernel reports them."""
 
     kind: MemoryKind = MemoryKind.UNKNOWN
     bandwidth: int | None = None
     """MB/s, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
     latency: int | None = None
-    """Nanoseconds, likewise."""
+    """Nanoseconds, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
     kernel_tier: int | None = None
     """Number of the kernel's memory tier (``memory_tierN``); lower is faster."""
     initiators: frozenset[int] = frozenset()

@@ -24,7 +24,7 @@ from dra_frontend.scheduling.published import Key, Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
 
-# The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds, by what takes the time.
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to some seconds.
 _MOST_EFFORT: Final = 2_000_000
 _MOST_TOGETHER: Final = 640
 """Maximum sum of devices and requests of all claims: the search recurses once for each of them."""
@@ -32,7 +32,7 @@ _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
 class UnschedulableError(Exception):
-    """No devices of this node meet all requests; ``reasons`` say what is missing, one for each request."""
+    """No devices of this node meet all requests; ``reasons`` name the missing devices, one for each request."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
@@ -53,24 +53,24 @@ class _TooManyStepsError(UndecidedError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device that a claim gets."""
+    """A device that is allocated to a claim."""
 
     claim: int
-    """Its place among the claims."""
+    """Index of the claim among those of the pod."""
     wish: Wish
     device: Published
     consumed: Mapping[str, Fraction] | None
 
 
 class Search:
-    """One node: its devices, the cluster's classes, and what claims have."""
+    """Search on one node: its devices, the cluster's classes, and the devices in use."""
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
-        # Of all verdicts: who explains a claim asks once for each request.
+        # Shared by all calls of verdicts(), since explain makes one for each request.
         self._budget = budget()
         self._requests: list[Asked] = []
         self._room: list[int] = []
@@ -129,7 +129,7 @@ class Search:
         raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
-        """Returns True if the requests can be met together; the devices are in use then, if they are to be kept."""
+        """Returns True if the requests can be met together. With ``keep`` the devices are then in use."""
         self._steps, self._effort, self._limited = 0, Effort(), False
         self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
         self._chosen, self._taken, self._exact = [], Counter(), exact
@@ -142,7 +142,7 @@ class Search:
         return done
 
     def _check_size(self) -> None:
-        """Raises UndecidedError if the requests are more than the search can try together."""
+        """Raises UndecidedError if there are too many requests and devices to search for them together."""
         most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
         if most > _MOST_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
@@ -182,7 +182,7 @@ class Search:
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
-        # The scheduler also comes to the devices that are too few by now.
+        # The scheduler also evaluates the selectors of the last devices, although too few are left for the request.
         for other in found[max(start, len(found) - left + 1) :]:
             self._check_certain(other)
         return False
@@ -203,7 +203,7 @@ class Search:
             raise UndecidedError([text])
 
     def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
-        """Takes a device that does for a request, by itself and with those that the claim has, or says no."""
+        """Allocates a device and returns True, unless a verdict or a constraint of the claim excludes it."""
         self._count(one.device)
         if one.why or not self._agreements[claim].add(wish.name, one.device):
             return False
@@ -228,7 +228,7 @@ class Search:
             raise _TooManyStepsError([f"{text}: ask for fewer devices together{simpler}"])
 
     def _limits(self) -> str:
-        """Returns what requests that can be met by themselves must hold to together."""
+        """Returns the constraints and limits that requests must meet together, as the end of a message."""
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f", with {' and '.join(shared)} as the constraints say" if shared else ""
         return with_that + (f", of {MOST_RESULTS} devices for each claim at most" if self._limited else "")
@@ -237,7 +237,7 @@ class Search:
 def allocated(
     claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
 ) -> dict[str, Any]:
-    """Returns the claim as the scheduler leaves it in the API server: ``choices`` are its own."""
+    """Returns the claim as the scheduler writes it to the API server; ``choices`` are those of this claim."""
     results: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
     for index, one in enumerate(choices):

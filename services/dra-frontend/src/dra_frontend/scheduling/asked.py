@@ -20,7 +20,7 @@ class Way:
 
     @property
     def wants_all(self) -> bool:
-        """True if the request wants all devices, so that the scheduler evaluates the selectors for all of them."""
+        """True if all devices are requested, so that the scheduler evaluates the selectors for all of them."""
         return self.wish.count is None
 
     @property
@@ -45,7 +45,7 @@ class Way:
 
     @property
     def count(self) -> int:
-        """Returns the least number of devices that this way takes; 0 if it wants all and none is possible."""
+        """Minimum number of devices that this way requires; 0 if it requests all devices and none is possible."""
         if self.wish.count is not None:
             return self.wish.count
         possible = self.possible
@@ -69,12 +69,12 @@ class Asked:
 
     @property
     def least(self) -> int:
-        """Returns how many devices it takes at least."""
+        """Minimum number of devices that meet the request."""
         return min((way.count for way in self.ways), default=0)
 
 
 def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
-    """Returns all requests in order; raises ManifestError for a class that is not there, as the scheduler does."""
+    """Returns all requests in order. Raises ManifestError if a class is missing, which is an error of the scheduler."""
     requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
         for wish in request.wishes:
@@ -88,7 +88,7 @@ def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices:
 
 
 def too_large(requests: Sequence[Asked]) -> list[str]:
-    """Returns, in the scheduler's words, why claims cannot be allocated that want more devices than one can have."""
+    """Returns a reason in the scheduler's words for each claim that requests more devices than a claim may have."""
     reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]
@@ -109,7 +109,10 @@ def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
 
 
 def room(requests: Sequence[Asked]) -> list[int]:
-    """Returns how many devices each request and those before it in its claim may have, as those behind need theirs."""
+    """Returns how many devices each request and the earlier ones of its claim may have together.
+
+    The later requests of the claim need the rest of the maximum for a claim.
+    """
     found, behind = [], Counter[int]()
     for one in reversed(requests):
         found.append(MOST_RESULTS - behind[one.claim])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a device meets a request, or what is missing, in the scheduler's terms."""
+"""Decides whether a device meets a request, and names what is missing in the scheduler's terms."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
-"""How the refusal of a request begins whose class is not known."""
+"""Beginning of the message about a request with an unknown class."""
 _MOST_VALUES: Final = 10_000_000
 _MOST_NAMED: Final = 4
 _EXHAUSTED: Final = "the selectors before it cost too much"
@@ -28,15 +28,15 @@ _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 @dataclass(slots=True)
 class InUse:
-    """What claims have of the devices."""
+    """Allocations of devices to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices of which one claim has all."""
+    """Devices that are allocated to one claim as a whole."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
-    """What is consumed of each capacity of shared devices."""
+    """Consumed amount of each capacity of shared devices."""
 
     def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
-        """Counts a result; ``sign`` -1 takes it back. None: all of the device."""
+        """Adds a result, or removes it with ``sign`` -1. If ``consumed`` is None, it is the whole device."""
         if consumed is None:
             (self.whole.add if sign > 0 else self.whole.discard)(key)
             return
@@ -45,42 +45,45 @@ class InUse:
             sums[name] = sums.get(name, Fraction(0)) + sign * amount
 
     def copy(self) -> "InUse":
-        """Returns the same, which goes its own way from here."""
+        """Returns an independent copy."""
         return InUse(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
 
     def free(self, device: Published, capacity: str) -> Fraction:
-        """Returns what is left of a capacity."""
+        """Returns the free amount of a capacity."""
         used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
         return max(Fraction(0), device.capacity[capacity].value - used)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one device is to one request."""
+    """Result of comparing one device with one request."""
 
     device: Published
     why: Callable[[], str] | None = None
-    """Says why it does not do, since a search asks for the words of few; None where it does."""
+    """Function that returns the reason why the device does not meet the request, or None if it does.
+
+    A search needs the text of few verdicts, so it is made on demand.
+    """
     consumed: Mapping[str, Fraction] | None = None
-    """What the request takes of a shared device; None: all of the device."""
+    """Amounts that the request consumes of a shared device, or None if it is allocated the whole device."""
     unknown: str = ""
     """The selector that decides and cannot be evaluated, or ""."""
 
     @property
     def missing(self) -> str:
-        """Returns why it does not do; nothing where it does."""
+        """Reason why the device does not meet the request, or "" if it does."""
         return self.why() if self.why else ""
 
 
 def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
-    """Returns the class that a request names; raises ManifestError."""
+    """Returns the class that a request names. Raises ManifestError if it is unknown."""
     if wish.device_class not in classes:
         raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return classes[wish.device_class]
 
 
 def budget() -> Budget:
-    """Returns what the selectors of one pod may cost together, which is some seconds."""
+    """Returns the budget that the selectors of one pod share. It corresponds to some seconds."""
     return Budget(_MOST_VALUES, "with all selectors before it, it handles")
 
 
@@ -135,7 +138,7 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
 
 
 def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
-    """Returns what a device that the selectors admit is to a request."""
+    """Returns the verdict on a device that the selectors admit."""
     for key, said, effect in device.taints:
         tolerated = any(
             one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)

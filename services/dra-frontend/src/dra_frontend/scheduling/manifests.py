@@ -46,7 +46,7 @@ class Claim:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Returns it before it is allocated."""
+        """The object before it is allocated."""
         return {"metadata": {"namespace": self.namespace, "name": self.name}}
 
 
@@ -62,7 +62,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Manifests:
-    """What is in the files."""
+    """Objects of the files."""
 
     claims: dict[Name, Claim] = field(default_factory=dict)
     templates: dict[Name, Claim] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Manifests:
             raise ManifestError(f"the files have more than {_MOST_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
-        """Returns what is in both."""
+        """Returns the objects of both."""
         return Manifests(
             self.claims | other.claims,
             self.templates | other.templates,
@@ -146,7 +146,7 @@ class Manifests:
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
-        """Returns the pods with their claims, which ``definitions`` have; raises ManifestError naming the pod."""
+        """Returns the pods with their claims from ``definitions``. Raises ManifestError that names the pod."""
         found = []
         for name, template in self.pods:
             try:
@@ -207,7 +207,7 @@ def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ..
 
 
 def _requests(document: Mapping[str, Any]) -> bool:
-    """Tells whether a container, or a pod for all of them, requests what the QoS class depends on."""
+    """Returns True if a container, or a pod for all of them, requests resources that determine the QoS class."""
     resources = mapping(document, "resources")
     return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
 

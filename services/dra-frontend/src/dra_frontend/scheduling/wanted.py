@@ -143,7 +143,7 @@ def _wish(name: str, document: Mapping[str, Any]) -> Wish:
     if mode not in ("ExactCount", "All"):
         raise ManifestError(f"{name}: allocationMode: is neither ExactCount nor All")
     if value(document, "adminAccess", bool, False):
-        raise ManifestError(f"{name}: adminAccess: is not simulated; such a request takes no device from anybody")
+        raise ManifestError(f"{name}: adminAccess: is not simulated; such a request allocates no device")
     count = value(document, "count", int, 1)
     if not 1 <= count <= _HIGHEST_COUNT:
         raise ManifestError(f"{name}: count: must be a number of 64 bits, and more than 0")

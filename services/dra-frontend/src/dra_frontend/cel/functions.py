@@ -14,7 +14,7 @@ from typing import Any, Final
 from numa_contract.errors import MalformedError, shown
 
 from dra_frontend.cel import regex
-from dra_frontend.cel.tokens import CelUnsupportedError, Uint
+from dra_frontend.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelUnsupportedError, Uint
 from dra_frontend.cel.values import (
     NONE,
     OPERATORS,
@@ -33,8 +33,6 @@ _LONGEST_VERSION: Final = 256
 _VERSION = re.compile(
     r"(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
 )
-_HIGHEST: Final = 2**63
-_HIGHEST_UINT: Final = 2**64
 _BLANKS: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _LOWER: Final = {code: code + 32 for code in range(65, 91)}
 _UPPER: Final = {code + 32: code for code in range(65, 91)}
@@ -51,7 +49,7 @@ class Semver:
     def __init__(self, text: str) -> None:
         match = _VERSION.fullmatch(text) if len(text) <= _LONGEST_VERSION else None
         numbers = [int(part) for part in match.groups()[:3]] if match else []
-        if match is None or max(numbers) >= _HIGHEST_UINT:
+        if match is None or max(numbers) >= HIGHEST_UINT:
             raise CelError(f"{shown(text)} is not a semantic version")
         pre = match[4].split(".") if match[4] else []
         parts = [*pre, *(match[5].split(".") if match[5] else [])]
@@ -200,7 +198,7 @@ def _is_valid(make: Function) -> Function:
 def _fits_int(quantity: Quantity) -> bool:
     if quantity.value.denominator == 1 and not quantity.whole:
         raise CelUnsupportedError("whether a quantity with decimals converts to an integer is not known")
-    return quantity.value.denominator == 1 and -_HIGHEST <= quantity.value < _HIGHEST
+    return quantity.value.denominator == 1 and -HIGHEST_INT <= quantity.value < HIGHEST_INT
 
 
 def _as_integer(quantity: Quantity) -> int:
@@ -250,7 +248,7 @@ def _string(value: Any) -> str:
     return str(value)
 
 
-def _integer(value: Any, low: int = -_HIGHEST, high: int = _HIGHEST) -> int:
+def _integer(value: Any, low: int = -HIGHEST_INT, high: int = HIGHEST_INT) -> int:
     if isinstance(value, str):
         if not re.fullmatch(r"[+-]?\d{1,30}", value, re.ASCII):
             raise CelError(f"{shown(value)} is not a number")
@@ -309,7 +307,7 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "dyn": _typed(object)(lambda value: value),
     "string": _string,
     "int": _typed(object)(_integer),
-    "uint": _typed(object)(lambda value: Uint(_integer(value, 0, _HIGHEST_UINT))),
+    "uint": _typed(object)(lambda value: Uint(_integer(value, 0, HIGHEST_UINT))),
     "double": _double,
     "bool": _truth,
     "matches": _typed(str, str)(_matches),

@@ -17,8 +17,9 @@ _TOKEN = re.compile(
 _BLANK = re.compile(r"(?:\s|//[^\n]*)*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|(?s:.))")
 _ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
-_HIGHEST_INT: Final = 2**63
-_HIGHEST_UINT: Final = 2**64
+HIGHEST_INT: Final = 2**63
+HIGHEST_UINT: Final = 2**64
+"""First numbers above the range of int and uint. As a literal, 2**63 is accepted, since a minus sign may precede it."""
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
@@ -82,14 +83,14 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _int(text: str) -> int:
     number = int(text, 16 if "x" in text else 10)
-    if number > _HIGHEST_INT:
+    if number > HIGHEST_INT:
         raise CelUnsupportedError(f"the number {text} has more than 64 bits")
     return number
 
 
 def _uint(text: str) -> Uint:
     number = int(text[:-1], 16 if "x" in text else 10)
-    if number >= _HIGHEST_UINT:
+    if number >= HIGHEST_UINT:
         raise CelUnsupportedError(f"the number {text} has more than 64 bits")
     return Uint(number)
 

@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 
-from dra_frontend.cel.tokens import CelTextError, CelUnsupportedError, Uint
+from dra_frontend.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelTextError, CelUnsupportedError, Uint
 
 MOST_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs at most a few thousand."""
 _PIECE: Final = 16
 """Characters of a text that count as one more value."""
-_HIGHEST: Final = 2**63
-_HIGHEST_UINT: Final = 2**64
 
 
 class CelError(CelTextError):
@@ -201,7 +199,7 @@ def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
             if isinstance(one, float):
                 raise CelUnsupportedError("the quotient of a float and zero is not calculated") from error
             raise CelError("division by zero") from error
-        low, high = (0, _HIGHEST_UINT) if isinstance(one, Uint) else (-_HIGHEST, _HIGHEST)
+        low, high = (0, HIGHEST_UINT) if isinstance(one, Uint) else (-HIGHEST_INT, HIGHEST_INT)
         if isinstance(result, int) and not low <= result < high:
             raise CelError("integer overflow")
         return Uint(result) if isinstance(one, Uint) else result

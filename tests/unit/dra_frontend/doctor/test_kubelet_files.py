@@ -69,6 +69,7 @@ def found(base: Path, files: Mapping[str, str]) -> KubeletConfig:
 
 
 STATIC = "cpuManagerPolicy: static\n"
+KUBEADM_ENDPOINT = {"containerRuntimeEndpoint": "unix:///run/c.sock"}
 K3S = {
     "/etc/systemd/system/k3s.service": "[Service]\nEnvironmentFile=-/etc/systemd/system/k3s.service.env\n"
     "ExecStart=/usr/local/bin/k3s \\\n    server \\\n\t'--kubelet-arg=topology-manager-policy=restricted' \\\n",
@@ -89,12 +90,15 @@ ExecStart=/usr/local/bin/kubenswrapper \\
       --v=${KUBELET_LOG_LEVEL}
 """
 COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
-    "kubeadm": (KUBEADM_UNIT | {f"{ROOT}/config.yaml": HEAD + STATIC}, {"cpuManagerPolicy": "static"}),
+    "kubeadm": (
+        KUBEADM_UNIT | {f"{ROOT}/config.yaml": HEAD + STATIC},
+        KUBEADM_ENDPOINT | {"cpuManagerPolicy": "static"},
+    ),
     "kubeadm with flags in /etc/default/kubelet": (
         KUBEADM_UNIT
         | {f"{ROOT}/config.yaml": HEAD + STATIC + "featureGates: {A: true, B: true}\n"}
         | {"/etc/default/kubelet": "KUBELET_EXTRA_ARGS='--cpu-manager-policy=none --feature-gates=B=false'\n"},
-        {"cpuManagerPolicy": "none", "featureGates": {"A": True, "B": False}},
+        KUBEADM_ENDPOINT | {"cpuManagerPolicy": "none", "featureGates": {"A": True, "B": False}},
     ),
     "kubeadm with --config-dir": (
         KUBEADM_UNIT
@@ -103,7 +107,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         | {"/etc/kubernetes/kubelet.conf.d/10.conf": HEAD + "topologyManagerPolicy: single-numa-node\n"}
         | {"/etc/kubernetes/kubelet.conf.d/20.conf": HEAD + "topologyManagerPolicy: null\nreservedSystemCPUs: 0-3\n"}
         | {"/etc/kubernetes/kubelet.conf.d/30.yaml": HEAD + STATIC},
-        {"reservedSystemCPUs": "0-3"},
+        KUBEADM_ENDPOINT | {"reservedSystemCPUs": "0-3"},
     ),
     "a process wins over the unit": (
         KUBEADM_UNIT
@@ -116,7 +120,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         | {f"{ROOT}/config.yaml": HEAD + STATIC}
         | process(812, "kubelet", "--cpu-manager-policy=none", inner="1")
         | process(813, "kubelet", "--cpu-manager-policy=none", user=1000),
-        {"cpuManagerPolicy": "static"},
+        KUBEADM_ENDPOINT | {"cpuManagerPolicy": "static"},
     ),
     "EKS on Amazon Linux 2023": (
         {

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.doctor.kubelet_config import Part, Reading, kubelet_config, kubelet_of_reading
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.runtime_in_use import (
     PLACES,
+    FoundRuntimes,
     Reported,
     given_runtime,
     remedy_of,
     reported_runtime,
     runtime_in_use,
+    with_endpoint,
 )
 from dra_frontend.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig, Unclear
 from dra_frontend.doctor.sources.runtimes import read_given_runtime, read_runtimes
@@ -183,6 +186,26 @@ def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> 
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
     listen(tmp_path, "run/containerd/containerd.sock")
     assert in_use(tree).software == CRI_O
+
+
+def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
+    """It wins over the flag of the running process, which is one of its parts, and over sockets that exist."""
+    tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
+    listen(tmp_path, "run/containerd/containerd.sock")
+    kubelet = kubelet_config({"containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock"}, "configz")
+    found = runtime_in_use(with_endpoint(read_runtimes(tree), kubelet), None, "elsewhere")
+    assert isinstance(found, RuntimeConfig)
+    assert found.software == CRI_O
+
+
+@pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
+def test_an_endpoint_that_another_part_may_replace_is_no_evidence(unseen: str) -> None:
+    """A flag of a command line that was not seen may set another endpoint."""
+    reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
+    kubelet = kubelet_of_reading(reading, "remedy")
+    assert kubelet is not None
+    endpoint = with_endpoint(FoundRuntimes((), endpoint="/run/c.sock"), kubelet).endpoint
+    assert endpoint == ("/run/c.sock" if unseen else "unix:///run/crio/crio.sock")
 
 
 def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ class KubeletConfig:
     """Policies of the managers (``cpu``, ``memory``) in their state files."""
     configured: Mapping[str, str] = field(default_factory=dict)
     """Policies of the managers in files and flags, as far as these were seen."""
+    runtime_endpoint: str = ""
+    """``containerRuntimeEndpoint``; empty if it is not set, or if a part that was not seen may set it."""
     unseen: Unread | None = None
     """Reason why an absence proves nothing: a part of the configuration was not seen."""
 

@@ -12,7 +12,7 @@ from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.doctor.facts import Claims, Facts, PodFault, Service
 from dra_frontend.doctor.model import Unread, known
-from dra_frontend.doctor.runtime_in_use import reported_runtime, runtime_in_use
+from dra_frontend.doctor.runtime_in_use import reported_runtime, runtime_in_use, with_endpoint
 from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
 from dra_frontend.doctor.sources.directories import read_claims, read_run_directory, read_sockets
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
@@ -56,7 +56,8 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
     if runtime_config:
         node["runtime"] = await asyncio.to_thread(read_given_runtime, runtime_config, reported)
     else:
-        node["runtime"] = runtime_in_use(node["runtime"], reported, ELSEWHERE)
+        found = with_endpoint(node["runtime"], node["kubelet"])
+        node["runtime"] = runtime_in_use(found, reported, ELSEWHERE)
     return Facts(config=config, node_name=name, machine=machine, **node, **cluster)
 
 

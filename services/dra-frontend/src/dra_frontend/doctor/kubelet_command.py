@@ -13,6 +13,7 @@ _TEXTS: Final = {
     "memory-manager-policy": "memoryManagerPolicy",
     "topology-manager-policy": "topologyManagerPolicy",
     "reserved-cpus": "reservedSystemCPUs",
+    "container-runtime-endpoint": "containerRuntimeEndpoint",
 }
 _PLACES: Final = ("config", "config-dir", "root-dir")
 _KNOWN: Final = frozenset((*_TEXTS, *_PLACES, "feature-gates", "reserved-memory"))

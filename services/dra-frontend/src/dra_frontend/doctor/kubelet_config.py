@@ -25,7 +25,8 @@ POLICIES: Final = {"cpu": "cpuManagerPolicy", "memory": "memoryManagerPolicy"}
 _GATES: Final = "featureGates"
 _RESERVED_CPUS: Final = "reservedSystemCPUs"
 _RESERVED_MEMORY: Final = "reservedMemory"
-SETTINGS: Final = (*POLICIES.values(), "topologyManagerPolicy", _GATES, _RESERVED_CPUS, _RESERVED_MEMORY)
+_ENDPOINT: Final = "containerRuntimeEndpoint"
+SETTINGS: Final = (*POLICIES.values(), "topologyManagerPolicy", _GATES, _RESERVED_CPUS, _RESERVED_MEMORY, _ENDPOINT)
 """Fields of a KubeletConfiguration that the doctor examines."""
 
 
@@ -125,6 +126,7 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
         reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
         reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
         configured={"cpu": cpu, "memory": memory_manager},
+        runtime_endpoint=str(settings.get(_ENDPOINT) or ""),
     )
 
 
@@ -156,6 +158,8 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         origins=merged.origins,
         running=reading.running,
         configured=configured,
+        # A part that was not seen may set another one.
+        runtime_endpoint="" if unseen else found.runtime_endpoint,
         unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
     )
 
@@ -168,6 +172,7 @@ def archived(kubelet: KubeletConfig) -> Document:
         _GATES: dict(kubelet.gates),
         _RESERVED_CPUS: format_cpu_list(kubelet.reserved_cpus or frozenset()),
         _RESERVED_MEMORY: list(kubelet.reserved_memory),
+        _ENDPOINT: kubelet.runtime_endpoint,
     }
     unseen = kubelet.unseen
     return {

@@ -3,18 +3,19 @@
 
 A node may have the files of several runtimes: Docker's containerd beside that of k3s, or what a removed distribution
 left. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend is
-connected to; the runtimes that run; the socket that the kubelet is started with; a containerd without CRI service; and
+connected to; the runtimes that run; the socket in the kubelet's configuration; a containerd without CRI service; and
 the sockets that exist. If more than one runtime remains, the checks are unknown, and the finding names all of them.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, same_place
 
+from dra_frontend.doctor.facts import KubeletConfig
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.runtime_settings import (
     CONTAINERD,
@@ -117,9 +118,9 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Sockets of known places that exist."""
+    """Sockets of known places and of the candidates that exist."""
     endpoint: str = ""
-    """Socket that the kubelet is started with; empty if its command line has none or was not seen."""
+    """Runtime endpoint that the kubelet uses, with or without ``unix://``; empty if it was not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,15 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
     software = {"containerd": CONTAINERD, "cri-o": CRI_O, "crio": CRI_O}.get(found[1].lower(), found[1])
     release = tuple(int(found[number]) for number in (2, 3, 4)) if found[2] else None
     return Reported(software, release, found[5])
+
+
+def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
+    """Returns the runtimes with the endpoint of the kubelet's configuration, which includes its command line.
+
+    Without one, the endpoint on the command line of a running kubelet remains.
+    """
+    configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
+    return replace(found, endpoint=configured or found.endpoint)
 
 
 def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> RuntimeConfig | Unread:
@@ -250,11 +260,16 @@ def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Can
     left = [one for one in found.candidates if _may_be(one.place, reported)]
     if any(one.runs for one in found.candidates):
         left = [one for one in left if one.runs]
-    sockets = [found.endpoint] if found.endpoint else found.sockets
+    sockets = [_path_of(found.endpoint)] if found.endpoint else found.sockets
     if sockets:
         serving = set(map(same_place, sockets))
         left = [one for one in left if not one.place.socket or same_place(one.place.socket) in serving]
     return left
+
+
+def _path_of(endpoint: str) -> str:
+    """Returns the path of a socket. The kubelet parses an endpoint as a URL, and accepts a bare path."""
+    return f"/{endpoint.removeprefix('unix:').lstrip('/')}"
 
 
 def _has_cri(candidate: Candidate, reported: Reported | None) -> bool:

@@ -338,6 +338,6 @@ def _name(argument: str) -> str:
 
 
 def _endpoint(processes: Sequence[Process]) -> str:
-    """Returns the socket of the runtime on the kubelet's command line; empty if it has none."""
+    """Returns the endpoint of the runtime on the kubelet's command line; empty if it has none."""
     given = [_option(arguments, "container-runtime-endpoint") for name, _, arguments in processes if name == "kubelet"]
-    return next(filter(None, given), "").removeprefix("unix://")
+    return next(filter(None, given), "")

@@ -101,7 +101,7 @@ def _runtime_files(data: bytes) -> None:
 
 
 def _unit_arguments(data: bytes) -> None:
-    service, environment = parse_service([text(data), text(data)]), parse_environment(text(data))
+    service, environment = parse_service([text(data), text(data)], "kubelet.service"), parse_environment(text(data))
     arguments_of(service, environment, "kubelet")
 
 

@@ -137,6 +137,7 @@ def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> No
         parse_command([line])
 
 
+UNIT = "kubelet.service"
 KUBEADM = """\
 # Note: This dropin only works with kubeadm and kubelet v1.11+
 [Service]
@@ -151,7 +152,7 @@ ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELE
 
 def test_a_drop_in_of_a_unit_replaces_the_command() -> None:
     """The variables of the environment files win over those of the unit, and unset ones are nothing."""
-    service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", KUBEADM])
+    service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", KUBEADM], UNIT)
     assert service.files == ("-/var/lib/kubelet/kubeadm-flags.env", "-/etc/default/kubelet")
     environment = parse_environment('KUBELET_KUBEADM_ARGS="--node-ip=1.2.3.4 --v=2"\n# A=b\n;c\n\n')
     assert arguments_of(service, environment, "kubelet") == (
@@ -165,6 +166,9 @@ COMMANDS = {
     "/usr/local/bin/kubenswrapper /usr/bin/kubelet --config=/c $X": ("--config=/c", "1", "2"),
     "@-/usr/bin/kubelet kubelet --a": ("--a",),
     ":/usr/bin/kubelet $X": ("$X",),
+    "/usr/bin/kubelet %N %n %p %%N --hostname-override=%H": (
+        *("kubelet", "kubelet.service", "kubelet", "%N", "--hostname-override=%H"),
+    ),
     "/usr/bin/kubelet '--a=b c' \"d e\"": ("--a=b c", "d e"),
 }
 
@@ -172,7 +176,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
     """Prefixes, wrappers, quotes, continued lines, variables as words and within words."""
-    service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"])
+    service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"], UNIT)
     assert arguments_of(service, {}, "kubelet") == COMMANDS[command]
 
 
@@ -184,6 +188,7 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
         "[Service]\nExecStart=\n",
         "[Service]\nExecStart=/usr/bin/kubelet 'a\n",
         "[Service]\nExecStartPre=systemctl set-environment A=b\nExecStart=/usr/bin/kubelet $A\n",
+        "[Service]\nEnvironmentFile=-/etc/default/%H\nExecStart=/usr/bin/kubelet\n",
         "[Service]\nPassEnvironment=A\nExecStart=/usr/bin/kubelet ${A}\n",
         "[Service]\nEnvironment=A=" + "x" * 9000 + "\nExecStart=/usr/bin/kubelet " + "$A " * 2000,
     ],
@@ -191,7 +196,7 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
 def test_arguments_that_are_not_in_the_unit_are_an_error(text: str) -> None:
     """A script, a shell, a variable from elsewhere; and a command that would not fit into memory."""
     with pytest.raises(UnitError):
-        arguments_of(parse_service([text]), {}, "kubelet")
+        arguments_of(parse_service([text], UNIT), {}, "kubelet")
 
 
 def test_environment_files_are_read_as_systemd_reads_them() -> None:

@@ -70,6 +70,7 @@ def found(base: Path, files: Mapping[str, str]) -> KubeletConfig:
 
 STATIC = "cpuManagerPolicy: static\n"
 KUBEADM_ENDPOINT = {"containerRuntimeEndpoint": "unix:///run/c.sock"}
+K3S_UNIT = "[Service]\nEnvironmentFile=-/etc/default/%N\nExecStart=/usr/local/bin/k3s server\n"
 K3S = {
     "/etc/systemd/system/k3s.service": "[Service]\nEnvironmentFile=-/etc/systemd/system/k3s.service.env\n"
     "ExecStart=/usr/local/bin/k3s \\\n    server \\\n\t'--kubelet-arg=topology-manager-policy=restricted' \\\n",
@@ -292,6 +293,11 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a variable that moves the files of k3s": (
         K3S | {"/etc/systemd/system/k3s.service.env": "K3S_CONFIG_FILE=/other\n"},
         {"topologyManagerPolicy": "restricted", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"},
+        "in the environment of k3s moves its files",
+    ),
+    "a variable in the environment file that the unit of k3s names by a specifier": (
+        {"/etc/systemd/system/k3s.service": K3S_UNIT, "/etc/default/k3s": "K3S_DATA_DIR=/data\n"},
+        {},
         "in the environment of k3s moves its files",
     ),
     "a file that is not YAML": ({f"{ROOT}/config.yaml": "a: ["}, {}, "is not valid YAML"),

@@ -2,7 +2,9 @@
 """Parses systemd units and environment files, to learn with which arguments a service runs. Pure.
 
 The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
-``$NAME`` as a word is split into words, ``${NAME}`` is replaced within a word, an unset variable is empty.
+``$NAME`` as a word is split into words, ``${NAME}`` is replaced within a word, an unset variable is empty. Of the
+specifiers, those that depend on the name of the unit alone are replaced: the units of k3s and RKE2 read the file
+``/etc/default/%N``.
 """
 
 import re
@@ -14,6 +16,7 @@ from typing import Final
 _PREFIXES: Final = "@-:+!"
 _IN_WORD: Final = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _WORD: Final = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+_SPECIFIER: Final = re.compile(r"%(.?)", re.DOTALL)
 _MOST_WORDS: Final = 4096
 
 
@@ -35,13 +38,20 @@ class Service:
     """Whether variables may come from outside these files, by PassEnvironment or ``systemctl set-environment``."""
 
 
-def parse_service(texts: Sequence[str]) -> Service:
-    """Returns the service of a unit's fragment and its drop-ins, in the order of systemd. Raises UnitError."""
+def parse_service(texts: Sequence[str], unit: str) -> Service:
+    """Returns the service of a unit's fragment and its drop-ins, in the order of systemd. Raises UnitError.
+
+    ``unit`` is the name of the unit, with its suffix.
+    """
     lists: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
     sets_environment = False
     for text in texts:
         for key, value in _assignments(text):
             sets_environment = sets_environment or key == "PassEnvironment" or "set-environment" in value
+            if key in lists:
+                value = _specified(value, unit)
+            if key == "EnvironmentFile" and "%" in value:
+                raise UnitError(f"the value of a specifier in {value[:200]} is not known")
             if key in lists and not value:
                 lists[key].clear()
             elif key == "Environment":
@@ -50,6 +60,13 @@ def parse_service(texts: Sequence[str]) -> Service:
                 lists[key].append(value)
     commands, variables, environment_files = (tuple(found) for found in lists.values())
     return Service(commands, variables, environment_files, sets_environment)
+
+
+def _specified(value: str, unit: str) -> str:
+    """Returns a value with the specifiers replaced that the name of the unit determines; others remain."""
+    name = unit.removesuffix(".service")
+    known = {"%": "%", "n": unit, "N": name, "p": name}
+    return _SPECIFIER.sub(lambda match: known.get(match[1], match[0]), value)
 
 
 def _assignments(text: str) -> Iterator[tuple[str, str]]:

@@ -132,7 +132,7 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
     texts = _unit_texts(files, unit)
     if not texts:
         return None
-    service = parse_service(texts)
+    service = parse_service(texts, unit)
     environment: dict[str, str] = {}
     for file in service.files:
         path = file.removeprefix("-")

@@ -208,6 +208,19 @@ def test_an_endpoint_that_another_part_may_replace_is_no_evidence(unseen: str) -
     assert endpoint == ("/run/c.sock" if unseen else "unix:///run/crio/crio.sock")
 
 
+@pytest.mark.parametrize("table", ["[grpc]", '[plugins."io.containerd.server.v1.grpc"]'])
+def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table: str, tmp_path: Path) -> None:
+    """A second containerd, such as that of Bottlerocket's host containers, serves another socket."""
+    endpoint = "--container-runtime-endpoint=unix:///run/kubelets.sock"
+    files = {PLAIN: f'{ON}{table}\naddress = "/run/kubelets.sock"\n', "srv/host.toml": OFF}
+    running = {
+        **process(7, "/usr/bin/kubelet", endpoint),
+        **process(8, "containerd"),
+        **process(9, "containerd", "--config", "/srv/host.toml"),
+    }
+    assert in_use(write(tmp_path, {**files, **running})).source == f"/{PLAIN}"
+
+
 def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:
     """As a unit's ExecStart names it; the file at the usual place is of no daemon then."""
     arguments = "--config=/srv/c.toml", "--log-level", "debug", "--address", "/srv/c.sock"

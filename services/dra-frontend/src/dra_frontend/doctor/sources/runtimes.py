@@ -39,6 +39,7 @@ _MOST_TOGETHER: Final = 4 << 20
 _MOST_PROCESSES: Final = 1 << 16
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
+_GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
 # Options of containerd with a value, and those of CRI-O that replace keys of its files (internal/criocli).
 _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "state", "log-level", "l"})
@@ -59,8 +60,9 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
     running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
     known = {one.place.config for one in running}
     there = [_candidate(tree, place) for place in PLACES if place.config not in known]
-    sockets = frozenset(place.socket for place in PLACES if _is_socket(tree, place.socket))
-    return FoundRuntimes((*running, *(one for one in there if one)), sockets, _endpoint(processes))
+    candidates = (*running, *(one for one in there if one))
+    sockets = {place.socket for place in (*PLACES, *(one.place for one in candidates))}
+    return FoundRuntimes(candidates, frozenset(one for one in sockets if _is_socket(tree, one)), _endpoint(processes))
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
@@ -88,8 +90,24 @@ def _candidate(
         read.containerd(place.config)
     if not read.documents and not read.fault and not runs:
         return None
+    if place.software == CONTAINERD and (address := _address(read.documents)):
+        place = replace(place, socket=address)
     stray = _stray(tree, read.documents) if posixpath.dirname(place.config) == posixpath.dirname(_DROP_INS) else ()
     return Candidate(place, tuple(read.documents), read.fault, runs=runs, stray=stray)
+
+
+def _address(documents: Documents) -> str:
+    """Returns the address of containerd's gRPC server in its files; empty if they have none.
+
+    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file counts.
+    """
+    found = ""
+    for _, document in documents:
+        plugins = document.get("plugins")
+        for section in (document.get("grpc"), plugins.get(_GRPC_SERVER) if isinstance(plugins, dict) else None):
+            address = section.get("address") if isinstance(section, dict) else None
+            found = address if isinstance(address, str) and address else found
+    return found
 
 
 class _Files:
@@ -293,10 +311,9 @@ def _running(tree: HostTree, process: Process) -> Candidate | None:
     config = _option(arguments, "config", "c") or PLACES[0].config
     address = _option(arguments, "address", "a")
     known = next((one for one in PLACES if one.software == CONTAINERD and one.config == config), None)
-    place = known or Place(CONTAINERD, CONTAINERD, config, "")
-    if address:
-        place = replace(place, socket=address)
-    found = _candidate(tree, place, runs=True)
+    found = _candidate(tree, known or Place(CONTAINERD, CONTAINERD, config, PLACES[0].socket), runs=True)
+    if found and address:
+        found = replace(found, place=replace(found.place, socket=address))
     if found and not config.startswith("/"):
         return replace(found, fault=f"containerd is started with the relative path {config}")
     return found

@@ -80,6 +80,16 @@ def test_each_setting_has_the_origin_that_decided_it(first: dict[str, Any], seco
         assert origins.get(key) == (last[0] if last[1][key] is not None else None)
 
 
+def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
+    """A setting in a file does not help, since the flag wins."""
+    flags = Part("the unit kubelet.service", {"cpuManagerPolicy": "static"}, is_command_line=True)
+    kubelet = kubelet_of_reading(Reading((Part("/c.yaml", {}), flags)), "")
+    assert kubelet is not None
+    check = next(one for one in CHECKS if one.id == "kubelet.cpu-manager")
+    found = next(iter(check.judge(kubelet)))
+    assert found.remedy.startswith("set --cpu-manager-policy in the unit kubelet.service to none, ")
+
+
 def test_gates_of_several_documents_are_merged() -> None:
     """A drop-in that names one gate leaves the others, and each gate has its origin."""
     found = merge([Part("a", {"featureGates": {"A": True, "B": True}}), Part("b", {"featureGates": {"B": False}})])

@@ -499,4 +499,4 @@ def test_no_secret_of_the_files_is_in_an_archive(tmp_path: Path) -> None:
     assert [path for path, text in texts.items() if "s3cret" in text or "worker-1" in text] == []
     kubelet = json.loads(texts[unpacked / "kubelet.json"])
     assert (kubelet["running"], kubelet["unseen"]) == ({"cpu": "static"}, None)
-    assert kubelet["origins"]["reservedSystemCPUs"] == "the configuration of k3s"
+    assert kubelet["origins"]["reservedSystemCPUs"] == "--reserved-cpus in the configuration of k3s"

@@ -15,6 +15,12 @@ _TEXTS: Final = {
     "reserved-cpus": "reservedSystemCPUs",
     "container-runtime-endpoint": "containerRuntimeEndpoint",
 }
+FLAGS: Final = {
+    **{setting: f"--{flag}" for flag, setting in _TEXTS.items()},
+    "featureGates": "--feature-gates",
+    "reservedMemory": "--reserved-memory",
+}
+"""Flag of each setting."""
 _PLACES: Final = ("config", "config-dir", "root-dir")
 _KNOWN: Final = frozenset((*_TEXTS, *_PLACES, "feature-gates", "reserved-memory"))
 """Flags that are read. All of them take a value."""

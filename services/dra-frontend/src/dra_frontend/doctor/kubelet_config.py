@@ -16,6 +16,7 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
 
 from dra_frontend.doctor.facts import Document, KubeletConfig
+from dra_frontend.doctor.kubelet_command import FLAGS
 from dra_frontend.doctor.model import Unread
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
@@ -37,6 +38,7 @@ class Part:
     origin: str
     """Path of the file, or the process or unit whose command line sets the fields."""
     settings: Document
+    is_command_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class Merged:
 
     settings: Document
     origins: Mapping[str, str]
-    """Origin of each setting that a part sets; feature gates have the names ``featureGates.GATE``."""
+    """Origin of each setting that a part sets; feature gates have the names ``featureGates.GATE``.
+
+    That of a setting on a command line begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ def merge(parts: Iterable[Part]) -> Merged:
                 if one is None:
                     origins = {other: origin for other, origin in origins.items() if not _covers(name, other)}
                 else:
-                    origins[name] = part.origin
+                    origins[name] = f"{FLAGS[key]} in {part.origin}" if part.is_command_line else part.origin
     return Merged(settings, origins)
 
 

@@ -24,7 +24,7 @@ _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: 
 """The settings that switch off the kubelet's managers. It does not start with another spelling of these words."""
 _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
 _CONFIGURATION: Final = "the kubelet's configuration"
-_REMEDY: Final = "set {} in {}, remove its state file, restart it"
+_REMEDY: Final = "{}, remove its state file, restart it"
 _PINNED: Final = "Guaranteed pods may be given what claims have, and then neither is alone"
 
 
@@ -75,13 +75,18 @@ def _if_seen(
     return run
 
 
+def _set(setting: str, origin: str) -> str:
+    """Returns the remedy for a setting where it stands: in a file, or as a flag, whose origin begins with the flag."""
+    return f"set {origin} to {setting.partition(': ')[2]}" if origin.startswith("--") else f"set {setting} in {origin}"
+
+
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
     """Returns the check of a manager whose policy is in a state file while it runs, and else in the configuration."""
 
     def judge(kubelet: KubeletConfig) -> Iterator[Finding]:
         running = {"cpu": kubelet.cpu_manager, "memory": kubelet.memory_manager}[manager]
         setting, _, _ = _OFF[manager].partition(":")
-        remedy = _REMEDY.format(_OFF[manager], kubelet.origins.get(setting, _CONFIGURATION))
+        remedy = _REMEDY.format(_set(_OFF[manager], kubelet.origins.get(setting, _CONFIGURATION)))
         if running == static:
             yield problem(f"The kubelet's {_NAMES[manager]} manager is {static}.", _PINNED, remedy)
         elif kubelet.configured.get(manager) == static:
@@ -94,16 +99,17 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
 def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
     for manager in filter(_OFF.__contains__, backend.kubelet_pins):
         what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
-        remedy = f"{_REMEDY.format(_OFF[manager], _CONFIGURATION)}; if it is set so, remove the other NRI plugin"
+        remedy = f"{_REMEDY.format(_set(_OFF[manager], _CONFIGURATION))}; if it is set so, remove the other NRI plugin"
         yield problem(what, _PINNED, remedy)
 
 
 def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
     if kubelet.topology_manager in ("restricted", "single-numa-node"):
+        origin = kubelet.origins.get("topologyManagerPolicy", _CONFIGURATION)
         yield note(
             f"The kubelet's topology manager is {kubelet.topology_manager}.",
             "it knows nothing of claims: it may refuse a pod on the node that the scheduler has chosen for its claims",
-            f"set topologyManagerPolicy: none in {kubelet.origins.get('topologyManagerPolicy', _CONFIGURATION)}; "
+            f"{_set('topologyManagerPolicy: none', origin)}; "
             "claims use matchAttribute: resource.kubernetes.io/numaNode instead",
         )
 

@@ -107,7 +107,7 @@ def read_files(host_root: str, root: str) -> Reading:
     except UnseenError as error:
         unseen = str(error)
     if launch and command.settings:
-        parts.append(Part(launch.origin, command.settings))
+        parts.append(Part(launch.origin, command.settings, is_command_line=True))
     if launch and launch.started:
         changed = documents.changed | {path: time for path, time in files.changed.items() if path == launch.origin}
         late = [path for path, time in changed.items() if time > launch.started + _SLACK_SECONDS]

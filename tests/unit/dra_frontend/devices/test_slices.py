@@ -205,7 +205,7 @@ def test_amounts_are_counted_by_the_capacity() -> None:
 @given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
 def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
     """With the gate on nothing is changed by the server; a release that does not know the field drops it."""
-    gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True}
+    gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True, "DRAListTypeAttributes": True}
     for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
         one = slice_documents(pool, "n", counted=True)[0]
         assert canonical(admit(gates, SLICES, one, None, "1.37")["spec"]) == canonical(one["spec"])

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -61,7 +61,7 @@ class Auditor:
         self._group_problems: dict[str, str] = {}
         self._next_tick = self._next_full = self._next_all = self._next_kills = 0.0
         self._failure = ""
-        """Why the latest round ended early."""
+        """Why a round ended early, until everything was looked at again."""
         self._must_look = False
         self._knows_all = False
         """The runtime has sent its state."""
@@ -99,18 +99,28 @@ class Auditor:
                     async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
                         await news.wait()
                 news.clear()
-                await self._guarded_round()
+                await self._guarded(self._round())
         finally:
             self._keeper.close()
 
-    async def _guarded_round(self) -> None:
-        """Does one round; the next one repeats what an unforeseen exception has cut off.
+    async def first_audit(self) -> None:
+        """Audits everything when this instance begins to enforce. Raises nothing unforeseen."""
+
+        async def look_at_all() -> bool:
+            await self.audit(full=True, everyone=True)
+            return True
+
+        await self._guarded(look_at_all())
+
+    async def _guarded(self, work: Awaitable[bool]) -> None:
+        """Does a round or an audit; if an unforeseen exception cuts it off, the next tick has a full audit.
 
         If it ended the process, the process would end at each start while the cause exists, and hooks would not be
-        answered either.
+        answered either. The exception stays a problem until everything was looked at without one: a round that does
+        less may leave out what raises it.
         """
         try:
-            await self._round()
+            complete = await work
         except DirectoryReplacedError:
             raise
         except Exception as error:  # noqa: BLE001 - logged and reported
@@ -118,10 +128,14 @@ class Auditor:
             if text != self._failure:
                 _log.error("the audit ended early and is repeated", exc_info=error)
             self._failure = text
+            self._next_full = 0.0
+            # Not at each tick: it also tries partitions again that the kernel has refused.
+            self._next_all = min(self._next_all, self._edges.clock() + FULL_SECONDS)
         else:
-            self._failure = ""
+            self._failure = "" if complete else self._failure
 
-    async def _round(self) -> None:
+    async def _round(self) -> bool:
+        """Does what is due; returns True if it has looked at everything."""
         now = self._edges.clock()
         tick, full, everyone = now >= self._next_tick, now >= self._next_full, now >= self._next_all
         if tick:
@@ -148,6 +162,7 @@ class Auditor:
             self._keeper.follow()
         if tick:
             await self._reap()
+        return tick and everyone
 
     async def move(self) -> None:
         """Puts running containers that were last seen on wrong CPUs where they belong; each is tried once."""

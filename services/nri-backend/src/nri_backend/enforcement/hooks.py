@@ -75,7 +75,7 @@ class Enforcer:
                 self.actuator.note(self.state.assessed(now))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
-        await self._auditor.audit(full=True, everyone=True)
+        await self._auditor.first_audit()
 
     async def run_forever(self) -> None:
         """Moves, audits and looks for news of records; never returns."""

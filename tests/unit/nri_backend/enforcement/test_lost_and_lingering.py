@@ -92,6 +92,18 @@ async def test_a_process_left_of_a_container_without_claims_leaves_claimed_cpus(
         await node.until(lambda: node.enforcer.state.get("left") is None)
 
 
+async def test_a_start_does_not_wait_for_a_tick_once_the_last_process_has_ended(memory: Path) -> None:
+    """The runtime has stopped the container; its process ends and its cgroup is removed between two ticks."""
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("left", of="p2")
+        await asyncio.sleep(0.05)  # the audit has ended
+        node.enforcer._auditor._next_tick += 1000
+        await node.enforcer.stop_container(pod("p2"), container("left", of="p2"))
+        node.kernel.remove(path)
+        claim = await node.run("claim", *node.claim(ONE))
+        assert node.cpus(claim) == "2-3"
+
+
 async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
     """A new instance is told of its containers twice before it has proven anything."""
     node = Node(memory)

@@ -160,8 +160,7 @@ class Auditor:
                 await self._keeper.settle(always=everyone)
                 await self.audit(full=full, everyone=everyone)
             self._keeper.follow()
-        if tick:
-            await self._reap()
+        await self._reap(vanished=tick)
         return tick and everyone
 
     async def move(self) -> None:
@@ -248,13 +247,15 @@ class Auditor:
         running = {tracked.id for tracked in self._state.started(batch)}
         return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._actuator.stuck}
 
-    async def _reap(self) -> None:
-        """Containers that have ended for the runtime are stopped when their last process is gone.
+    async def _reap(self, *, vanished: bool) -> None:
+        """Marks containers as stopped that have ended for the runtime and whose last process has ended.
 
-        One that was taken for stopped, since its cgroup was gone, may be back: a mount had hidden it.
+        Every round does so, not only a tick: a start that waits for their CPUs waits for less time than until a tick.
+        With ``vanished``, also looks at containers that were taken for stopped because their cgroup was gone: a mount
+        may have hidden it.
         """
         state, actuator = self._state, self._actuator
-        for before in [tracked for tracked in state if tracked.phase is Phase.ENDING or tracked.vanished]:
+        for before in [one for one in state if one.phase is Phase.ENDING or (vanished and one.vanished)]:
             lives = await actuator.populated(before)
             if lives and before.phase is Phase.ENDING and before.cpus is None:
                 await self._see(before)

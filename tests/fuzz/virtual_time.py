@@ -10,6 +10,10 @@ import selectors
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+_TURN_SECONDS = 1e-7
+"""Time that a turn of the loop takes. A clock that stood still one rounding error before the end of a wait would never
+end the wait: the timer fires, since it is due within the precision of the clock, and the wait is not over."""
+
 
 class StandstillError(Exception):
     """The program waits for something that will never happen."""
@@ -24,7 +28,7 @@ class _Selector(selectors.DefaultSelector):
         if not ready:
             if timeout is None:
                 raise StandstillError("no timer is set and no job is left")
-            self.now += max(timeout, 0.0)
+            self.now += max(timeout, _TURN_SECONDS)
         return ready
 
 

@@ -505,7 +505,7 @@ TARGETS = [
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
         # A page of 4 MiB of the smallest tokens; what claims' authors may write fills a tenth of that.
-        milliseconds=2500,
+        milliseconds=5000,
         most_bytes=answers.MOST_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
     ),

@@ -27,7 +27,10 @@ from tests.rigs.containers import TOP
 
 
 def expected(world: World, box: Box) -> bool | None:
-    """Returns True if a container must be accepted, False if it must be rejected, None where both are right."""
+    """Returns True if a container must be accepted and False if it must be rejected.
+
+    Returns None if the rules allow both, for example while no instance is active.
+    """
     if world.active is None or not world.active.connected:
         return None
     verdicts = [_claim_verdict(world, box, uid) for uid in box.named]
@@ -173,7 +176,7 @@ def check_exact(world: World, box: Box) -> None:
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
     """Checks that another container is not on the CPUs of a claim.
 
-    What is left of a container without claims is known to the instance alone that has heard of its end.
+    If processes of a stopped container without claims still run, only the instance that received its end knows of them.
     """
     unknown = other.phase == "lingering" and not other.held and other.ended_before is not world.active
     if owner.user == other.user or unknown:
@@ -215,7 +218,7 @@ def _pages(records: Iterable[AllocationRecord]) -> int:
 
 
 def check_end(world: World) -> None:
-    """Checks what is left when all claims and their containers have gone."""
+    """Checks the node after all claims and their containers have ended: every other container has its CPUs back."""
     assert world.active is not None
     problems = world.active.enforcer.problems
     assert not problems, problems

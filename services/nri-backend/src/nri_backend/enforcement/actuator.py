@@ -241,30 +241,34 @@ class Actuator:
         self.note(tracked)
 
     async def work(self, name: str, job: Callable[[], Result]) -> list[Result]:
-        """Does one more thing to the tree in its turn; returns its result, or nothing where it hangs."""
+        """Runs a job on the cgroup tree when its turn comes; returns its result, or an empty list if it hangs."""
         return await self._writing.work(lambda: [(name, job)])
 
     def progressed(self) -> None:
-        """Wakes who waits for containers to be moved."""
+        """Wakes the starts that wait for other containers to be moved."""
         self._progress.set()
         self._progress = asyncio.Event()
 
     async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
-        """Waits at most this long until no other container is on the container's CPUs; returns those that still are."""
-        loop, asked, again = asyncio.get_running_loop(), list[Tracked](), 0.0
+        """Waits until no other container is on the container's CPUs, for at most ``seconds``.
+
+        Returns the containers that are still on them.
+        """
+        loop, requested, next_request = asyncio.get_running_loop(), list[Tracked](), 0.0
         deadline = loop.time() + seconds
         if overlapping(self._state, tracked):
             # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with
             # the present list of online CPUs does the audit know that the container belongs to the pool now.
             await self.refresh_host()
-        while strangers := overlapping(self._state, tracked):
+        while others := overlapping(self._state, tracked):
             progress = self._progress
-            if strangers != asked or loop.time() >= again:
-                # The kernel may refuse to move these: without a pause each failed move would cause the next one.
-                asked, again = strangers, loop.time() + RETRY_SECONDS
+            if others != requested or loop.time() >= next_request:
+                # The audit moves them. If the kernel refuses, the next request waits for a pause: each failed move also
+                # ends the wait below, and without the pause would cause the next move at once.
+                requested, next_request = others, loop.time() + RETRY_SECONDS
                 self.news.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(deadline, again)):
+                async with asyncio.timeout_at(min(deadline, next_request)):
                     await progress.wait()
             if loop.time() >= deadline:
                 return overlapping(self._state, tracked)

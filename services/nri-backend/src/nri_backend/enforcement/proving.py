@@ -93,9 +93,10 @@ class Prover:
         self._answered.add(tracked.id)
 
     async def prove(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
-        """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit.
+        """Writes a proof for each container whose claims are enforced, if it has changed since the last write.
 
-        ``every``: these are all containers, so that success ends the problem, which may be about any of them.
+        A proof that cannot be written is a problem, and the next audit tries again. With ``every``, these are all
+        containers of the node: only then does a success end the problem, which may concern any of them.
         """
         new = [one for one in containers if one.proven and self._written.get(one.id) != self._marks(one)]
         if not new:

@@ -4,7 +4,8 @@
 from fractions import Fraction
 
 from dra_frontend.cel.evaluate import LONGEST, selected
-from dra_frontend.cel.functions import FUNCTIONS, METHODS, Semver
+from dra_frontend.cel.functions import FUNCTIONS, METHODS
+from dra_frontend.cel.semver import Semver
 from dra_frontend.cel.tokens import CelUnsupportedError
 from dra_frontend.cel.values import CelError, Domains, Quantity
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.cel.evaluate import selected
-from dra_frontend.cel.functions import Semver
+from dra_frontend.cel.semver import Semver
 from dra_frontend.cel.tokens import CelUnsupportedError
 from dra_frontend.cel.values import CelError, Domains, Quantity
 from dra_frontend.devices.quantity import parse_quantity

@@ -8,12 +8,12 @@ here. Every value that an evaluation can produce is one of the types of :mod:`dr
 import operator
 import re
 from collections.abc import Callable, Mapping
-from functools import total_ordering
 from typing import Any, Final
 
 from numa_contract.errors import MalformedError, shown
 
 from dra_frontend.cel import regex
+from dra_frontend.cel.semver import Semver, normalized
 from dra_frontend.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelUnsupportedError, Uint
 from dra_frontend.cel.values import (
     NONE,
@@ -23,52 +23,15 @@ from dra_frontend.cel.values import (
     Quantity,
     equal,
     is_number,
-    weights,
 )
+from dra_frontend.devices.model import MOST_ATTRIBUTE_VALUES
 from dra_frontend.devices.quantity import parse_quantity
 
-_LONGEST_INCLUDES: Final = 48
-"""Maximum length of the list of ``includes()`` in Kubernetes 1.36 (ResourceSliceMaxAttributeValuesPerDevice)."""
-_LONGEST_VERSION: Final = 256
-_VERSION = re.compile(
-    r"(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
-)
 _BLANKS: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _LOWER: Final = {code: code + 32 for code in range(65, 91)}
 _UPPER: Final = {code + 32: code for code in range(65, 91)}
 _TRUE, _FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
 Function = Callable[..., Any]
-
-
-@total_ordering
-class Semver:
-    """A semantic version. Equality and order ignore the part after ``+``."""
-
-    __slots__ = ("key", "text")
-
-    def __init__(self, text: str) -> None:
-        match = _VERSION.fullmatch(text) if len(text) <= _LONGEST_VERSION else None
-        numbers = [int(part) for part in match.groups()[:3]] if match else []
-        if match is None or max(numbers) >= HIGHEST_UINT:
-            raise CelError(f"{shown(text)} is not a semantic version")
-        pre = match[4].split(".") if match[4] else []
-        parts = [*pre, *(match[5].split(".") if match[5] else [])]
-        if not all(parts) or any(part.isdigit() and part[0] == "0" and part != "0" for part in pre):
-            raise CelError(f"{shown(text)} is not a semantic version")
-        order = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in pre)
-        self.text, self.key = text, (numbers, not pre, order)
-
-    def __eq__(self, other: object) -> bool:
-        """Returns True for a version of the same precedence."""
-        return isinstance(other, Semver) and self.key == other.key
-
-    def __lt__(self, other: "Semver") -> bool:
-        """Returns True if the precedence is lower."""
-        return self.key < other.key
-
-    def __hash__(self) -> int:
-        """Hashes the text of the numbers, which equal versions share."""
-        return hash(tuple(self.key[0]))
 
 
 def _typed(*kinds: type) -> Callable[[Function], Function]:
@@ -114,8 +77,8 @@ def _size(value: Any) -> int:
 def _includes(place: Any, item: Any) -> bool:
     if not isinstance(place, list):
         return equal(place, item)
-    if len(place) > _LONGEST_INCLUDES:
-        raise CelUnsupportedError(f"includes() of more than {_LONGEST_INCLUDES} values differs between releases")
+    if len(place) > MOST_ATTRIBUTE_VALUES:
+        raise CelUnsupportedError(f"includes() of more than {MOST_ATTRIBUTE_VALUES} values differs between releases")
     return any(equal(each, item) for each in place)
 
 
@@ -220,20 +183,8 @@ def _compared(function: Callable[[Any, Any], Any]) -> Function:
     return _by_type(quantities, _typed(Semver, Semver)(function))
 
 
-def _normalized(text: str) -> str:
-    """Returns a version with three numbers: missing ones are added as 0, and leading zeros are removed."""
-    parts = text.removeprefix("v").split(".", 2)
-    for place, part in enumerate(parts):
-        if len(part) > 1:
-            bare = part.lstrip("0")
-            parts[place] = bare if bare[:1].isdigit() else f"0{bare}"
-    if len(parts) < 3 and {*parts[-1]} & {"+", "-"}:
-        raise CelError(f"{shown(text)} is not a semantic version")
-    return ".".join([*parts, "0", "0"][:3])
-
-
 _semver = _by_type(
-    _typed(str)(Semver), _typed(str, bool)(lambda text, normal: Semver(_normalized(text) if normal else text))
+    _typed(str)(Semver), _typed(str, bool)(lambda text, normal: Semver(normalized(text) if normal else text))
 )
 
 
@@ -362,47 +313,3 @@ METHODS: Final[Mapping[str, Function]] = {
 }
 WITHOUT_OFFSET: Final = ("indexOf", "lastIndexOf")
 """Methods whose form with an offset is not known."""
-
-
-def _cost_of_matches(text: Any, pattern: Any) -> int:
-    if not isinstance(text, str) or not isinstance(pattern, str):
-        return 0
-    program = regex.compiled(pattern)
-    steps = (len(text) + 1) * len(program.instructions) // 2 if isinstance(program, regex.Pattern) else 0
-    return len(pattern) + steps
-
-
-def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
-    if not all(isinstance(one, str) for one in (text, old, new)):
-        return 0
-    longest: int = len(text) + text.count(old) * len(new)
-    return longest // 16
-
-
-def _cost_of_last_index(text: Any, part: Any) -> int:
-    """Returns the cost of a search from the end of a text, which compares each place with the whole part at worst."""
-    return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
-
-
-def _cost_of_join(items: Any, separator: Any = "") -> int:
-    return len(items) * len(separator) // 16 if isinstance(items, list) and isinstance(separator, str) else 0
-
-
-def _cost_of_sets(one: Any, other: Any) -> int:
-    """Returns the cost of comparing each item with each other one, and of the values inside items that are lists."""
-    if not isinstance(one, list) or not isinstance(other, list):
-        return 0
-    return 2 * len(one) * sum(weights(other))
-
-
-COSTS: Final[Mapping[str, Callable[..., int]]] = {
-    "matches": _cost_of_matches,
-    "replace": _cost_of_replace,
-    "join": _cost_of_join,
-    "lastIndexOf": _cost_of_last_index,
-    "split": lambda text, *_: len(text) if isinstance(text, str) else 0,
-    "sets.contains": _cost_of_sets,
-    "sets.equivalent": _cost_of_sets,
-    "sets.intersects": _cost_of_sets,
-}
-"""Values that a call handles beyond those of its operands, to be counted before it is made."""

@@ -27,7 +27,15 @@ from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_
 from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, NUMA_NODE, cpu_groups
 from dra_frontend.devices.cpu_lists import cpu_lists, left_out
 from dra_frontend.devices.memory import hugepages, plain_memory
-from dra_frontend.devices.model import MOST_VALUES, AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
+from dra_frontend.devices.model import (
+    MOST_ATTRIBUTE_VALUES,
+    AttributeValue,
+    Capacity,
+    CpuDevice,
+    Device,
+    DeviceKind,
+    Pool,
+)
 from dra_frontend.devices.reserves import MemoryReserve, memory_reserve
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
@@ -183,10 +191,10 @@ def _offered(
     if listed:
         attributes |= cpu_lists(machine, replace(group, cpus=cpus))
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
-    if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_VALUES - len(attributes)):
+    if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
     # The list is cut, since the server would reject the whole slice for a longer one. A part of it is still correct.
-    room = MOST_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
+    room = MOST_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
     if NUMA_NODE in attributes and NEAREST_NUMA_NODE not in attributes and len(nodes) <= room - len(near):

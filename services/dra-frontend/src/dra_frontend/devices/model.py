@@ -15,7 +15,7 @@ from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
 
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
-MOST_VALUES: Final = 48
+MOST_ATTRIBUTE_VALUES: Final = 48
 """Maximum number of attribute values of a device. The server counts every value of a list."""
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Final
 
-from dra_frontend.cel.functions import Semver
+from dra_frontend.cel.semver import Semver
 from dra_frontend.cel.values import CelError, Domains, Quantity
 from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantity, value

@@ -34,11 +34,10 @@ from dra_frontend.doctor.kubelet_places import PLACES, ROOT, Place
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.sources.kubelet_files import HostFiles, UnseenError, read_drop_ins
 from dra_frontend.doctor.sources.kubelet_launch import find_launch
+from dra_frontend.doctor.sources.processes import START_SLACK_SECONDS
 
 _STATES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 _MOST_BYTES: Final = 1 << 20
-_SLACK_SECONDS: Final = 2.0
-"""The kernel reports the time of boot in whole seconds."""
 _ASK: Final = (
     "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints all of it, and --kubelet-config reads that; "
     "kubectl numa doctor {node} does both"
@@ -110,7 +109,7 @@ def read_files(host_root: str, root: str) -> Reading:
         parts.append(Part(launch.origin, command.settings, is_command_line=True))
     if launch and launch.started:
         changed = documents.changed | {path: time for path, time in files.changed.items() if path == launch.origin}
-        late = [path for path, time in changed.items() if time > launch.started + _SLACK_SECONDS]
+        late = [path for path, time in changed.items() if time > launch.started + START_SLACK_SECONDS]
         unseen = f"{late[0]} was changed after the kubelet had started" if late else unseen
     return Reading(tuple(parts), _states(files, command.root_dir or root), unseen)
 

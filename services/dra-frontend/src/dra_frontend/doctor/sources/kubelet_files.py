@@ -34,7 +34,7 @@ class HostFiles:
     """Files of the node. Every call blocks."""
 
     def __init__(self, host_root: str) -> None:
-        self._root = host_root
+        self.root = host_root
         self._left = _MOST_IN_ALL
         self.changed: dict[str, float] = {}
         """Time of the last change of each file and directory that was read, in seconds since the epoch."""
@@ -42,7 +42,7 @@ class HostFiles:
     def where(self, path: str) -> str:
         """Returns where a path of the node is. Raises UnseenError."""
         try:
-            return on_node(self._root, path)
+            return on_node(self.root, path)
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 

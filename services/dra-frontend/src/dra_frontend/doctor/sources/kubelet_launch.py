@@ -2,7 +2,6 @@
 """Finds the command line of the kubelet: of its process, its systemd unit, or its distribution. Every call blocks."""
 
 import posixpath
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -17,15 +16,15 @@ from dra_frontend.doctor.kubelet_places import (
     Rancher,
 )
 from dra_frontend.doctor.sources.kubelet_files import HostFiles, UnseenError
+from dra_frontend.doctor.sources.processes import find_processes
 from dra_frontend.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
 
-_MOST_PROCESSES: Final = 1 << 17
 _MOST_UNIT_BYTES: Final = 256 << 10
-_MOST_ARGUMENT_BYTES: Final = 2 << 20
-"""Bytes of a command line; execve(2) accepts 2 MiB on a default stack."""
 _MOST_DROP_INS: Final = 64
-_TICKS: Final = 100
-"""USER_HZ, the unit of times in /proc/PID/stat."""
+_PROGRAMS: Final = ("kubelet", "kubelite")
+"""The second one is MicroK8s' program, which contains the kubelet."""
 _UNIT: Final = "kubelet.service"
 
 
@@ -55,7 +54,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     A running process is certain. Without one, exactly one unit or distribution must be there, since a node may have
     leftovers of another. Flags in environment files without the unit that uses them are some of the flags at most.
     """
-    if running := list(_processes(files)):
+    if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
             raise UnseenError(f"several kubelets run: {', '.join(one.origin for one in running)}")
         return running[0]
@@ -68,54 +67,27 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     return _of_environment_files(files, root, installed[0].unclear if installed else "")
 
 
-def _processes(files: HostFiles) -> Iterator[Launch]:
-    """Yields the kubelets that run: as root, and in the PID namespace of the host, where no ordinary pod can be."""
-    for number in _process_numbers(files):
-        name = (_of_process(files, number, "comm") or "").strip()
-        if name not in ("kubelet", "kubelite") or not _is_of_host(_of_process(files, number, "status") or ""):
+def _running(files: HostFiles) -> Iterator[Launch]:
+    """Yields the kubelets that run: as root, and in the PID namespace of the host, where no ordinary pod can be.
+
+    Raises UnseenError.
+    """
+    try:
+        found = [one for one in find_processes(HostTree(files.root), _PROGRAMS) if one.is_root and one.namespaces == 1]
+    except HostTreeError as error:
+        raise UnseenError(str(error)) from error
+    for process in found:
+        origin = f"the command line of process {process.number}"
+        if process.program == "kubelet":
+            unclear = "" if process.command else f"{origin} cannot be read"
+            yield Launch(origin, process.command[1:], unclear, process.started)
             continue
-        line = (_of_process(files, number, "cmdline") or "").rstrip("\0").split("\0")
-        origin = f"the command line of process {number}"
-        if name == "kubelet":
-            unclear = "" if line[0] else f"{origin} cannot be read"
-            yield Launch(origin, tuple(line[1:]), unclear, _start(files, number))
-            continue
-        given = [one.partition("=")[2] for one in line if one.startswith("--kubelet-args-file=")]
-        found = _of_microk8s(files, given[0]) if given else None
-        if found is None:
+        given = [one.partition("=")[2] for one in process.command if one.startswith("--kubelet-args-file=")]
+        launch = _of_microk8s(files, given[0]) if given else None
+        if launch is None:
             yield Launch(origin, (), f"{origin}: its --kubelet-args-file is not visible")
         else:
-            yield replace(found, started=_start(files, number))
-
-
-def _process_numbers(files: HostFiles) -> list[str]:
-    names = files.names("/proc", _MOST_PROCESSES)
-    return sorted((one for one in names if one.isascii() and one.isdigit()), key=int)
-
-
-def _of_process(files: HostFiles, number: str, name: str) -> str | None:
-    """Returns a file of a process, or None if the process has ended or may not be read."""
-    try:
-        data = files.data(f"/proc/{number}/{name}", _MOST_ARGUMENT_BYTES)
-    except UnseenError:
-        return None
-    return None if data is None else data.decode(errors="surrogateescape")
-
-
-def _is_of_host(status: str) -> bool:
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    own, users = fields.get("NSpid", "").split(), fields.get("Uid", "").split()
-    return len(own) == 1 and users[:2] == ["0", "0"]
-
-
-def _start(files: HostFiles, number: str) -> float | None:
-    """Returns the start of a process in seconds since the epoch, or None if the kernel does not report it."""
-    boot = re.search(r"^btime (\d{1,12})$", _of_process(files, "", "stat") or "", re.MULTILINE | re.ASCII)
-    # The second field is the name in parentheses, which may contain anything.
-    fields = (_of_process(files, number, "stat") or "").rpartition(")")[2].split()
-    if not boot or len(fields) < 20 or not fields[19].isdigit():
-        return None
-    return int(boot[1]) + int(fields[19][:18]) / _TICKS
+            yield replace(launch, started=process.started)
 
 
 def _of_unit(files: HostFiles) -> Launch | None:

@@ -5,7 +5,6 @@ A container of the driver sees neither, unless they are mounted; with ``--host-r
 of files are limited, since imports may name anything.
 """
 
-import os
 import posixpath
 import re
 import stat
@@ -23,6 +22,7 @@ from numa_node.toml_text import parse_toml
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.runtime_in_use import PLACES, Candidate, FoundRuntimes, Place, Reported, given_runtime
 from dra_frontend.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig
+from dra_frontend.doctor.sources.processes import START_SLACK_SECONDS, Process, find_processes, variables_of
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
@@ -36,7 +36,6 @@ _MOST_BYTES: Final = 1 << 20
 _MOST_GIVEN: Final = 4 << 20
 _MOST_TOGETHER: Final = 4 << 20
 """Characters of all files of a runtime."""
-_MOST_PROCESSES: Final = 1 << 16
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
 _GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
@@ -46,17 +45,10 @@ _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "s
 _CRIO_REPLACES: Final = re.compile(r"enable-nri|nri-.*|cdi-spec-dirs", re.ASCII)
 _CRIO_VARIABLES: Final = frozenset({"CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_CDI_SPEC_DIRS"})
 
-# starttime among the fields after the name in /proc/PID/stat (proc_pid_stat(5)), and the precision of btime.
-_START: Final = 19
-_SLACK_SECONDS: Final = 2.0
-
-Process = tuple[str, str, tuple[str, ...]]
-"""Name of the program, PID, and its arguments without the first."""
-
 
 def read_runtimes(tree: HostTree) -> FoundRuntimes:
     """Returns the runtimes of the node whose file tree this is."""
-    processes = list(_processes(tree))
+    processes = _processes(tree)
     running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
     known = {one.place.config for one in running}
     there = [_candidate(tree, place) for place in PLACES if place.config not in known]
@@ -248,50 +240,27 @@ def _is_ours(text: str) -> bool:
     return "nri" in text or "cdi" in text
 
 
-def _processes(tree: HostTree) -> Iterator[Process]:
-    """Yields runtimes and kubelets that run on the node itself, not in its containers."""
+def _processes(tree: HostTree) -> list[Process]:
+    """Returns runtimes and kubelets that run on the node itself, not in its containers; none if /proc is not there."""
     try:
-        numbers = [name for name in tree.names("/proc") or () if name.isdigit() and name.isascii()]
+        return [one for one in find_processes(tree, _PROGRAMS) if one.command and one.namespaces in (None, 1)]
     except HostTreeError:
-        return
-    for number in numbers[:_MOST_PROCESSES]:
-        program = _of_process(tree, number, "comm").strip()
-        if program not in _PROGRAMS:
-            continue
-        spaces = re.search(r"^NSpid:(.*)$", _of_process(tree, number, "status"), re.MULTILINE)
-        command = _of_process(tree, number, "cmdline")  # empty if the process has ended
-        if command and (spaces is None or len(spaces[1].split()) == 1):
-            yield program, number, tuple(filter(None, command.split("\0")[1:]))
+        return []
 
 
-def _of_process(tree: HostTree, number: str, name: str) -> str:
-    """Returns the text of a file of a process, or of all without a number; empty if the process has ended."""
-    try:
-        return read_regular(tree.real(posixpath.join("/proc", number, name)), _MOST_BYTES, follow=True).decode(
-            errors="replace"
-        )
-    except (OSError, ValueError, HostTreeError):
-        return ""
+def _arguments(process: Process) -> tuple[str, ...]:
+    return tuple(filter(None, process.command[1:]))
 
 
 def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
     """Returns a running candidate, with a fault if one of its files is newer than its process."""
-    if found is None or found.fault or (started := _start_of(tree, process[1])) is None:
+    if found is None or found.fault or process.started is None:
         return found
     for path, _ in found.documents:
-        if _changed_at(tree, path) > started + _SLACK_SECONDS:
+        if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
             why = f"{path} was changed after the runtime was started, and is not in force until it is restarted"
             return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
     return found
-
-
-def _start_of(tree: HostTree, number: str) -> float | None:
-    """Returns the start of a process in seconds since the epoch, or None if it cannot be determined."""
-    boot = re.search(r"^btime (\d{1,12})$", _of_process(tree, "", "stat"), re.MULTILINE | re.ASCII)
-    fields = _of_process(tree, number, "stat").rpartition(")")[2].split()
-    if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):
-        return None
-    return int(boot[1]) + int(fields[_START]) / os.sysconf("SC_CLK_TCK")
 
 
 def _changed_at(tree: HostTree, path: str) -> float:
@@ -303,10 +272,10 @@ def _changed_at(tree: HostTree, path: str) -> float:
 
 def _running(tree: HostTree, process: Process) -> Candidate | None:
     """Returns the runtime that a process is, or None for another process or a command that only prints."""
-    program, number, arguments = process
-    if program == "crio":
-        return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, number, arguments)
-    if program != "containerd" or _has_command(arguments):
+    arguments = _arguments(process)
+    if process.program == "crio":
+        return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)
+    if process.program != "containerd" or _has_command(arguments):
         return None
     config = _option(arguments, "config", "c") or PLACES[0].config
     address = _option(arguments, "address", "a")
@@ -319,12 +288,13 @@ def _running(tree: HostTree, process: Process) -> Candidate | None:
     return found
 
 
-def _running_crio(tree: HostTree, number: str, arguments: Sequence[str]) -> Candidate | None:
+def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
+    arguments = _arguments(process)
     crio = next(one for one in PLACES if one.software == CRI_O)
     place = replace(crio, config=_option(arguments, "config", "c") or crio.config)
     found = _candidate(tree, place, runs=True, directory=_option(arguments, "config-dir", "d") or _CRIO_DIRECTORY)
     options = [name for name in map(_name, arguments) if _CRIO_REPLACES.fullmatch(name)]
-    variables = {one.partition("=")[0] for one in _of_process(tree, number, "environ").split("\0")} & _CRIO_VARIABLES
+    variables = variables_of(tree, process) & _CRIO_VARIABLES
     if found and (options or variables):
         what = ", ".join([*(f"--{one}" for one in options), *sorted(variables)])
         return replace(found, fault=f"CRI-O is started with {what}, which wins over its files")
@@ -356,5 +326,6 @@ def _name(argument: str) -> str:
 
 def _endpoint(processes: Sequence[Process]) -> str:
     """Returns the endpoint of the runtime on the kubelet's command line; empty if it has none."""
-    given = [_option(arguments, "container-runtime-endpoint") for name, _, arguments in processes if name == "kubelet"]
+    kubelets = [one for one in processes if one.program == "kubelet"]
+    given = [_option(_arguments(one), "container-runtime-endpoint") for one in kubelets]
     return next(filter(None, given), "")

@@ -654,46 +654,6 @@ async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pa
     assert version
 
 
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize(
-    ("location", "said"),
-    [
-        ("http://me:secret@other.example:81/x?token=1", "redirected to 'other.example:81', which is not followed"),
-        ("/elsewhere", "redirected to another path, which is not followed"),
-        (f"https://{'x' * 3000}/", "redirected to 'xxx.*'... .2040 characters., which is not followed"),
-        ("http://[bad/", "redirected to another path, which is not followed"),
-        (None, "HTTP 30.: redirected, which is not followed"),
-    ],
-)
-async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """The request, and to the same host also the token, would be sent to wherever the answer points."""
-    asked: list[str] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.Response(status=code, headers={"Location": location} if location else {})
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-
-    def load(settings: Settings) -> None:
-        settings.host = "http://{}:{}".format(*runner.addresses[0][:2])
-
-    async with connect(load) as client:
-        with pytest.raises(UnavailableError, match=said) as caught:
-            await client.get_claim("default", "c", patience=0)
-        assert "secret" not in str(caught.value)
-        with pytest.raises(UnavailableError, match="not followed"):
-            await client.create_slice(a_slice())
-        with pytest.raises(UnavailableError, match="not followed"):
-            await anext(client.watch_slices(*MINE, "1"))
-    await runner.cleanup()
-    assert len(asked) == 3
-
-
 @asynccontextmanager
 async def connection_to(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]], host: str = "127.0.0.1", **more: Any
@@ -715,6 +675,37 @@ async def connection_to(
     finally:
         await connection.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("http://me:secret@other.example:81/x?token=1", "redirected to 'other.example:81', which is not followed"),
+        ("/elsewhere", "redirected to another path, which is not followed"),
+        (f"https://{'x' * 3000}/", "redirected to 'xxx.*'... .2040 characters., which is not followed"),
+        ("http://[bad/", "redirected to another path, which is not followed"),
+        (None, "HTTP 30.: redirected, which is not followed"),
+    ],
+)
+async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
+    """The request, and to the same host also the token, would be sent to wherever the answer points."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=code, headers={"Location": location} if location else {})
+
+    async with connection_to(answer) as connection:
+        client = KubeClient(connection)
+        with pytest.raises(UnavailableError, match=said) as caught:
+            await client.get_claim("default", "c", patience=0)
+        assert "secret" not in str(caught.value)
+        with pytest.raises(UnavailableError, match="not followed"):
+            await client.create_slice(a_slice())
+        with pytest.raises(UnavailableError, match="not followed"):
+            await anext(client.watch_slices(*MINE, "1"))
+    assert len(asked) == 3
 
 
 async def test_a_cookie_is_not_sent_back() -> None:

@@ -24,6 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 
+from tests.rigs import kubeadm
+
 _leaves = st.one_of(st.none(), st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2))
 _keys = st.sampled_from(["cpuManagerPolicy", "featureGates", "reservedMemory", "b"])
 _documents = st.dictionaries(
@@ -148,21 +150,11 @@ def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> No
 
 
 UNIT = "kubelet.service"
-KUBEADM = """\
-# Note: This dropin only works with kubeadm and kubelet v1.11+
-[Service]
-Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
-Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
-EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
-EnvironmentFile=-/etc/default/kubelet
-ExecStart=
-ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
-"""
 
 
 def test_a_drop_in_of_a_unit_replaces_the_command() -> None:
     """The variables of the environment files win over those of the unit, and unset ones are nothing."""
-    service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", KUBEADM], UNIT)
+    service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", kubeadm.DROP_IN], UNIT)
     assert service.files == ("-/var/lib/kubelet/kubeadm-flags.env", "-/etc/default/kubelet")
     environment = parse_environment('KUBELET_KUBEADM_ARGS="--node-ip=1.2.3.4 --v=2"\n# A=b\n;c\n\n')
     assert arguments_of(service, environment, "kubelet") == (

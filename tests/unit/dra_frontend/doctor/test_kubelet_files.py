@@ -15,21 +15,14 @@ from dra_frontend.doctor.kubelet_config import Reading, merge
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.sources.kubelet import choose_kubelet, read_files, read_kubelet
 
+from tests.rigs import kubeadm
 from tests.rigs.trees import small_machine, write_tree
 
 ROOT = "/var/lib/kubelet"
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 KUBEADM_UNIT = {
     "/usr/lib/systemd/system/kubelet.service": "[Unit]\nDescription=kubelet\n[Service]\nExecStart=/usr/bin/kubelet\n",
-    "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": """\
-[Service]
-Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
-Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
-EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
-EnvironmentFile=-/etc/default/kubelet
-ExecStart=
-ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
-""",
+    "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": kubeadm.DROP_IN,
     "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/c.sock"\n',
     # The kubeconfig of kubeadm has the name of OpenShift's configuration.
     "/etc/kubernetes/kubelet.conf": "apiVersion: v1\nkind: Config\nclusters: []\n",

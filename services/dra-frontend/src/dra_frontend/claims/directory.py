@@ -232,9 +232,12 @@ class Transaction:
         ``remember``: keeps an entry without resources, because a list of claims that is being read, or will be, may
         still contain the claim as allocated and recovery must not take the release for a loss.
         """
-        file = self.releasing.pop(key, None)
+        file = self.releasing.get(key)
         if file is None:
             return  # one of the oldest without resources, which are forgotten
+        if is_tombstone(file) and remember:
+            return
+        del self.releasing[key]
         if not is_tombstone(file):
             self.changes.append(Change("freed", *key))
         if remember:

@@ -39,7 +39,7 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 from tests.stage.witness import Witness, fields_of
 
-pytestmark = [pytest.mark.timeout(900 * PATIENCE), pytest.mark.xdist_group("dead wires")]
+pytestmark = pytest.mark.timeout(900 * PATIENCE)
 
 ROOT = CHART.parents[1]
 MIB = 1 << 20

@@ -35,9 +35,9 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
         assert ran_on(claimed, insiders, seconds) == {}
 
 
-@pytest.mark.core
-def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None:
-    """Two claims in two QoS classes, the backend killed: of twenty new pods, and of the host, nobody is on them.
+@pytest.mark.parametrize(("new_pods", "seconds"), [pytest.param(3, 5, marks=pytest.mark.core), (20, 30)])
+def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster, new_pods: int, seconds: float) -> None:
+    """Two claims in two QoS classes, the backend killed: no process of a new pod or of the host runs on their CPUs.
 
     Nor after containerd, systemd and a CPU of a claim have come back, nor when a partition was made invalid.
     """
@@ -48,9 +48,9 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None
     assert kernel.isolated_cpus() == second.cpus
     alone(*both)
     cluster.instance.kill_backend()
-    for number in range(20):
+    for number in range(new_pods):
         cluster.node.pod(f"late-{number}", qos="besteffort" if number % 2 else "burstable").run("main", BUSY)
-    alone(*both, seconds=30)
+    alone(*both, seconds=seconds)
     cluster.node.restart_containerd()
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     alone(*both, seconds=5)

@@ -7,7 +7,7 @@
 # a private mount namespace, with this tree in /src. pytest and what else the image does not have comes after the image's
 # own packages in the module search path, so it cannot replace one of them.
 # ARGUMENTs go to pytest.
-# Variables: those of images.sh, JOBS (pytest workers).
+# Variables: those of images.sh, JOBS (pytest workers; by default two more than CPUs, since the hostile tests mostly wait).
 set -euo pipefail
 # shellcheck source=hack/images.sh
 . "$(dirname "${BASH_SOURCE[0]}")/images.sh"
@@ -71,7 +71,7 @@ test_images() {
   # test_library.py compares with the whole Kubernetes client, of which the image has only what the frontend imports. The
   # image has neither a shell, which the tests of the page about the runtime type into, nor unshare(1), by which a test of
   # the preflight mounts a directory read-only, nor /etc/hosts, by which the test of cookies finds a server by name.
-  run_in "$container" -q -n "${JOBS:-auto}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
+  run_in "$container" -q -n "${JOBS:-$(($(nproc) + 2))}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
     --ignore tests/unit/dra_frontend/api_server/test_library.py \
     --ignore tests/unit/nri_backend/setup/test_runtime_page.py \
     --deselect tests/unit/dra_frontend/node/test_preflight.py::test_a_directory_that_is_mounted_read_only_is_named \

@@ -242,8 +242,11 @@ class Machine:
         await self.world.remove_pod(first % PODS)
         self.world.shake(TICK)
 
-    async def vanish(self, first: int, _second: int) -> None:
+    async def vanish(self, first: int, second: int) -> None:
         if (box := self._box(first, "created", "running", "lingering")) is not None:
+            if second & 1 and self.world.exists(box):
+                self.world.begin_to_vanish(box)
+                await self.world.wait(TICK)
             self.world.vanish(box)
             self.world.shake(FULL)
 
@@ -257,7 +260,8 @@ class Machine:
 
     async def foreign_write(self, first: int, second: int) -> None:
         world = self.world
-        if (box := self._box(first, "running", "lingering")) is None or not world.exists(box):
+        # The backend repairs nothing of a container that has ended: its last processes are being killed.
+        if (box := self._box(first, "running")) is None or not world.exists(box):
             return
         cpus = frozenset(cpu for cpu in CPUS if second >> cpu & 1)
         texts = {"cpuset.cpus": format_cpu_list(cpus), "cpuset.mems": "0-1", PAGES: "0"}

@@ -24,6 +24,7 @@ from numa_contract.records import AllocationRecord
 
 from tests.fuzz.backend_world import OWN_POD, PAGES, Box, World
 from tests.rigs.containers import TOP
+from tests.rigs.partition_tree import PartitionTree
 
 
 def expected(world: World, box: Box) -> bool | None:
@@ -117,6 +118,8 @@ def check_settled(world: World) -> None:
         return
     for problem in world.active.enforcer.problems:
         assert "internal error" not in problem, problem
+    if isinstance(world.kernel, PartitionTree):
+        assert not world.kernel.enabled_empty, f"partitions without a process: {world.kernel.enabled_empty}"
     living = world.living()
     for box in living:
         _note_held(world, box)

@@ -33,7 +33,7 @@ from numa_node.claim_directory import ClaimDirectory, stamp_clock_ns
 from tests.rigs.builders import env_of, write_claim
 from tests.rigs.containers import container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
-from tests.rigs.partition_tree import PartitionTree
+from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 CPUS: Final = parse_cpu_list("0-7")
 EFFECTIVE: Final = "cpuset.cpus.effective"
@@ -460,6 +460,12 @@ class World:
             for update in updates:
                 wanted = _merged(wanted, update.resources)
         self._apply([Update(box.id, wanted)])
+
+    def begin_to_vanish(self, box: Box) -> None:
+        """Ends all processes of a container, and its partition, as the kernel does before it removes a cgroup."""
+        self.kernel.set(box.path, "cgroup.events", "populated 0\nfrozen 0")
+        if self.partitions:
+            self.kernel.set(box.path, PARTITION, "member")
 
     def vanish(self, box: Box) -> None:
         """Ends all processes of a container and removes its cgroup; the runtime sends no event."""

@@ -21,6 +21,8 @@ class PartitionTree(KernelTree):
         found = root.rglob(PARTITION)
         self._made = {str(file.parent.relative_to(root)) for file in found}
         """Cgroups with the files of partitions, those included that were removed since."""
+        self.enabled_empty: list[str] = []
+        """Cgroups that were made a partition while no process lived in them: a kernel can lose their CPUs for good."""
         (root / "cpuset.cpus.effective").write_text(f"{online}\n")
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
@@ -64,6 +66,10 @@ class PartitionTree(KernelTree):
 
     def settle(self, path: str) -> None:
         """Computes which partitions are valid, and then everybody's CPUs."""
+        for part in sorted(self._made):
+            if self.has(part, EXCLUSIVE):
+                allowed = self._exclusive(part).intersection(*map(self._exclusive, _with_those_above(part)))
+                self.path(part).joinpath(f"{EXCLUSIVE}.effective").write_text(f"{format_cpu_list(allowed)}\n")
         self._judge("")
         valid = {part: self._exclusive(part) & parse_cpu_list(self.online) for part in self._partitions()}
         free = parse_cpu_list(self.online).difference(*valid.values())
@@ -74,6 +80,8 @@ class PartitionTree(KernelTree):
             (self.path(part) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(shown)}\n")
 
     def _check(self, path: str, name: str, text: str) -> None:
+        if name == PARTITION and text != "member" and not self.populated(path):
+            self.enabled_empty.append(path)
         if name == EXCLUSIVE and text.strip():
             wanted = parse_cpu_list(text.strip())
             for sibling in self._siblings(path):

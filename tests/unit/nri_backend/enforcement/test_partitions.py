@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.container import Phase
 from nri_backend.enforcement.partitions import lost_cpus, make_partition, settle
-from nri_backend.node.cgroups import EXCLUSIVE
+from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RefusedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
@@ -256,6 +257,30 @@ def test_settling_takes_nothing_back_where_cgroups_cannot_be_listed(tmp_path: Pa
     settle(tree)
     assert [tree.get(above, EXCLUSIVE) for above in (TOP, PODS, path)] == ["2-3"] * 3
     assert tree.get(path, PARTITION) == "root"
+
+
+def test_a_partition_is_made_only_where_a_process_lives(tmp_path: Path) -> None:
+    """A cgroup without one may be about to be removed, and a partition that is made then outlives it in the kernel."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    tree.make(f"{POD}/a")
+    tree.set(f"{POD}/a", "cgroup.events", "populated 0\nfrozen 0")
+    with pytest.raises(CgroupGoneError, match="no process is in the cgroup"):
+        make_partition(tree, f"{POD}/a", "root", frozenset({2, 3}))
+    assert tree.get(f"{POD}/a", PARTITION) == "member"
+    assert tree.enabled_empty == []
+
+
+async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(tmp_path: Path) -> None:
+    """The kernel ends the partition, tells of it, and only then removes the cgroup; the runtime says so later."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
+        node.kernel.set(db, PARTITION, "member")
+        node.enforcer._keeper._take({db})
+        await node.until(lambda: [one.phase for one in node.enforcer.state if one.id == "db"] == [Phase.STOPPED])
+        assert node.kernel.get(db, PARTITION) == "member"
+        assert isinstance(node.kernel, PartitionTree)
+        assert node.kernel.enabled_empty == []
 
 
 def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:

@@ -4,6 +4,14 @@
 What the kernel wants (kernel/cgroup/cpuset.c; measured in docs/adr/0013): the CPUs stand in ``cpuset.cpus.exclusive``
 of the cgroup and of all above it, and no two cgroups beside each other have the same there. What those above list stays
 when the container ends, and would forbid the CPUs to the next one in another QoS class.
+
+A partition is made only in a cgroup in which a process lives. When a runtime removes the cgroup of a container that has
+ended, the kernel first makes it a member again (``cpuset_css_killed()``), says so by poll, and then marks the cgroup as
+dying (``kill_css()`` in kernel/cgroup/cgroup.c). Who is woken by that poll finds a container whose partition is gone.
+If he makes it a partition again before the mark is set, nothing ends this second partition: its CPUs belong to no
+cgroup any more, and the kernel's list of remote partitions keeps a pointer into memory that is freed with the cgroup.
+The next partition that is made or ends is then a panic ("list_add corruption") or writes to memory of somebody else
+(docs/adr/0029). A cgroup that is being removed has no process and gets none any more, so ``cgroup.events`` tells.
 """
 
 import logging
@@ -55,7 +63,7 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
 def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
     """Makes a cgroup a partition with these CPUs; returns why it is none, else "".
 
-    What cannot be made leaves no trace. CgroupGoneError.
+    What cannot be made leaves no trace. Raises CgroupGoneError if the cgroup is gone or no process lives in it.
     """
     with _CHANGING:
         return _made(tree, path, kind, cpus)
@@ -89,6 +97,8 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         # Somebody who has ended may still stand above, in another QoS class.
         settle(tree)
         _keep(tree, path, cpus)
+    if not tree.populated(path):
+        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
     with sys_admin():
         tree.write(path, PARTITION, kind)
 

@@ -33,6 +33,7 @@ from numa_node.readiness import Readiness
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.partitions import lost_before, lost_text
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
@@ -93,6 +94,8 @@ class Backend:
         self._quiet = Quiet(state, lambda: enforcer.active, edges.tree, settings)
         # It tells who is woken by changes.
         state.take_host(read_node())
+        if state.host.partitions and (lost := lost_before(tree, state.host.online)):
+            state.forbid_partitions(lost_text(lost))
         self._session = RuntimeSession(
             self._enforcer,
             self.link_changed,

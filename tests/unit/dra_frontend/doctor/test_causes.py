@@ -50,7 +50,7 @@ def test_a_quoted_value_decides_nothing(quote: str) -> None:
         ("/sys/fs/cgroup/a/cpuset.cpus: Operation not permitted when 2-11 was written", "the chart's volume cgroup"),
         ("/sys/fs/cgroup/a/cpuset.cpus: Permission denied when 2 was written", "capability DAC_OVERRIDE"),
         ("what containers were given cannot be kept: Read-only file system", "run-backend"),
-        ("no cgroup has the CPUs 4-5, since a partition ended", "offline and online again"),
+        ("no cgroup has the CPUs 4-5, since a partition did not end", "drain and reboot"),
         ("the kernel has not answered for 12 s about x", "dmesg"),
         ("dra.cpu claim ns/c (u) belongs to container main of pod ns/p", "a claim of its own"),
         ("no instance of nri-backend has enforced its claims; none is active", "driver.enforced"),

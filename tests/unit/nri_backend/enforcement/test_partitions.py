@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Phase
-from nri_backend.enforcement.partitions import lost_cpus, make_partition, settle
+from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RefusedError
 from numa_contract.cpuset import parse_cpu_list
@@ -284,7 +284,7 @@ async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(t
 
 
 def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
-    """The kernel loses those of a partition that ended while it was invalid; those of a valid one are not lost."""
+    """The kernel loses those of a partition that did not end with its cgroup; those of a valid one are not lost."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert lost_cpus(tree, parse_cpu_list("0-7")) == frozenset()
@@ -294,24 +294,36 @@ def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
     assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) is None, "unknown is not none"
 
 
-async def test_lost_cpus_stay_reported_while_the_kernel_does_not_show_them(tmp_path: Path) -> None:
-    """A read that fails once does not mean that they are back."""
+async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tmp_path: Path) -> None:
+    """Its list of partitions is damaged, also when the CPUs are back. Partitions that there are stay."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        keeper = node.enforcer._keeper
-        node.kernel.make("other.slice")
-        (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-5\n")
-        for _ in range(2):
-            await keeper.settle(always=True)
-        assert "no cgroup has the CPUs 6-7" in keeper.problem
-        file = tmp_path / "cgroup/other.slice" / f"{EXCLUSIVE}.effective"
-        before = file.read_text()
-        file.write_text("damaged\n")
+        keeper, state = node.enforcer._keeper, node.enforcer.state
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.online = "0-5"
+        node.kernel.settle(db)
         await keeper.settle(always=True)
+        assert keeper.problem == "", "a CPU may be just going offline"
+        await keeper.settle()
         assert "no cgroup has the CPUs 6-7" in keeper.problem
-        file.write_text(before)
-        (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-7\n")
+        node.kernel.online = "0-7"
+        node.kernel.settle(db)
         await keeper.settle(always=True)
-        assert keeper.problem == ""
+        await node.enforcer.actuator.refresh_host()
+        assert "no cgroup has the CPUs 6-7" in keeper.problem
+        assert state.host.obstacle == keeper.problem
+        web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))
+        assert (node.partition(db), node.partition(web), node.cpus(web)) == ("root", "member", "4-5")
+        with pytest.raises(RefusedError, match="drain and reboot"):
+            await node.run("still", *node.claim(isolated(cpu_record("c3", "r=6-7"))))
+
+
+def test_cpus_lost_before_the_start_are_looked_for_twice(tmp_path: Path) -> None:
+    """A CPU that is just going offline is not lost."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    tree.make(POD)
+    assert lost_before(tree, parse_cpu_list("0-7")) == frozenset()
+    (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-5\n")
+    assert lost_before(tree, parse_cpu_list("0-7")) == {6, 7}
 
 
 @pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])

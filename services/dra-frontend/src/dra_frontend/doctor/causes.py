@@ -85,7 +85,7 @@ CAUSES: Final = (
     Cause(("No space left",), "make room in the file system of the directory that is named"),
     Cause(
         ("no cgroup has the CPUs",),
-        "take these CPUs offline and online again: echo 0, then 1 > /sys/devices/system/cpu/cpuN/online",
+        "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)",
     ),
     Cause(
         ("has not answered for",),

@@ -82,7 +82,7 @@ def divide(
     pooled: Collection[ClaimKey] = (),
 ) -> Pool:
     """Divides the CPUs among claims and the others, as of now; ``pooled``: claims that the kernel does not keep."""
-    by_kernel = host.partitions and config.cpu_exclusivity != "pool"
+    by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
     weights = [weight(tracked) for tracked in containers]
     partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))
     held = frozenset().union(

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from numa_contract.cpuset import format_cpu_list
-
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
-from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, partition_of, settle
+from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
 from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
@@ -31,7 +29,7 @@ class PartitionKeeper:
         self, state: NodeState, actuator: Actuator, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.problem = ""
-        """CPUs that the kernel has lost, and the remedy."""
+        """CPUs that the kernel has lost, and the remedy. It stays: the kernel is damaged even when they are back."""
         self._state = state
         self._actuator = actuator
         self._tree = tree
@@ -130,16 +128,15 @@ class PartitionKeeper:
         # Without a result the kernel hangs, or every thread was busy.
         failure, found = done[0] if done else ("the kernel does not answer", None)
         if found is not None:
-            # A CPU that is just going offline is not lost.
+            # A CPU that is just going offline is not lost; the next tick tells.
             lost, self._suspect = found & self._suspect, found
-            self.problem = _lost_text(lost) if lost else ""
+            self._unsettled = self._unsettled or bool(found - lost)
+            if lost and not self.problem:
+                self.problem = lost_text(lost)
+                _log.error("the kernel has lost CPUs", extra={"error": self.problem})
+                self._state.forbid_partitions(self.problem)
         if failure and failure != self._unsettled_for:
             text = "the exclusive CPUs of cgroups above partitions cannot be corrected"
             _log.warning(text, extra={"error": failure})
         self._unsettled_for = failure
         self._unsettled = self._unsettled or bool(failure)
-
-
-def _lost_text(cpus: frozenset[int]) -> str:
-    remedy = "take them offline and online again (/sys/devices/system/cpu/cpu*/online)"
-    return f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition ended while it was invalid; {remedy}"

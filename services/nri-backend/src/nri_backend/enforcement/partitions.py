@@ -16,6 +16,7 @@ The next partition that is made or ends is then a panic ("list_add corruption") 
 
 import logging
 import threading
+import time
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -38,6 +39,7 @@ _NESTED: Final = 3
 """How deep a kubelet's root may lie (--cgroup-root)."""
 _DEEPEST: Final = 4 + _NESTED
 """Cgroups from the root to a container."""
+_SECOND_LOOK_SECONDS: Final = 0.1
 # A slow job is passed by (turn.py): the next one must not tidy up what is being made. The kernel has one lock, too.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
@@ -158,13 +160,34 @@ def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
 
 
 def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None:
-    """Returns the CPUs that no cgroup has, those of a partition that ended while it was invalid; None if unknown."""
+    """Returns the CPUs that no cgroup has, those of a partition that did not end with its cgroup; None if unknown."""
     try:
         taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
         free = tree.read_set("", _EFFECTIVE)
     except (CgroupGoneError, CgroupRefusedError):
         return None
     return None if free is None else online.difference(free, *taken)
+
+
+def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
+    """Returns the CPUs that the kernel had lost before this process started.
+
+    One that is just going offline is not lost: if there are any, it looks again after a tenth of a second.
+    """
+    found = lost_cpus(tree, online)
+    if not found:
+        return frozenset()
+    time.sleep(_SECOND_LOOK_SECONDS)
+    return found & (lost_cpus(tree, online) or frozenset())
+
+
+def lost_text(cpus: frozenset[int]) -> str:
+    """Returns what it means that the kernel has lost CPUs, and the remedy."""
+    return (
+        f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
+        "may panic when another one is made, so none is made on this node any more: drain and reboot it "
+        "(docs/exclusive.md)"
+    )
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:

@@ -25,7 +25,7 @@ class Host:
     partitions: bool = False
     """Whether this process can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
     obstacle: str = ""
-    """Reason why it cannot, with the remedy; empty if it can."""
+    """Reason why it makes none, with the remedy; empty if it makes them. Those that there are may stay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from numa_contract.cpuset import parse_cpu_list
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import pod
 from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.partition_tree import PartitionTree
 
 EFFECTIVE = "cpuset.cpus.effective"
 
@@ -96,3 +97,17 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
     node.kernel.read_files.clear()
     await node.enforcer.start_container(pod("p9"), stored)
     assert {where for where, _ in node.kernel.read_files} == {path}
+
+
+async def test_another_writer_moves_a_container_of_the_same_pod_before_a_partition_is_made(memory: Path) -> None:
+    """In partition mode an audit looks at containers without claims once a minute; the start looks by itself."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar = await node.run("sidecar", name="sidecar")
+        await node.until(lambda: node.reports["sidecar"].cpus)
+        stored, _ = await node.create("db", *node.claim(cpu_record("u1", "c=2-4")))
+        path = node.make_cgroups(pod("p1"), stored)
+        await node.until(lambda: node.reports["sidecar"].cpus == {1, 5, 6, 7})
+        node.kernel.set(sidecar, "cpuset.cpus", "1-5")
+        await node.enforcer.start_container(pod("p1"), stored)
+        assert node.partition(path) == "root"
+        assert node.kernel.get(sidecar, "cpuset.cpus") == "1,5-7"

@@ -278,13 +278,15 @@ class Actuator:
         """Reads from the kernel whether other containers are on the CPUs of a claim container that is being started.
 
         Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not
-        seen. One file is read for each container that would have to leave; none if the container is to be a partition,
-        which the kernel does not make as long as the CPUs are another one's.
+        seen. One file is read for each container that would have to leave. If the container is to be a partition, these
+        are those of its own pod: the kernel moves all others, and makes no partition whose CPUs a sibling has.
         """
         state, own = self._state, tracked.own_cpus
-        if not own or state.partition_for(tracked):
+        if not own:
             return
         elsewhere = overlapping(state, tracked, anywhere=True)
+        if state.partition_for(tracked):
+            elsewhere = [one for one in elsewhere if one.pod.uid == tracked.pod.uid]
         left = {one.id: one for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
         while left := {i: one for i, one in left.items() if i not in self.stuck}:
             for container_id, cpus in await self._writing.work(partial(self._views, tuple(left.values()))):

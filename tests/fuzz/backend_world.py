@@ -207,6 +207,8 @@ class World:
         self.doubt = 0.0
         """Seconds that must pass before a rejection proves a fault."""
         self._stamps = self._ids = 0
+        self._specs: dict[tuple[str, str], tuple[tuple[str, ...], bool]] = {}
+        """Claims of each container, by pod and name, and whether its variables are forged."""
 
     # The kernel and the machine.
 
@@ -385,8 +387,12 @@ class World:
                 raise AssertionError(f"{hook} raised {error!r}") from error
 
     def describe(self, number: int, name: str, uids: Iterable[str], *, forged: bool = False) -> Box:
-        """Returns a container that is about to be created; ``forged``: its pod's author has changed the variables."""
+        """Returns a container that is about to be created; ``forged``: its pod's author has changed the variables.
+
+        Each attempt of the same container has the claims and the variables of its first one: a pod's spec is constant.
+        """
         of = pod(OWN_POD if number < 0 else self.pod_uid(number))
+        uids, forged = self._specs.setdefault((of.uid, name), (tuple(uids), forged))
         named = {uid: record for uid in uids if (record := self.claims[uid].record) is not None}
         env = [entry for record in named.values() for entry in env_of(record)]
         if forged:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from numa_contract.cpuset import format_cpu_list
 
 from tests.fakes.scheduler import allocate, schedule
-from tests.node.rig import figures
+from tests.node.rig import figures, kernel
 from tests.node.rig.claims import ClaimPod, Wish
 from tests.node.rig.driver_pod import DriverPod
 from tests.node.rig.figures import HookTimes
@@ -303,3 +303,7 @@ class Cluster:
         for pod in self._pods:
             pod.end()
         self._pods.clear()
+        # A partition that does not end with its cgroup takes its CPUs from the node for good (docs/adr/0029).
+        until(
+            lambda: kernel.Cgroup("/").cpus() == kernel.online_cpus(), "all CPUs are back in the root's effective set"
+        )

@@ -360,6 +360,7 @@ class Trace(Node):
 
     async def do_hardware(self) -> None:
         """CPUs go offline or come back, and pools of hugepages shrink or grow."""
+        self.oracle.note_capacity(self.capacity())
         self.offline, pages = (
             _OFFLINE[self.input.number(len(_OFFLINE))],
             _FEWER_PAGES[self.input.number(len(_FEWER_PAGES))],

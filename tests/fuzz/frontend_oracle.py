@@ -173,11 +173,16 @@ class Oracle:
             demand(promise.cpus <= promise.near, f"{key} got {sorted(promise.cpus)}, joined to {sorted(promise.near)}")
         self.promises[key] = promise
 
+    def note_capacity(self, capacity: Mapping[str, int]) -> None:
+        """Takes the bytes that the node has before they change; claims may get their pages before the next check."""
+        for device, size in capacity.items():
+            self._capacity[device] = max(size, self._capacity.get(device, 0))
+
     def check_pages(self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> None:
         """Checks that no claim was given hugepages which the node does not have or which belong to other claims.
 
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
-        pages at the time of the last check; claims that have their pages keep them.
+        pages since the last check; claims that have their pages keep them.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]

@@ -86,7 +86,10 @@ class Trace(Node):
     def check(self) -> None:
         """Checks the rules."""
         self.oracle.check()
-        self.oracle.check_pages({one.uid: one.pages for one in self.claims}, self.capacity())
+        ledgers = [one.frontend.store.ledger for one in self.instances if not one.dead]
+        releasing = [file for ledger in ledgers for file in ledger.releasing.values()]
+        kept = {file.uid for file in releasing if file.driver == MEMORY_DRIVER and file.record is not None}
+        self.oracle.check_pages({one.uid: one.pages for one in self.claims}, self.capacity(), kept)
 
     async def do_create(self) -> None:
         """A claim is created and allocated, and reserved for a pod."""

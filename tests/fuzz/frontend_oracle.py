@@ -7,7 +7,7 @@ reads them. It reads nothing of the frontend's memory.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -178,15 +178,18 @@ class Oracle:
         for device, size in capacity.items():
             self._capacity[device] = max(size, self._capacity.get(device, 0))
 
-    def check_pages(self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> None:
+    def check_pages(
+        self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int], kept: Collection[str]
+    ) -> None:
         """Checks that no claim was given hugepages which the node does not have or which belong to other claims.
 
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
-        pages since the last check; claims that have their pages keep them.
+        pages since the last check; claims that have their pages keep them. So do those in ``kept``, UIDs of claims that
+        are unprepared while the backend has not confirmed the end of their containers.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]
-        uids = {*files, *promised, *self.running}
+        uids = {*files, *promised, *self.running, *kept}
         for device, size in capacity.items():
             holders = {uid: sizes[uid][device] for uid in uids if device in sizes.get(uid, {})}
             new, total = holders.keys() - self._holders.get(device, frozenset()), sum(holders.values())

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from tests.fakes import quantities
 from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tainted
 
+_MOST_TRIES = 20_000
+"""Devices that are tried for one claim. Constraints that nothing meets make the search exponential; kube-scheduler ends
+after ten seconds."""
+
 
 class UnschedulableError(Exception):
     """No node has devices for the claim now."""
@@ -43,12 +47,19 @@ class _Search:
     taken: set[tuple[str, str, str]]
     used: dict[tuple[str, str, str], dict[str, int]]
     results: list[tuple[Slot, Candidate, dict[str, str] | None]] = field(default_factory=list)
+    tries: int = 0
 
     def run(self, slots: Sequence[Slot], start: int = 0) -> bool:
-        """True with ``results`` filled when every slot got a device, the first one none before ``start``."""
+        """True with ``results`` filled when every slot got a device, the first one none before ``start``.
+
+        Raises UnschedulableError when it has tried too long.
+        """
         if not slots:
             return True
         for place, candidate in enumerate(self.devices[start:], start):
+            self.tries += 1
+            if self.tries > _MOST_TRIES:
+                raise UnschedulableError(f"no devices were found in {_MOST_TRIES} tries")
             fits, consumed = self._try(slots[0], candidate)
             if not fits:
                 continue

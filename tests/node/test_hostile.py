@@ -52,11 +52,10 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 @pytest.mark.core
 @pytest.mark.fault("backend A3")
-@pytest.mark.configuration(reservedCPUs="0")
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
     """Who names the pool in his environment and starts unseen is a plain container after any number of restarts."""
     db = cluster.pod(cpus(2, numa_node=1))
-    box, pool = db.run(), ALL - {0} - db.cpus
+    box, pool = db.run(), ALL - RESERVED - db.cpus
     web, forger = cluster.node.pod("web").run(), cluster.node.pod("forger")
     cluster.instance.kill_backend()
     evil = forger.run(env={cpu_env_key(NOBODY, None): format_cpu_list(pool)})

@@ -185,6 +185,27 @@ async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_pa
     assert await held(4, heard) == frozenset()
 
 
+async def test_a_release_that_has_ended_for_another_instance_is_no_loss(tmp_path: Path) -> None:
+    """Its backend knows that no container is left. The reports of this one's backend are from before the release."""
+    node, other = Frontend(tmp_path, enforced=False), Frontend(tmp_path, enforced=False)
+    await write(node)
+    report = {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES}
+    lease = BackendStatus(
+        instance="i", generation=1, records=node.store.news.generation, active=True, synchronized=True
+    )
+    node.backend.renew(lease, [report])
+    await release(node)
+    await other.look()
+    other.backend.renew(lease.model_copy(update={"instance": "j", "records": other.store.news.generation}), [])
+    await other.look()
+    assert other.store.ledger.releasing == {}
+    for _ in range(2):
+        lost, held = await node.store.transact(lambda t: (t.ledger.lost(), t.ledger.held_cpus()))
+        assert (lost, held) == ({}, frozenset())
+    node.backend.renew(lease.model_copy(update={"generation": 2, "records": node.store.news.generation}), [report])
+    assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], "a newer report is believed"
+
+
 async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:
     """A successor finds it in the journal: its own backend, too, must have heard of it before anything is free."""
     former = Frontend(tmp_path, enforced=False)

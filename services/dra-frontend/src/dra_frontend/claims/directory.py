@@ -8,7 +8,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +181,11 @@ class Transaction:
         absent = frozenset(self.present.keys() - files.keys())
         return Ledger(files, self.releasing, self.containers, absent, dict(self.answered), self.unlisted)
 
+    def ignore_reports(self, keys: Collection[ClaimKey]) -> None:
+        """Leaves claims out of the reports of the containers, which are older than the end of these claims."""
+        if keys:
+            self.containers = tuple(_without(report, keys) for report in self.containers)
+
     def prepare(self, judged: Judged, inventory: Inventory, *, rebuilding: bool = False) -> AllocationRecord:
         """Decides what a claim gets and writes it. Raises Refused or OSError."""
         record = decide(judged, inventory, self.ledger, rebuilding=rebuilding)
@@ -267,3 +272,14 @@ class Transaction:
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
             with self._complaints.about((record.driver, record.claim.uid), "claim file not restored"):
                 self.write(record, "restored")
+
+
+def _without(report: ContainerReport, keys: Collection[ClaimKey]) -> ContainerReport:
+    used = {(use.driver, use.uid) for use in (*report.claims, *report.unknown_claims)}
+    if used.isdisjoint(keys):
+        return report
+    left = {
+        name: tuple(use for use in getattr(report, name) if (use.driver, use.uid) not in keys)
+        for name in ("claims", "unknown_claims")
+    }
+    return report.model_copy(update=left)

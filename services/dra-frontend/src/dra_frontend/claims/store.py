@@ -89,6 +89,7 @@ class ClaimStore:
     """Whether there was an instance before this one and its journal is gone, until recovery has listed the claims."""
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
+    """Generation of the news of each release that still holds resources or that our backend has not read yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
@@ -151,32 +152,32 @@ class ClaimStore:
             status = backend.status
             # A backend of 0.1.0, or one that cannot read our news, does not say how far it has read; it is believed.
             heard = status.records if status is not None else None
-            unheard = {key for key, at in self._released_at.items() if heard is not None and at > heard}
+            unheard = frozenset(key for key, at in self._released_at.items() if heard is not None and at > heard)
             restoring = certain and status is not None and status.active
             run = partial(self._run, transaction, change, unheard, restoring=restoring, thorough=thorough)
             job = asyncio.get_running_loop().run_in_executor(None, run)
         except BaseException:
             self._lock.release()
             raise
-        job.add_done_callback(partial(self._finish, transaction))
+        job.add_done_callback(partial(self._finish, transaction, unheard))
         return await asyncio.shield(job)
 
-    def _finish(self, transaction: Transaction, job: "asyncio.Future[T]") -> None:
+    def _finish(self, transaction: Transaction, unheard: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # raised to the caller, if there still is one
-        releasing = self._held.releasing
-        self._released_at = {key: at for key, at in self._released_at.items() if key in releasing}
+        kept = self._held.releasing.keys() | unheard
+        self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
             self.news.publish(change)
-            if change.kind == "released" and (change.driver, change.uid) in releasing:
+            if change.kind == "released" and (change.driver, change.uid) in self._held.releasing:
                 self._released_at[change.driver, change.uid] = self.news.generation
 
     def _run(
         self,
         transaction: Transaction,
         change: Callable[[Transaction], T],
-        unheard: set[ClaimKey],
+        unheard: frozenset[ClaimKey],
         *,
         restoring: bool,
         thorough: bool,
@@ -192,7 +193,7 @@ class ClaimStore:
             self.journal_lost = transaction.unlisted
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
-    def _load(self, transaction: Transaction, unheard: set[ClaimKey], *, thorough: bool) -> None:
+    def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool) -> None:
         """Rereads directory and journal. What went missing without a release stays held."""
         entries = self._journal.read()
         # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
@@ -208,6 +209,10 @@ class ClaimStore:
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]
+        # A release can have ended for another instance, whose backend has confirmed that no container is left, while
+        # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt.
+        known = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
+        transaction.ignore_reports(unheard - known)
         if transaction.releasing and transaction.certain:
             # A container may have been started just before the release, with its report still on its way: only a
             # backend that knows of the release can say that there is none.

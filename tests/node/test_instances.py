@@ -3,8 +3,6 @@
 
 import time
 
-import pytest
-
 from tests.node.rig import figures, kernel
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.instance import Instance
@@ -20,7 +18,6 @@ def active(cluster: Cluster) -> list[Instance]:
     return [instance for instance in cluster.instances if instance.active]
 
 
-@pytest.mark.core
 def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
     """Two that adjust would fail a creation; the standby follows a death and an orderly end of the active one."""
     plain = cluster.node.pod("web").run()

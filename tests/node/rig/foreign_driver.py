@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
 
 from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
+from tests.node.rig.wait import until
 
 Document = dict[str, Any]
 
@@ -32,19 +34,22 @@ def class_document(driver: str) -> Document:
 
 @contextmanager
 def registered(driver: str, root: Path) -> Iterator[None]:
-    """Serves a driver to the kubelet with this root directory inside the block."""
+    """Serves a driver to the kubelet with this root directory; in the block the kubelet has registered it."""
     socket = root / f"plugins_registry/{driver}.sock"
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
-    server = grpc.server(ThreadPoolExecutor(2))
+    server, told = grpc.server(ThreadPoolExecutor(2)), Event()
+
+    def notified(_status: Any) -> Any:
+        told.set()
+        return pluginregistration_pb2.RegistrationStatusResponse()
+
     info = pluginregistration_pb2.PluginInfo(
         type="DRAPlugin", name=driver, endpoint=str(socket), supported_versions=["v1.DRAPlugin"]
     )
     registration = {
         "GetInfo": _handler(pluginregistration_pb2.InfoRequest, lambda _: info),
-        "NotifyRegistrationStatus": _handler(
-            pluginregistration_pb2.RegistrationStatus, lambda _: pluginregistration_pb2.RegistrationStatusResponse()
-        ),
+        "NotifyRegistrationStatus": _handler(pluginregistration_pb2.RegistrationStatus, notified),
     }
     plugin = {
         "NodePrepareResources": _handler(dra_v1_pb2.NodePrepareResourcesRequest, _prepared),
@@ -58,6 +63,7 @@ def registered(driver: str, root: Path) -> Iterator[None]:
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
+        until(told.is_set, f"the kubelet registers {driver}")
         yield
     finally:
         server.stop(None).wait()

@@ -5,13 +5,13 @@ What the kernel wants (kernel/cgroup/cpuset.c; measured in docs/adr/0013): the C
 of the cgroup and of all above it, and no two cgroups beside each other have the same there. What those above list stays
 when the container ends, and would forbid the CPUs to the next one in another QoS class.
 
-A partition is made only in a cgroup in which a process lives. When a runtime removes the cgroup of a container that has
-ended, the kernel first makes it a member again (``cpuset_css_killed()``), says so by poll, and then marks the cgroup as
-dying (``kill_css()`` in kernel/cgroup/cgroup.c). Who is woken by that poll finds a container whose partition is gone.
-If he makes it a partition again before the mark is set, nothing ends this second partition: its CPUs belong to no
-cgroup any more, and the kernel's list of remote partitions keeps a pointer into memory that is freed with the cgroup.
-The next partition that is made or ends is then a panic ("list_add corruption") or writes to memory of somebody else
-(docs/adr/0029). A cgroup that is being removed has no process and gets none any more, so ``cgroup.events`` tells.
+A cgroup is made a partition only while it contains a process. When a runtime removes the cgroup of a container, the
+kernel first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
+partition file, and only then marks the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the woken backend
+made the cgroup a partition again before that mark, the kernel would never end this second partition. Its CPUs would be
+in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change of
+the list would then crash the kernel ("list_add corruption") or overwrite memory of another object (docs/adr/0029). A
+cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events`` identifies it.
 """
 
 import logging

@@ -302,15 +302,15 @@ async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tm
         node.kernel.online = "0-5"
         node.kernel.settle(db)
         await keeper.settle(always=True)
-        assert keeper.problem == "", "a CPU may be just going offline"
+        assert state.kernel_damage == "", "a CPU may be just going offline"
         await keeper.settle()
-        assert "no cgroup has the CPUs 6-7" in keeper.problem
+        assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         node.kernel.online = "0-7"
         node.kernel.settle(db)
         await keeper.settle(always=True)
         await node.enforcer.actuator.refresh_host()
-        assert "no cgroup has the CPUs 6-7" in keeper.problem
-        assert state.host.obstacle == keeper.problem
+        assert "no cgroup has the CPUs 6-7" in state.kernel_damage
+        assert state.host.obstacle == state.kernel_damage
         web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))
         assert (node.partition(db), node.partition(web), node.cpus(web)) == ("root", "member", "4-5")
         with pytest.raises(RefusedError, match="drain and reboot"):

@@ -48,8 +48,8 @@ class NodeState:
         self._claimed_by_pod: dict[str, frozenset[int]] = {}
         self._counted_by_pod: dict[str, tuple[AllocationRecord, ...]] = {}
         self._taking_all = False
-        self._obstacle = ""
-        """Reason why no partition is made any more."""
+        self.kernel_damage = ""
+        """CPUs that the kernel has lost, and the remedy. It stays even if the CPUs return: the kernel is damaged."""
         self._pooled: dict[ClaimKey, str] = {}
         """Claims of which the kernel has refused a partition, and why, until it has made one."""
 
@@ -160,15 +160,15 @@ class NodeState:
 
     def take_host(self, host: Host) -> None:
         """Takes what is online now."""
-        if self._obstacle:
-            host = replace(host, obstacle=self._obstacle)
+        if self.kernel_damage:
+            host = replace(host, obstacle=self.kernel_damage)
         if host != self.host:
             self.host = host
             self._recompute()
 
-    def forbid_partitions(self, obstacle: str) -> None:
-        """Makes no partition from now on, as long as this process lives; those that there are stay."""
-        self._obstacle = obstacle
+    def forbid_partitions(self, damage: str) -> None:
+        """Stops making partitions until this process ends. Existing partitions stay."""
+        self.kernel_damage = damage
         self.take_host(self.host)
 
     def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:

@@ -62,7 +62,7 @@ class Enforcer:
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        node = (self._prover.problem, self._keeper.problem, *self.actuator.problems, *self._auditor.problems)
+        node = (self._prover.problem, self.state.kernel_damage, *self.actuator.problems, *self._auditor.problems)
         return tuple(filter(None, (*node, *map(problem_of, self.state))))
 
     async def activate(self) -> None:

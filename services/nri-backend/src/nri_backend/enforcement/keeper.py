@@ -28,8 +28,6 @@ class PartitionKeeper:
     def __init__(
         self, state: NodeState, actuator: Actuator, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.problem = ""
-        """CPUs that the kernel has lost, and the remedy. It stays: the kernel is damaged even when they are back."""
         self._state = state
         self._actuator = actuator
         self._tree = tree
@@ -131,10 +129,9 @@ class PartitionKeeper:
             # A CPU that is just going offline is not lost; the next tick tells.
             lost, self._suspect = found & self._suspect, found
             self._unsettled = self._unsettled or bool(found - lost)
-            if lost and not self.problem:
-                self.problem = lost_text(lost)
-                _log.error("the kernel has lost CPUs", extra={"error": self.problem})
-                self._state.forbid_partitions(self.problem)
+            if lost and not self._state.kernel_damage:
+                self._state.forbid_partitions(lost_text(lost))
+                _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})
         if failure and failure != self._unsettled_for:
             text = "the exclusive CPUs of cgroups above partitions cannot be corrected"
             _log.warning(text, extra={"error": failure})

@@ -2,7 +2,7 @@
 """The rules that every trace of the frontend's claim core must keep, checked from the outside.
 
 The oracle knows the answers that the kubelet got, the containers that run, and the claim files as the container runtime
-reads them. It reads nothing of the frontend's memory.
+reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
 """
 
 import json

@@ -6,30 +6,10 @@ threads run on the loop as well, each after a delay that the caller chooses, so 
 """
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-_TURN_SECONDS = 1e-7
-"""Time that a turn of the loop takes. A clock that stood still one rounding error before the end of a wait would never
-end the wait: the timer fires, since it is due within the precision of the clock, and the wait is not over."""
-
-
-class StandstillError(Exception):
-    """The program waits for something that will never happen."""
-
-
-class _Selector(selectors.DefaultSelector):
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Returns the descriptors that are ready. Without any the clock jumps to the end of the timeout."""
-        ready = super().select(0)
-        if not ready:
-            if timeout is None:
-                raise StandstillError("no timer is set and no job is left")
-            self.now += max(timeout, _TURN_SECONDS)
-        return ready
+from tests.rigs.virtual_clock import VirtualClock
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -37,7 +17,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, delays: Iterator[float]) -> None:
         """``delays``: seconds until each job begins that is meant for a thread."""
-        self._virtual = _Selector()
+        self._virtual = VirtualClock()
         self._delays = delays
         super().__init__(self._virtual)
 

@@ -9,7 +9,6 @@ ended, so that nothing which a dead process still does has an effect.
 
 import asyncio
 import os
-import selectors
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,8 @@ from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
+
+from tests.rigs.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 _FILE_OPERATIONS: Final = frozenset(
@@ -141,31 +142,11 @@ class Disk(ThreadPoolExecutor):
             os.utime(directory, ns=(self._stamp * 10**9, self._stamp * 10**9))
 
 
-_TURN_SECONDS = 1e-7
-"""Time that a turn of the loop takes."""
-
-
-class _Clock(selectors.DefaultSelector):
-    """Never waits: where a selector would, the time has come."""
-
-    now = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise AssertionError("every task waits for another one")
-        if not ready and timeout is not None:
-            # A clock that stands still one rounding error before the end of a wait never ends it: the timer is due
-            # within the precision of the clock and fires, and the wait is not over.
-            self.now += max(timeout, _TURN_SECONDS)
-        return ready
-
-
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop for the processes of a node whose files are below ``disk``."""
 
     def __init__(self, disk: Disk) -> None:
-        self._clock = _Clock()
+        self._clock = VirtualClock(1000.0)
         super().__init__(self._clock)
         self.set_default_executor(disk)
 

@@ -14,7 +14,7 @@ from dra_frontend.doctor.causes import CAUSES, cause_of
 from nri_backend.app import _NO_CLAIMS
 from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.containers.answers import crowded
-from nri_backend.containers.container import Tracked, problem_of
+from nri_backend.containers.container import Identity, Tracked, problem_of
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.privileges import PartitionRight, capability_problem
@@ -187,11 +187,11 @@ def refusals(name: str, value: str) -> Iterator[str]:
     yield refusal(record, (f"DRA_CPUSET_u_{name}={value}",), mine)
     yield refusal(record, (f"DRA_CPUSET_{value}={value}",), mine)
     pod = Pod("s", "p1", name, name, "/kubepods.slice")
-    others = [Tracked(f"c{number}", name, pod) for number in range(5)]
-    moving = crowded(Tracked("c", name, pod), others)
+    others = [Tracked(Identity(f"c{number}", name, pod)) for number in range(5)]
+    moving = crowded(Tracked(Identity("c", name, pod)), others)
     assert moving is not None
     yield moving.text
-    yield problem_of(Tracked("c", name, pod, refusal=moving))
+    yield problem_of(Tracked(Identity("c", name, pod), refusal=moving))
 
 
 def refusal(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> str:

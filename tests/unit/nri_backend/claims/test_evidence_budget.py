@@ -54,7 +54,7 @@ def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Contai
 
     def work() -> tuple[Entitlement, Refusal | None, str]:
         tracked = tracked_as(pod(), read_container(message))
-        held, _, refusal = assess(tracked.evidence, tracked.user, claims)
+        held, _, refusal = assess(tracked.identity.evidence, tracked.identity.user, claims)
         return held, refusal, report(tracked).model_dump_json()
 
     assert cpu_seconds(work) < HOOK_SECONDS
@@ -73,7 +73,7 @@ def test_a_snapshot_of_such_containers_is_taken_over_at_once(message: pb.Contain
     def work() -> None:
         for _ in range(100):
             tracked = tracked_as(pod(), sent)
-            assess(tracked.evidence, tracked.user, claims)
+            assess(tracked.identity.evidence, tracked.identity.user, claims)
 
     assert cpu_seconds(work) < SNAPSHOT_SECONDS * PATIENCE
 
@@ -87,7 +87,7 @@ def test_what_is_over_the_limits_is_malformed() -> None:
     long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
     for message in (several, long):
         tracked = tracked_as(pod(), read_container(message))
-        _, _, refusal = assess(tracked.evidence, tracked.user, Claims())
+        _, _, refusal = assess(tracked.identity.evidence, tracked.identity.user, Claims())
         assert refusal is not None
         assert refusal.reason == Reason.MALFORMED
         assert f"more than {MAX_VARIABLES} variables or 64 KiB" in refusal.text

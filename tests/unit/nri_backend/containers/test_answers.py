@@ -3,7 +3,7 @@
 
 import pytest
 from nri_backend.containers.answers import adjustment, amendment, stored_updates
-from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.container import Identity, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import CpuLimit, Stated
@@ -25,7 +25,7 @@ def node(*, lazy: bool = False, online: int = 2) -> NodeState:
 
 def holder(*records: AllocationRecord, stated: Stated | None = None) -> Tracked:
     """A container that holds these."""
-    return Tracked("c", "main", pod(), entitlement=entitlement_of(*records), stated=stated or Stated())
+    return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or Stated())
 
 
 PLAIN = memory_record("m", ("x", 1, 64 * MI, 4096), x={"limit": "claim"})

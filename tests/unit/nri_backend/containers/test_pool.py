@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import PartitionKind
-from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.pool import Pool, divide
 from nri_backend.limits.difference import Host
 from numa_contract.cdi import ClaimFile
@@ -27,12 +28,12 @@ def claim(uid: str, cpus: str, *, shared: bool = False) -> ClaimFile:
     return ClaimFile("dra.cpu", uid, record, parse_cpu_list(cpus))
 
 
-def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase.STARTED) -> Tracked:
+def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase.RUNNING) -> Tracked:
     """A container of a claim."""
     assert file.record is not None
     tracked = tracked_as(pod(), container(file.uid))
     entitlement = entitlement_of(file.record)
-    return replace(tracked, entitlement=entitlement, partition=partition, phase=phase)
+    return replace(tracked, entitlement=entitlement, phase=phase).seen(partition=partition)
 
 
 def divided(

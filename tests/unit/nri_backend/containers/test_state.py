@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.neighbours import misplaced, overlapping
 from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState
@@ -37,7 +38,7 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
 def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
     """Puts a running container, last seen on these CPUs."""
     tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
-    tracked = replace(tracked, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
+    tracked = replace(tracked, phase=Phase.RUNNING).seen(cpus=parse_cpu_list(cpus))
     state.put(tracked)
     return tracked
 
@@ -90,7 +91,7 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     started(state, "old-life", *env_of(ONE), cpus="2-3")
     started(state, "stranger", name="other")
     started(state, "clear", name="other", cpus="1,4-7")
-    state.put(replace(started(state, "unseen", name="other"), cpus=None))
+    state.put(started(state, "unseen", name="other").seen(cpus=None))
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
     state.put(tracked_as(pod(), container("created")))
@@ -149,7 +150,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     claim = started(state, "claim", *env_of(ONE), cpus="2-3")
     state.take_files({})
     lost = next(iter(state))
-    assert lost.orphan
+    assert lost.orphaned
     assert state.pool.shared == {1, 4, 5, 6, 7}
     assert cpuset_of(state, lost).cpus == {2, 3}
     told = report(lost)
@@ -157,7 +158,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     state.take_files(files_of(ONE))
     back = state.get(claim.id)
     assert back is not None
-    assert (back.orphan, back.entitlement.cpus) == ((), {2, 3})
+    assert (back.orphaned, back.entitlement.cpus) == ((), {2, 3})
     state.take_files({})
     state.put(replace(back, phase=Phase.STOPPED))
     assert state.pool.shared == set(range(1, 8))
@@ -170,7 +171,7 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     files = files_of(ONE, TWO)
     state.take_files(files)
     before = state.get("two")
-    later = dict(files) | files_of(ONE.model_copy(update={"owner": one.user}))
+    later = dict(files) | files_of(ONE.model_copy(update={"owner": one.identity.user}))
     state.take_files(later)
     assert state.get("one") != one
     assert state.get("two") is before
@@ -183,10 +184,10 @@ def test_many_who_lost_their_records_make_nobody_wait() -> None:
     for number in range(250):
         proven = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
         found = tracked_as(pod(), container(f"x{number}", *env_of(proven[0].record), name=f"n{number}"))
-        state.put(state.assessed(replace(found, phase=Phase.STARTED, proven=proven)))
+        state.put(state.assessed(replace(found, phase=Phase.RUNNING, enforced=proven)))
     state.take_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
     state.take_files({})
-    assert all(tracked.orphan for tracked in state)
+    assert all(tracked.orphaned for tracked in state)
     assert cpu_seconds(lambda: state.take_files({})) < 0.004
 
 
@@ -194,9 +195,9 @@ def test_many_who_lost_their_records_make_nobody_wait() -> None:
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
     """What was made true for it before is its own; what its environment says is nothing."""
-    found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
     proven = (Held(ONE, ONE.requests),)
-    for tracked, held in ((found, ""), (replace(found, proven=proven), "2-3")):
+    for tracked, held in ((found, ""), (replace(found, enforced=proven), "2-3")):
         state = node(online=online)
         state.replace_containers([tracked])
         assert state.pool.held == parse_cpu_list(held)
@@ -210,9 +211,9 @@ def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) 
 def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
     """The CPUs of a record that stands are held whatever becomes of the memory claim; its nodes, if they are proven."""
     memory = memory_record("m1", ("m", 1, MI, 4096))
-    found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.STARTED)
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.RUNNING)
     if proven:
-        found = replace(found, proven=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
+        found = replace(found, enforced=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
     state = node(ONE)
     state.replace_containers([found])
     tracked = next(iter(state))
@@ -226,9 +227,9 @@ def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
 def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
     """Whatever the runtime says, nothing is left behind."""
     state = node(ONE)
-    twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.STARTED) for of in ("p1", "p2")]
+    twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.RUNNING) for of in ("p1", "p2")]
     state.replace_containers(twice)
-    assert [tracked.pod.uid for tracked in state] == ["p2"]
+    assert [tracked.identity.pod.uid for tracked in state] == ["p2"]
     state.drop("c1")
     assert (state.of_pod("p1"), state.of_pod("p2"), misplaced(state)) == ([], [], [])
 
@@ -244,30 +245,33 @@ def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
         assert state.assessed(main).refusal is not None
         state.put(replace(init, phase=Phase.STOPPED))
         assert state.assessed(main).refusal is None
-        state.put(replace(state.assessed(main), phase=Phase.STARTED))
+        state.put(replace(state.assessed(main), phase=Phase.RUNNING))
         late = state.assessed(tracked_as(pod(), container("late", *env_of(record), name="init")))
         assert late.refusal is not None
         assert "container main" in late.refusal.text
 
 
-def test_the_dying_outlive_the_runtimes_state() -> None:
-    """A container that has ended for the runtime while a process lives is kept, first in its claim; others are not."""
+def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_shows_their_end() -> None:
+    """The runtime may have forgotten a container whose process still lives. Such a container keeps its claim."""
     state = node(ONE)
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
     state.put(replace(claim, phase=Phase.ENDING))
-    started(state, "gone", cpus="1")
-    assert [tracked.kind for tracked in state] == ["claim", "plain"]
-    rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
+    started(state, "plain", cpus="1")
+    state.put(tracked_as(pod(), container("created")))
+    rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.RUNNING)
     state.replace_containers([rival])
     kept, other = state.get("old"), state.get("new")
     assert kept is not None
     assert other is not None
-    assert (kept.phase, kept.unlisted, kept.own_cpus) == (Phase.ENDING, True, {2, 3})
-    assert (other.refusal and other.refusal.reason, len(list(state))) == (Reason.SHARED, 2)
-    state.replace_containers([replace(claim, phase=Phase.STARTED)])
+    assert (kept.phase, kept.own_cpus) == (Phase.LINGERING, {2, 3})
+    assert other.refusal is not None
+    assert other.refusal.reason is Reason.SHARED
+    phases = {one.id: one.phase for one in state}
+    assert phases == {"old": Phase.LINGERING, "plain": Phase.LINGERING, "new": Phase.RUNNING}
+    state.replace_containers([replace(claim, phase=Phase.RUNNING)])
     back = state.get("old")
     assert back is not None
-    assert (back.phase, back.unlisted) == (Phase.STARTED, False)
+    assert back.phase is Phase.RUNNING
 
 
 RECORDS = [cpu_record(f"c{n}", f"cpus={2 * n}-{2 * n + 1}", pods=("p1", "p2")) for n in range(4)]
@@ -307,7 +311,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         elif event == "start":
             tracked = state.assessed(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
             if tracked.refusal is None and not overlapping(state, tracked):
-                state.put(replace(tracked, phase=Phase.STARTED, cpus=tracked.entitlement.cpus))
+                state.put(replace(tracked, phase=Phase.RUNNING).seen(cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
         elif event == "drop":

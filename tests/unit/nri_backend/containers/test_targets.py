@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nri_backend.containers.answers import amendment
-from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Raises, group_targets, groups_above, target, target_at_start
 from nri_backend.limits.claimed import Raise
@@ -32,7 +33,7 @@ def node(*records: AllocationRecord) -> NodeState:
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
     """Puts a running container with this CPU quota of the kubelet's."""
     tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
-    tracked = replace(tracked, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
+    tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
     state.put(tracked)
     return tracked
 
@@ -97,8 +98,8 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
     assert raises(state) == {"cpu.max": Raise(plus=200_000)}
-    nameless = replace(tracked_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
-    unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
+    nameless = replace(tracked_as(orphan.identity.pod, container("free", *env_of(one))), phase=Phase.RUNNING)
+    unlisted = replace(nameless, identity=replace(nameless.identity, pod=replace(nameless.identity.pod, uid="")))
     for now in (nameless, unlisted):
         state.replace_containers([now])
         assert needed(state) == Raises(lower=False)
@@ -135,7 +136,8 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     state = node(one)
     tracked = put(state, "free", *env_of(one), quota=200_000)
     listed = groups_above(state)
-    state.replace_containers([replace(tracked, pod=replace(tracked.pod, uid=""))])
+    nameless = replace(tracked.identity, pod=replace(tracked.identity.pod, uid=""))
+    state.replace_containers([replace(tracked, identity=nameless)])
     assert group_targets(state, listed)[POD] is None
     state.replace_containers([])
     assert group_targets(state, listed)[POD] is None

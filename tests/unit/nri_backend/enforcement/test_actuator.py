@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Identity, Tracked
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
@@ -91,7 +92,7 @@ async def test_who_cannot_be_looked_at_may_live(
 ) -> None:
     """EMFILE and the like are no sign of death and end no task; they are logged once until they are over."""
     actuator = actuator_of(ClaimDirectory(str(tmp_path)), tree, NodeState())
-    tracked = Tracked("c", "main", pod(), cgroup=CGROUP, phase=Phase.ENDING)
+    tracked = Tracked(Identity("c", "main", pod(), CGROUP), phase=Phase.ENDING)
     tree.set(CGROUP, "cgroup.events", "populated 0")
     for _ in range(2):
         caplog.clear()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Tracked
+from nri_backend.containers.container import Identity, Tracked
 from nri_backend.containers.targets import Raises, Target
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> KernelTree:
 
 def one(cgroup: str = CGROUP) -> Tracked:
     """A container."""
-    return Tracked("c1", "main", pod(), cgroup=cgroup, pod_cgroup=POD)
+    return Tracked(Identity("c1", "main", pod(), cgroup, POD))
 
 
 def wants(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:

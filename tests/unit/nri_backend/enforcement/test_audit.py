@@ -163,7 +163,8 @@ async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None
     await node.until(lambda: {id_: node.cpus(path) for id_, path in paths.items()} == cpus)
     assert any("belongs to container main" in problem for problem in node.enforcer.problems)
     assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
-    node.kernel.remove(paths["c"])
+    for id_ in ("c", "f", "second"):
+        node.kernel.remove(paths[id_])
     await node.until(lambda: list(node.reports) == ["plain"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_backend.containers.container import Tracked
+from nri_backend.containers.container import Identity, Tracked
 from nri_backend.enforcement.start import MAX_TRIES, Starter
 from nri_backend.nri.model import Container, RefusedError
 from numa_contract.cpuset import parse_cpu_list
@@ -229,6 +229,6 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
     starter = Starter(node.enforcer.state, node.enforcer.actuator, node.kernel)
-    assert not await starter.kill(Tracked("c", "main", pod(), problem="its cgroup path makes no sense"))
+    assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error="its cgroup path makes no sense")))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

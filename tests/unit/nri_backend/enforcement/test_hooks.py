@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Phase
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.limits.difference import Host
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, RefusedError, Resources
@@ -102,7 +102,7 @@ async def test_what_the_audit_has_seen_of_a_half_made_cgroup_is_past_at_the_star
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.get("claim")
     assert tracked is not None
-    node.enforcer.actuator.note(replace(tracked, phase=Phase.STARTED, problem="cpuset.mems does not exist"))
+    node.enforcer.actuator.note(replace(tracked, phase=Phase.RUNNING).seen(failure="cpuset.mems does not exist"))
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Phase
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState
 from numa_contract.cpuset import parse_cpu_list
 
@@ -218,7 +218,7 @@ async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
         await node.until(lambda: node.reports["claim"].state == "running")
         tracked = node.enforcer.state.get("claim")
         assert tracked is not None
-        assert tracked.phase is Phase.STARTED
+        assert tracked.phase is Phase.RUNNING
         await node.until(lambda: node.cpus(path) == "2-3")
         assert node.enforcer.state.pool.shared == HELD
 
@@ -232,7 +232,7 @@ async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: 
             node.kernel.unreadable[f"{path}/{file}".rpartition("/")[0], file.rpartition("/")[2]] = errno.EACCES
             node.enforcer._auditor.request_audit()
             await node.until(lambda: any("dind" in problem for problem in node.enforcer.problems))
-            assert node.enforcer.state.get("dind").cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
+            assert node.enforcer.state.get("dind").observed.cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Phase
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RefusedError
@@ -277,7 +277,7 @@ async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(t
         node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
         node.kernel.set(db, PARTITION, "member")
         node.enforcer._keeper._take({db})
-        await node.until(lambda: [one.phase for one in node.enforcer.state if one.id == "db"] == [Phase.STOPPED])
+        await node.until(lambda: [one.phase for one in node.enforcer.state if one.id == "db"] == [Phase.VANISHED])
         assert node.kernel.get(db, PARTITION) == "member"
         assert isinstance(node.kernel, PartitionTree)
         assert node.kernel.enabled_empty == []

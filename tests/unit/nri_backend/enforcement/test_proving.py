@@ -67,7 +67,7 @@ async def test_a_proof_shares_the_record_with_the_claim_file(memory: Path) -> No
     async with finding(memory, env, 0) as (node, _, _):
         tracked = node.enforcer.state.get("claim")
         assert tracked is not None
-        (held,) = tracked.proven
+        (held,) = tracked.enforced
         assert held.record is node.enforcer.state.files[held.key].record
 
 

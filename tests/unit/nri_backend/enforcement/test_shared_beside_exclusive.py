@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.limits.difference import Host
@@ -182,10 +183,10 @@ def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[froze
         for other in everybody:
             if other.id != one.id:
                 common = wanted.cpus & other.own_cpus
-                assert not common or (other.partition and other.pod.uid != one.pod.uid)
+                assert not common or (other.observed.partition and other.identity.pod.uid != one.identity.pod.uid)
 
 
 def _running(state: NodeState, id_: str, of: str, env: tuple[str, ...]) -> Tracked:
     tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=id_)))
     assert tracked.refusal is None
-    return replace(tracked, phase=Phase.STARTED, partition=state.partition_for(tracked))
+    return replace(tracked, phase=Phase.RUNNING).seen(partition=state.partition_for(tracked))

@@ -5,9 +5,11 @@ import json
 from dataclasses import replace
 
 from nri_backend.claims.judge import Reason, Refusal
-from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import MAX_REFUSED, NodeState
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
+from nri_backend.limits.stated import Stated
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
 
 from tests.rigs.containers import container, pod
@@ -15,14 +17,14 @@ from tests.rigs.containers import container, pod
 STATUS = BackendStatus(instance="b")
 
 
-def one(id_: str, phase: Phase = Phase.STARTED, of: str = "p", name: str = "c") -> Tracked:
+def one(id_: str, phase: Phase = Phase.RUNNING, of: str = "p", name: str = "c") -> Tracked:
     """A container."""
     return replace(tracked_as(pod(of), container(id_, of=of, name=name)), phase=phase)
 
 
 def refused(id_: str, of: str = "p", name: str = "c") -> Tracked:
     """An attempt that was refused."""
-    return replace(one(id_, Phase.REFUSED, of, name), refusal=Refusal(Reason.KERNEL, 'a "quoted" \u2028 text'))
+    return replace(one(id_, Phase.ABSENT, of, name), refusal=Refusal(Reason.KERNEL, 'a "quoted" \u2028 text'))
 
 
 def known(*containers: Tracked) -> NodeState:
@@ -46,7 +48,7 @@ def test_every_change_is_a_new_generation() -> None:
     assert [reports.refresh(), reports.refresh()] == [1, 1]
     state.put(one("a"))
     assert reports.refresh() == 2
-    state.put(replace(one("a"), answered=True))
+    state.put(replace(one("a"), stated=Stated(include_claims=True)))
     state.drop("absent")
     state.forget_refused("absent")
     assert reports.refresh() == 2
@@ -141,7 +143,7 @@ def test_a_container_that_runs_and_is_refused_is_told_once() -> None:
     state = known(one("a"))
     state.refuse(refused("a"))
     assert told(state) == ["a"]
-    for phase in (Phase.STARTED, Phase.STOPPED):
+    for phase in (Phase.RUNNING, Phase.STOPPED):
         state.refuse(refused("a"))
         state.put(one("a", phase))
         assert (told(state), state.refused) == (["a"], {})
@@ -149,8 +151,8 @@ def test_a_container_that_runs_and_is_refused_is_told_once() -> None:
 
 def test_more_than_the_frontend_reads_is_not_sent() -> None:
     """The lease lives on, and says by its generation that containers are missing."""
-    many = (replace(one(f"c{number}"), cgroup="x" * 4096) for number in range(MAX_STATE_BYTES // 4096))
-    reports = Reports(known(*many))
+    many = [one(f"c{number}") for number in range(MAX_STATE_BYTES // 4096)]
+    reports = Reports(known(*(replace(one, identity=replace(one.identity, cgroup="x" * 4096)) for one in many)))
     reports.refresh()
     document = json.loads(reports.body(STATUS, 0))
     assert (document["generation"], "containers" in document) == (1, False)

@@ -6,7 +6,8 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from nri_backend.containers.container import Phase, tracked_as
+from nri_backend.containers.container import tracked_as
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
 from nri_backend.quiet.interrupts import DEFAULT
@@ -52,13 +53,13 @@ def test_interrupts_leave_while_a_container_runs() -> None:
     assert vacated(state) == frozenset()
     for phase, cpus in (
         (Phase.CREATED, set[int]()),
-        (Phase.STARTED, {2, 3}),
+        (Phase.RUNNING, {2, 3}),
         (Phase.ENDING, {2, 3}),
         (Phase.STOPPED, set[int]()),
     ):
         put(state, phase)
         assert vacated(state) == cpus
-    put(state, Phase.STARTED)
+    put(state, Phase.RUNNING)
     state.take_host(Host(parse_cpu_list("0-2,4-7"), ()))
     assert vacated(state) == {2}
 
@@ -70,7 +71,7 @@ async def test_nothing_happens_before_the_runtime_has_told_its_containers(tmp_pa
     active: list[bool] = []
     quiet = Quiet(state, lambda: bool(active), KernelTree(tmp_path / "cgroup"), settings(tmp_path))
     task = asyncio.create_task(quiet.run_forever())
-    put(state, Phase.STARTED)
+    put(state, Phase.RUNNING)
     for _ in range(2):
         quiet.wake()
         await asyncio.sleep(0.05)

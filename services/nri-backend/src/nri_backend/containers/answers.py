@@ -56,11 +56,11 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
 
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
-    if tracked.own_pod:
+    if tracked.identity.own_pod:
         # The driver's own containers get no cpuset: they follow the cgroup of their pod, which apply.py writes.
         return frozenset()
     if own := tracked.own_cpus:
-        return own | state.pool.beside(tracked.entitlement.near, tracked.apart)
+        return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)
     cpus = state.shared_by(tracked)
     # Where nothing has to be left out, nothing is said: the container then also gets CPUs that come online.
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
@@ -104,7 +104,7 @@ def _same_set(wanted: str, stored: str) -> bool:
 
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refusal | None:
     """Returns why nobody could run the container on this node now; None when it can be run."""
-    if tracked.entitlement.claims and not (tracked.cgroup and tracked.pod_cgroup):
+    if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
         return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
     if refusal := _no_partition(tracked, state):
         return refusal
@@ -132,12 +132,13 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Refusal | None:
     """
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
-    unknown = [one for one in state.of_pod(tracked.pod.uid) if one.unknown_memory and one.id != tracked.id]
+    unknown = [one for one in state.of_pod(tracked.identity.pod.uid) if one.unknown_memory and one.id != tracked.id]
     if not unknown:
         return None
-    text = f"the memory of its claim cannot be guaranteed, since container {unknown[0].name} of the same pod runs with \
-a memory claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds \
-the record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
+    name = unknown[0].identity.name
+    text = f"the memory of its claim cannot be guaranteed, since container {name} of the same pod runs with a memory \
+claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds the \
+record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
     return Refusal(Reason.NO_RECORD, text)
 
 
@@ -177,7 +178,7 @@ def crowded(tracked: Tracked, occupants: Sequence[Tracked]) -> Refusal | None:
         return None
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
-    names = ", ".join(f"{one.name} of pod {one.names['pod']}" for one in named)
+    names = ", ".join(f"{one.identity.name} of pod {one.identity.names['pod']}" for one in named)
     more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
     text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)})"
     if immovable:
@@ -192,11 +193,12 @@ def untrue(left: Sequence[str]) -> Refusal:
 
 def outside(tracked: Tracked) -> Refusal:
     """Returns the refusal of a claim container whose processes are not in its cgroup on the node."""
-    handler = f" (runtime handler {tracked.pod.runtime_handler})" if tracked.pod.runtime_handler else ""
-    text = f"its claim cannot be enforced: no process of it is in the cgroup {tracked.cgroup} of the node. Runtimes \
-such as Kata Containers and gVisor run a pod{handler} in a virtual machine or a sandbox outside its containers' \
-cgroups, and claims of this driver need these cgroups; remove runtimeClassName or the claim from the pod, or use a \
-runtime class of runc or crun"
+    handler, cgroup = tracked.identity.pod.runtime_handler, tracked.identity.cgroup
+    named = f" (runtime handler {handler})" if handler else ""
+    text = f"its claim cannot be enforced: no process of it is in the cgroup {cgroup} of the node. Runtimes such as \
+Kata Containers and gVisor run a pod{named} in a virtual machine or a sandbox outside its containers' cgroups, and \
+claims of this driver need these cgroups; remove runtimeClassName or the claim from the pod, or use a runtime class of \
+runc or crun"
     return Refusal(Reason.UNSUPPORTED, text)
 
 
@@ -208,13 +210,13 @@ def unenforced(
     ``seen``: the CPUs and nodes that it would run with. At the creation an active instance may be asked later than this
     one; before the first instruction (``starting``) it must be done.
     """
-    if not tracked.evidence.claims or (not starting and leader.fresh and not leader.first):
+    if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None
     if tracked.refusal is not None:
         # The active instance refuses it with the same words, if there is one.
         return None if leader.fresh else tracked.refusal
     cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
-    most = cpus | state.pool.beside(tracked.entitlement.near, tracked.apart)
+    most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
     # The answer at the creation has offline CPUs of the claim as well; they come back without another answer.
     shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None
     pinned = seen is not None and (not cpus or (shown is not None and cpus <= shown <= most))

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One container, as far as enforcement goes.
+"""A container: its identity from the runtime, its entitlement from the claims, its observation from the kernel.
 
-It is CREATED until its first instruction may run, then STARTED; ENDING while the runtime says that it has ended and a
-process of it still lives; then STOPPED until the runtime forgets it.
+The three parts change at different times and come from different sources, so each is a frozen value of its own.
+``Identity`` is fixed by the runtime when the container is created. The entitlement follows from the claim records and
+is computed again whenever one of them changes. ``Observation`` is the last reading of the container's cgroup. The phase
+(lifecycle.py) says which of them can be relied on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import Owner
@@ -16,6 +17,7 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
 from nri_backend.claims.judge import Evidence, Refusal, read_evidence
+from nri_backend.containers.lifecycle import OCCUPYING, OVER, Event, Phase, next_phase
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted, unthrottled
 from nri_backend.limits.difference import Limit
 from nri_backend.limits.stated import CgroupPathError, Stated, container_directory, pod_directory, stated
@@ -25,135 +27,171 @@ NO_EVIDENCE: Final = Evidence()
 NOTHING_STATED: Final = Stated()
 
 
-class Phase(Enum):
-    """Where a container is in its life, as far as enforcement goes."""
-
-    CREATED = auto()
-    STARTED = auto()
-    ENDING = auto()
-    STOPPED = auto()
-    REFUSED = auto()
-    """An attempt that a hook has refused: this container will never exist."""
-
-
 @dataclass(frozen=True, slots=True)
-class Tracked:
-    """One container that the runtime has told us of."""
+class Identity:
+    """What the runtime says a container is."""
 
     id: str
     name: str
     pod: Pod
-    evidence: Evidence = NO_EVIDENCE
     cgroup: str = ""
+    """Path below the cgroup root; empty if it cannot be derived. For a container in a virtual machine or a sandbox,
+    which has no cgroup of its own, that of its pod."""
     pod_cgroup: str = ""
-    problem: str = ""
-    """Why its cgroup cannot be found, or what could not be made true there."""
-    phase: Phase = Phase.CREATED
-    entitlement: Entitlement = NOTHING
-    """What it has, and what is enforced."""
-    refusal: Refusal | None = None
-    """Why it may not hold all that it names; what it may hold stands all the same if it runs."""
-    proven: tuple[Held, ...] = ()
-    """What was made true for it, as its proof says."""
+    cgroup_error: str = ""
+    """Reason why the cgroup cannot be derived."""
+    evidence: Evidence = NO_EVIDENCE
+    """The claims that its environment names."""
     own_pod: bool = False
-    """It is one of the driver's own."""
-    vanished: bool = False
-    """It is stopped because its cgroup was gone; the runtime has not said so."""
-    unlisted: bool = False
-    """The runtime does not list it any more, so no event will tell of its removal."""
-    orphan: tuple[ClaimUse, ...] = ()
-    """Of what it holds, the claims whose record is gone or no longer allows it."""
-    stated: Stated = NOTHING_STATED
-    """Its limits as the runtime last sent them."""
-    answered: bool = False
-    """They were sent after an instance of ours had answered at the creation, so they include the claimed hugepages."""
-    kubelet_pins: frozenset[str] = frozenset()
-    """Static managers of the kubelet that its requests showed; another NRI plugin may have acted in their place."""
-    ran: bool = False
-    """The runtime has reported it as running or starting: its cgroup, if it has one on the node, has existed."""
-    cpus: frozenset[int] | None = None
-    """``cpuset.cpus.effective`` as last read; None before that."""
-    mems: frozenset[int] | None = None
-    limits: Mapping[str, Limit] = field(default_factory=dict)
-    """Those that its claims have set, by file as last read."""
-    partition: PartitionKind = ""
-    """The partition that its cgroup is: the kernel keeps everybody else off its CPUs."""
-    exclusive: frozenset[int] = frozenset()
-    """The CPUs of the partition that it was found to be: nobody's, whatever becomes of record and proof."""
-    pooled: str = ""
-    """Why it is none although it should be one: others are kept off by leaving its CPUs out of the pool."""
-    apart: frozenset[int] = frozenset()
-    """CPUs of its pod's claims and partitions, not its own: a partition ends where a sibling's set overlaps with it."""
-    memory_kills: int = 0
-    """How many of its processes the kernel has killed for want of memory, as last counted."""
+    """True for the driver's own containers."""
 
     @property
     def names(self) -> dict[str, str]:
-        """Its own name and that of its pod, for logs."""
+        """Names of the container and its pod, for logs."""
         return {"container": self.name, "pod": f"{self.pod.namespace}/{self.pod.name}"}
 
     @property
     def user(self) -> Owner:
-        """Who it is to a claim: the same after a restart."""
+        """The container as a user of claims: the same after a restart of the container."""
         return Owner(pod_uid=self.pod.uid, container=self.name)
 
     @property
     def sandboxed(self) -> bool:
-        """Whether its processes are in a virtual machine or a sandbox: its pod's cgroup stands for its own."""
+        """True if its processes are in a virtual machine or a sandbox, so that the pod's cgroup stands for its own."""
         return bool(self.cgroup) and self.cgroup == self.pod_cgroup
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The last reading of a container's cgroup. None where a file was not read yet or does not exist."""
+
+    cpus: frozenset[int] | None = None
+    """``cpuset.cpus.effective``."""
+    mems: frozenset[int] | None = None
+    """``cpuset.mems.effective``."""
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """Limits that its claims have set, by file."""
+    partition: PartitionKind = ""
+    """Partition type of its cgroup. In a partition the kernel keeps all other processes off its CPUs."""
+    exclusive: frozenset[int] = frozenset()
+    """``cpuset.cpus.exclusive`` of the partition that it was found to be. No other container gets these CPUs, even if
+    the record and the enforcement record are lost."""
+    failure: str = ""
+    """What could not be applied to its cgroup."""
+    memory_kills: int = 0
+    """Processes that the kernel has killed because the container was out of memory."""
+
+
+UNSEEN: Final = Observation()
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """The state of one container."""
+
+    identity: Identity
+    stated: Stated = NOTHING_STATED
+    """Limits as the runtime last sent them."""
+    phase: Phase = Phase.CREATED
+    entitlement: Entitlement = NOTHING
+    """Claims that it holds, and what they entitle it to."""
+    orphaned: tuple[ClaimUse, ...] = ()
+    """Claims of the entitlement whose record is gone or does not allow the use any more."""
+    refusal: Refusal | None = None
+    """Reason why it may not hold every claim that it names. What it may hold is enforced all the same while it runs."""
+    enforced: tuple[Held, ...] = ()
+    """Claims that have been applied to its cgroup, as in its enforcement record."""
+    fallback: str = ""
+    """Reason why its cgroup is not a partition although it holds CPUs; the shared pool excludes them instead."""
+    excluded: frozenset[int] = frozenset()
+    """CPUs of other claims and partitions of its pod: a partition ends when a sibling's cpuset overlaps with it."""
+    observed: Observation = UNSEEN
+
+    @property
+    def id(self) -> str:
+        """The runtime's id of the container."""
+        return self.identity.id
+
+    def after(self, event: Event) -> "Tracked":
+        """Returns the container after an event of its life."""
+        phase = next_phase(self.phase, event)
+        return self if phase is self.phase else replace(self, phase=phase)
+
+    def seen(self, **changes: Any) -> "Tracked":
+        """Returns the container with other values of its observation."""
+        return replace(self, observed=replace(self.observed, **changes))
 
     def in_sandbox(self) -> "Tracked | None":
         """Returns a container that has no cgroup of its own as one of its pod's sandbox, or None if it cannot be one.
 
         Claims are enforced by the container's own cgroup alone. The kubelet puts the UID of a pod into the name of its
-        cgroup; another one is not the pod's alone.
+        cgroup; a cgroup with another name may belong to other pods as well.
         """
-        name, uid = self.pod_cgroup.rpartition("/")[2], self.pod.uid
+        identity = self.identity
+        name, uid = identity.pod_cgroup.rpartition("/")[2], identity.pod.uid
         of_pod = bool(uid) and (uid in name or uid.replace("-", "_") in name)
-        possible = of_pod and self.evidence == NO_EVIDENCE and not (self.own_pod or self.sandboxed)
-        return replace(self, cgroup=self.pod_cgroup) if possible else None
+        possible = of_pod and identity.evidence == NO_EVIDENCE and not (identity.own_pod or identity.sandboxed)
+        return replace(self, identity=replace(identity, cgroup=identity.pod_cgroup)) if possible else None
+
+    @property
+    def occupies(self) -> bool:
+        """True while a process of it may be on CPUs."""
+        return self.phase in OCCUPYING
+
+    @property
+    def alive(self) -> bool:
+        """True while a process of it may run, now or after its start."""
+        return self.phase not in OVER
+
+    @property
+    def problem(self) -> str:
+        """What could not be applied to its cgroup, or why that cannot be found; empty if all is well."""
+        return self.observed.failure or self.identity.cgroup_error
 
     @property
     def own_cpus(self) -> frozenset[int]:
-        """The CPUs that it alone may use; empty for members of the pool."""
+        """CPUs that only this container may use; empty for members of the shared pool."""
         return self.entitlement.cpus
 
     @property
     def rightful(self) -> tuple[Held, ...]:
-        """The claims whose record allows what it holds."""
-        lost = {(use.driver, use.uid) for use in self.orphan}
+        """The claims whose record allows the use."""
+        lost = {(use.driver, use.uid) for use in self.orphaned}
         return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
     def unsettled(self) -> bool:
-        """Whether it runs with claims of which nothing is known here: what it has of them must stay."""
-        running = self.phase in (Phase.STARTED, Phase.ENDING)
-        return running and self.refusal is not None and bool(self.refusal.unknown)
+        """True if it runs with claims that have no record here: limits that they have set must stay."""
+        return self.occupies and self.refusal is not None and bool(self.refusal.unknown)
 
     @property
     def unknown_memory(self) -> bool:
-        """Whether memory claims are among those of which nothing is known: its limits may be raised, not lowered."""
+        """True if it runs with memory claims that have no record here: limits may be raised but not lowered."""
         unknown = self.refusal.unknown if self.refusal is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
     def kept_cpus(self) -> frozenset[int]:
-        """Its own CPUs, or those of its partition where nothing is known of its claims; both where of some of them."""
-        return self.own_cpus | self.exclusive if self.unsettled else self.own_cpus or self.exclusive
+        """CPUs that are kept for it: its own, or those of its partition if its CPU claims have no record here.
+
+        Both, if some of its claims have a record and others have none.
+        """
+        exclusive = self.observed.exclusive
+        return self.own_cpus | exclusive if self.unsettled else self.own_cpus or exclusive
 
     @property
     def fallback_reason(self) -> str:
         """Reason why the pool enforces its claims although a partition could; empty if it does not."""
-        return self.pooled if self.entitlement.partition else ""
+        return self.fallback if self.entitlement.partition else ""
 
     @property
     def pool_requested(self) -> str:
         """Setting of its claims that makes the pool enforce them; empty without one."""
-        return "" if self.entitlement.partition else self.pooled
+        return "" if self.entitlement.partition else self.fallback
 
     @property
     def unthrottled(self) -> bool:
-        """Whether it runs without a CFS quota."""
+        """True if it runs without a CFS quota."""
         return unthrottled(self.entitlement, self.stated.cpu)
 
     @property
@@ -164,57 +202,46 @@ class Tracked:
 
     @property
     def asked(self) -> Stated:
-        """Limits that the kubelet asked for, hugepages of claims not among them."""
+        """Limits that the kubelet asked for, without the hugepages of claims."""
         shown = self.stated.hugepages
-        if self.answered:
+        if self.stated.include_claims:
             return replace(self.stated, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
         counted = self.entitlement.counted.hugepages
         hugepages = {size: uncounted(limit, counted.get(size, 0)) for size, limit in shown.items()}
         return replace(self.stated, hugepages=hugepages) if counted else self.stated
 
     @property
-    def alive(self) -> bool:
-        """Whether a process of it may run, now or soon."""
-        return self.phase is not Phase.STOPPED
-
-    @property
     def kind(self) -> str:
-        """``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
+        """``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``; label of a metric."""
         if not self.alive:
             return "stopped"
-        if self.own_pod:
+        if self.identity.own_pod:
             return "driver"
-        if self.orphan:
+        if self.orphaned:
             return "orphan"
         if self.refusal is not None:
             return "refused"
         return "claim" if self.entitlement.claims else "plain"
 
 
-def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_pod: bool = False) -> Tracked:
-    """Returns a container as the runtime describes it, nothing checked yet; ``answered``, ``own_pod``: see Tracked."""
-    cgroup = pod_cgroup = problem = ""
+def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, own_pod: bool = False) -> Tracked:
+    """Returns a container as the runtime describes it, before its claims are checked.
+
+    ``include_claims``: its limits contain the hugepages of its claims already. ``own_pod``: as in Identity.
+    """
+    cgroup = pod_cgroup = error = ""
     try:
         cgroup = container_directory(container.cgroups_path)
         pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
-    except CgroupPathError as error:
-        problem = str(error)
-    return Tracked(
-        id=container.id,
-        name=container.name,
-        pod=pod,
-        evidence=NO_EVIDENCE if own_pod else read_evidence(container.env),
-        own_pod=own_pod,
-        cgroup=cgroup,
-        pod_cgroup=pod_cgroup,
-        problem=problem,
-        stated=stated(container.resources),
-        answered=answered,
-    )
+    except CgroupPathError as path_error:
+        error = str(path_error)
+    evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)
+    identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, own_pod)
+    return Tracked(identity, replace(stated(container.resources), include_claims=include_claims))
 
 
 def problem_of(tracked: Tracked) -> str:
-    """Returns what somebody should look at, for people; "" where all is well."""
+    """Returns what an operator should look at, or "" if all is well."""
     if not tracked.alive or not (text := tracked.problem or (tracked.refusal.text if tracked.refusal else "")):
         return ""
-    return f"container {tracked.name} of pod {tracked.names['pod']}: {text}"
+    return f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {text}"

@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
 
 
 class Likeness(NamedTuple):
@@ -22,7 +22,7 @@ class Likeness(NamedTuple):
 
 
 class Likenesses:
-    """The groups, of containers that are STARTED or ENDING."""
+    """The groups of containers that occupy CPUs."""
 
     def __init__(self) -> None:
         self._groups: dict[Likeness, set[str]] = {}
@@ -37,9 +37,11 @@ class Likenesses:
             ids.discard(before.id)
             if not ids:
                 del self._groups[_likeness(before)]
-        if after is not None and after.phase in (Phase.STARTED, Phase.ENDING):
+        if after is not None and after.occupies:
             self._groups.setdefault(_likeness(after), set()).add(after.id)
 
 
 def _likeness(tracked: Tracked) -> Likeness:
-    return Likeness(tracked.cpus, tracked.kept_cpus, tracked.own_pod, tracked.apart, tracked.entitlement.near)
+    return Likeness(
+        tracked.observed.cpus, tracked.kept_cpus, tracked.identity.own_pod, tracked.excluded, tracked.entitlement.near
+    )

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is on CPUs that are somebody else's. Looks at the groups of likenesses.py, not at every container."""
 
-from nri_backend.containers.container import Phase, Tracked
+from collections.abc import Collection
+
+from numa_contract.names import ClaimKey
+
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.likenesses import Likeness
 from nri_backend.containers.state import NodeState
 
@@ -22,15 +27,15 @@ def overlapping(state: NodeState, tracked: Tracked, *, anywhere: bool = False) -
         and _must_leave(state, tracked, likeness)
     ]
     others = [other for ids in groups for i in ids if (other := state.get(i)) is not None and i != tracked.id]
-    return [
-        other
-        for other in others
-        if (other.partition and other.phase is Phase.ENDING)
-        or not (
-            other.user == tracked.user
-            or (other.pod.uid == tracked.pod.uid and keys & {held.key for held in other.entitlement.claims})
-        )
-    ]
+    return [other for other in others if not _may_stay(tracked, other, keys)]
+
+
+def _may_stay(tracked: Tracked, other: Tracked, keys: Collection[ClaimKey]) -> bool:
+    if other.observed.partition and other.phase in (Phase.ENDING, Phase.LINGERING):
+        return False
+    one, another = tracked.identity, other.identity
+    shares = another.pod.uid == one.pod.uid and any(held.key in keys for held in other.entitlement.claims)
+    return shares or another.user == one.user
 
 
 def _must_leave(state: NodeState, tracked: Tracked, likeness: Likeness) -> bool:
@@ -59,4 +64,4 @@ def misplaced(state: NodeState) -> list[Tracked]:
         unseen = likeness.cpus is None and (held or likeness.apart) and not likeness.own
         if unseen or (likeness.cpus and not (likeness.cpus <= wanted if lazy else likeness.cpus == wanted)):
             found += state.started(ids)
-    return sorted(found, key=lambda one: held.isdisjoint((one.cpus or held) - one.own_cpus))
+    return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.own_cpus))

@@ -17,7 +17,7 @@ from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord
 
 from nri_backend.claims.entitlement import PartitionKind
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
 from nri_backend.limits.difference import Host
 
 
@@ -97,10 +97,10 @@ def divide(
 
 def weight(tracked: Tracked | None) -> tuple[frozenset[int], PartitionKind]:
     """Returns the CPUs of a container that must be its own by now, and the partition that it is."""
-    if tracked is None or tracked.phase not in (Phase.STARTED, Phase.ENDING):
+    if tracked is None or not tracked.occupies:
         return frozenset(), ""
-    own = tracked.own_cpus | tracked.exclusive
-    return own, tracked.partition if own else ""
+    own = tracked.own_cpus | tracked.observed.exclusive
+    return own, tracked.observed.partition if own else ""
 
 
 def claimed_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:

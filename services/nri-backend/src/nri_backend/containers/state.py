@@ -12,7 +12,8 @@ from numa_contract.records import AllocationRecord, Owner
 
 from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
 from nri_backend.claims.judge import Claims, assess
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.lifecycle import MAY_RUN, PENDING, Event, Phase
 from nri_backend.containers.likenesses import Likenesses
 from nri_backend.containers.pool import Pool, claimed_by_pod, counted_by_pod, divide, weight
 from nri_backend.limits.difference import Host
@@ -66,21 +67,17 @@ class NodeState:
         They include ended containers without claims: the processes that are left of them must leave claimed CPUs, too.
         """
         found = [one for i in ids if (one := self._tracked.get(i)) is not None]
-        return [
-            one
-            for one in found
-            if one.phase is Phase.STARTED or (one.phase is Phase.ENDING and one.evidence == NO_EVIDENCE)
-        ]
+        return [one for one in found if one.phase in MAY_RUN or (one.occupies and one.identity.evidence == NO_EVIDENCE)]
 
     def put(self, tracked: Tracked) -> None:
         """Takes a container, new or changed."""
         before = self._tracked.get(tracked.id)
         self._index(before, tracked)
         self._tracked[tracked.id] = tracked
-        attempt = self.refused.get(tracked.user)
+        attempt = self.refused.get(tracked.identity.user)
         # A container that has ended is an earlier life of the attempted one.
         if attempt is not None and (tracked.alive or attempt.id == tracked.id):
-            del self.refused[tracked.user]
+            del self.refused[tracked.identity.user]
         if tracked.alive:
             self._note_users(tracked)
         self._note_pooled(tracked)
@@ -108,8 +105,9 @@ class NodeState:
         It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
         records to read again. What its author wrote is not kept: of so many attempts that would be megabytes.
         """
-        self.refused.pop(tracked.user, None)
-        self.refused[tracked.user] = replace(tracked, phase=Phase.REFUSED, evidence=NO_EVIDENCE)
+        self.refused.pop(tracked.identity.user, None)
+        identity = replace(tracked.identity, evidence=NO_EVIDENCE)
+        self.refused[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
         if len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
         self._changed()
@@ -122,25 +120,18 @@ class NodeState:
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
         """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins."""
         containers = list(containers)
-        # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
-        ending = [
-            replace(known, phase=Phase.ENDING, unlisted=True)
-            for known in self
-            if known.id not in listed
-            and (
-                known.phase is Phase.ENDING
-                or (known.phase is Phase.STARTED and (known.entitlement.claims or known.exclusive))
-            )
-        ]
+        unlisted = [known.after(Event.UNLISTED) for known in self if known.id not in listed]
+        lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
         self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}
         self.refused.clear()
         self.told = True
-        for container in (*ending, *containers):
+        for container in (*lingering, *containers):
             known = before.get(container.id, container)
-            pins = container.kubelet_pins | known.kubelet_pins
-            tracked = replace(container, memory_kills=known.memory_kills, kubelet_pins=pins)
+            pins = container.stated.kubelet_pins | known.stated.kubelet_pins
+            tracked = replace(container, stated=replace(container.stated, kubelet_pins=pins))
+            tracked = tracked.seen(memory_kills=known.observed.memory_kills)
             self._index(self._tracked.get(tracked.id), tracked)
             self._tracked[tracked.id] = tracked
         # Who owns a claim depends on who lives. The pool is divided once, not for each of hundreds.
@@ -155,8 +146,8 @@ class NodeState:
     def forget_views(self) -> None:
         """What was seen of running containers may be out of date."""
         for tracked in self:
-            if tracked.phase is Phase.STARTED:
-                self.put(replace(tracked, cpus=None, mems=None))
+            if tracked.phase in MAY_RUN:
+                self.put(tracked.seen(cpus=None, mems=None))
 
     def take_host(self, host: Host) -> None:
         """Takes what is online now."""
@@ -189,53 +180,52 @@ class NodeState:
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
         # In the order in which they came: of two who claim, the first wins.
         for tracked in self:
-            concerned = tracked.pod.uid in pods or not news.isdisjoint(tracked.evidence.claims)
+            concerned = tracked.identity.pod.uid in pods or not news.isdisjoint(tracked.identity.evidence.claims)
             if tracked.alive and concerned and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
 
     def assessed(self, tracked: Tracked) -> Tracked:
         """Returns the container as it stands with the present records."""
-        runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
-        proven = tracked.entitlement.claims or tracked.proven if runs else ()
-        entitlement, orphan, refusal = assess(tracked.evidence, tracked.user, self._claims, proven)
+        proven = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
+        entitlement, orphan, refusal = assess(tracked.identity.evidence, tracked.identity.user, self._claims, proven)
         pooled = next((self._pooled[held.key] for held in entitlement.claims if held.key in self._pooled), "")
-        now = replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal, pooled=pooled)
+        now = replace(tracked, entitlement=entitlement, orphaned=orphan, refusal=refusal, fallback=pooled)
         if now.unknown_memory:
             now = replace(now, entitlement=entitlement.unbounded())
-        return replace(now, apart=self._apart(now))
+        return replace(now, excluded=self._apart(now))
 
     def _apart(self, tracked: Tracked) -> frozenset[int]:
-        siblings = [weight(one)[0] for one in self.of_pod(tracked.pod.uid) if one.id != tracked.id]
-        claimed = self._claimed_by_pod.get(tracked.pod.uid, frozenset())
-        return claimed.union(*siblings) - tracked.own_cpus - tracked.exclusive
+        siblings = [weight(one)[0] for one in self.of_pod(tracked.identity.pod.uid) if one.id != tracked.id]
+        claimed = self._claimed_by_pod.get(tracked.identity.pod.uid, frozenset())
+        return claimed.union(*siblings) - tracked.own_cpus - tracked.observed.exclusive
 
     def _part(self, tracked: Tracked) -> None:
-        for other in self.of_pod(tracked.pod.uid):
-            if other.id != tracked.id and (apart := self._apart(other)) != other.apart:
-                self.put(replace(other, apart=apart))
+        for other in self.of_pod(tracked.identity.pod.uid):
+            if other.id != tracked.id and (apart := self._apart(other)) != other.excluded:
+                self.put(replace(other, excluded=apart))
 
     def _ended(self, before: Tracked) -> None:
         """Renews the judgements whose reason was a container that has ended."""
         # Between two attempts to start a container its CPUs stay held.
-        ran = before.phase is not Phase.CREATED
+        ran = before.phase not in PENDING
         for held in before.entitlement.claims if ran and before.pool_requested else ():
             # Not a refusal of the kernel: another container may use the claim without what kept it from a partition.
-            if self._pooled.get(held.key) == before.pooled:
+            if self._pooled.get(held.key) == before.fallback:
                 del self._pooled[held.key]
                 self._recompute()
         # It may have owned the claims of which containers of its pod were refused.
-        refused = {one.id for one in self.of_pod(before.pod.uid) if one.alive and one.refusal is not None}
+        refused = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.refusal is not None}
         # In the order in which they came: of two that name a claim the first one gets it.
         for tracked in self if refused else ():
             if tracked.id in refused and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
 
     def _note_pooled(self, tracked: Tracked) -> None:
-        told = tracked.alive and (tracked.pooled or tracked.partition)
+        told = tracked.alive and (tracked.fallback or tracked.observed.partition)
         for held in tracked.entitlement.claims if told else ():
-            if held.key[0] == CPU_DRIVER and tracked.pooled != self._pooled.get(held.key, ""):
-                if tracked.pooled:
-                    self._pooled[held.key] = tracked.pooled
+            if held.key[0] == CPU_DRIVER and tracked.fallback != self._pooled.get(held.key, ""):
+                if tracked.fallback:
+                    self._pooled[held.key] = tracked.fallback
                 else:
                     del self._pooled[held.key]
                 self._recompute()
@@ -245,23 +235,23 @@ class NodeState:
         return Claims(self.files, self._first_users, self._lives)
 
     def _lives(self, user: Owner) -> bool:
-        return any(tracked.alive and tracked.name == user.container for tracked in self.of_pod(user.pod_uid))
+        return any(tracked.alive and tracked.identity.name == user.container for tracked in self.of_pod(user.pod_uid))
 
     def _note_users(self, tracked: Tracked) -> None:
         for held in tracked.rightful:
-            if self._claims.owner(held.record, tracked.user) is None:
-                self._first_users[held.key] = tracked.user
+            if self._claims.owner(held.record, tracked.identity.user) is None:
+                self._first_users[held.key] = tracked.identity.user
 
     def _index(self, before: Tracked | None, after: Tracked | None) -> None:
         self._count_change()
         self.likenesses.change(before, after)
-        if before is not None and (ids := self._by_pod.get(before.pod.uid)) is not None:
+        if before is not None and (ids := self._by_pod.get(before.identity.pod.uid)) is not None:
             ids.discard(before.id)
             if not ids:
-                del self._by_pod[before.pod.uid]
+                del self._by_pod[before.identity.pod.uid]
             self._bearing.pop(before.id, None)
         if after is not None:
-            self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
+            self._by_pod.setdefault(after.identity.pod.uid, set()).add(after.id)
             if weight(after) != weight(None):
                 self._bearing[after.id] = after
 
@@ -276,7 +266,7 @@ class NodeState:
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""
-        return self.without_claim(tracked.apart, own_pod=tracked.own_pod)
+        return self.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
 
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of containers without a claim that are to leave these out, as far as that matters."""
@@ -285,7 +275,7 @@ class NodeState:
     @property
     def kubelet_pins(self) -> frozenset[str]:
         """Static managers of the kubelet that a request for a living container showed."""
-        return frozenset[str]().union(*(tracked.kubelet_pins for tracked in self if tracked.alive))
+        return frozenset[str]().union(*(tracked.stated.kubelet_pins for tracked in self if tracked.alive))
 
     @property
     def lazy(self) -> bool:
@@ -295,8 +285,8 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
         # What may be nothing less is tried at each start, and refused there.
-        starts = tracked.phase is Phase.CREATED and self.must_be_partition(tracked)
-        wanted = again or starts or not tracked.pooled
+        starts = tracked.phase in PENDING and self.must_be_partition(tracked)
+        wanted = again or starts or not tracked.fallback
         possible = wanted and self.pool.by_kernel and tracked.own_cpus & self.host.online
         return tracked.entitlement.partition if possible else ""
 
@@ -312,7 +302,9 @@ class NodeState:
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of the containers of its pod that are not in the sandbox."""
-        return frozenset(one.cgroup for one in self.of_pod(tracked.pod.uid) if not one.sandboxed)
+        return frozenset(
+            one.identity.cgroup for one in self.of_pod(tracked.identity.pod.uid) if not one.identity.sandboxed
+        )
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""

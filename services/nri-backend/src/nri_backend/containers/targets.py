@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nri_backend.claims.entitlement import Counted, PartitionKind
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
     CPU_MAX,
@@ -57,19 +58,19 @@ class Target:
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
-    lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
+    lazy = state.lazy and tracked.phase in MAY_RUN and not tracked.identity.own_pod
     pool, mems = state.pool, tracked.entitlement.mems
     own = tracked.kept_cpus
-    shared, beside = state.shared_by(tracked), pool.beside(tracked.entitlement.near, tracked.apart)
+    shared, beside = state.shared_by(tracked), pool.beside(tracked.entitlement.near, tracked.excluded)
     return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 
 
 def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Target:
     """Returns what a container's own cgroup must say; ``again``: as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
-    if tracked.own_pod:
+    if tracked.identity.own_pod:
         return Target(tracked, desired, full=full, online=state.host.online)
-    if tracked.sandboxed:
+    if tracked.identity.sandboxed:
         return Target(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     if not full:
         return Target(tracked, desired, partition=partition, full=False)
@@ -84,7 +85,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
         claimed=None if held.memory is None else claimed_bytes([held]),
         guarded=_guarded(state, tracked),
         page_sizes=state.host.page_sizes,
-        counted=state.counted_of(tracked.pod.uid).hugepages,
+        counted=state.counted_of(tracked.identity.pod.uid).hugepages,
     )
 
 
@@ -102,7 +103,9 @@ def target_at_start(state: NodeState, tracked: Tracked) -> Target:
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:
     """Tells whether a container has nothing of claims, and no claim depends on its CPUs."""
-    return state.pool.constant and not (tracked.evidence.claims or tracked.apart or tracked.own_pod)
+    return state.pool.constant and not (
+        tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
+    )
 
 
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
@@ -110,9 +113,9 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     pods: dict[str, str | None] = {}
     others: dict[str, None] = {}
     for tracked in containers:
-        if tracked.pod_cgroup and tracked.pod_cgroup not in pods:
-            pods[tracked.pod_cgroup] = tracked.pod.uid
-            others |= dict.fromkeys(ancestors(tracked.cgroup))
+        if tracked.identity.pod_cgroup and tracked.identity.pod_cgroup not in pods:
+            pods[tracked.identity.pod_cgroup] = tracked.identity.pod.uid
+            others |= dict.fromkeys(ancestors(tracked.identity.cgroup))
     return pods | {path: None for path in others if path not in pods}
 
 
@@ -123,7 +126,7 @@ def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[st
     """
     # Of a pod's cgroup only its own containers need something; all of the node are many to look at in each start.
     whose = state if None in groups.values() else [one for uid in groups.values() if uid for one in state.of_pod(uid)]
-    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in whose)
+    passed_on = protections((tracked.identity.cgroup, tracked.protected) for tracked in whose)
     known = not any(tracked.unknown_memory for tracked in whose)
     return {
         path: Raises(passed_on.get(path, {}), lower=known)
@@ -134,9 +137,9 @@ def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[st
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.own_pod:
+    if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.identity.own_pod:
         return ()
-    if any(other.unsettled for other in state.of_pod(tracked.pod.uid)):
+    if any(other.unsettled for other in state.of_pod(tracked.identity.pod.uid)):
         # A page that it has reserved and not touched yet would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
@@ -145,7 +148,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
 def _pod_target(state: NodeState, path: str, pod_uid: str, passed_on: dict[str, Raise]) -> Raises | None:
     members = state.of_pod(pod_uid)
     # Since the cgroups were listed the runtime may have named another pod for this one, or none.
-    if all(tracked.pod_cgroup != path for tracked in members):
+    if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.alive], state.counted_of(pod_uid)
     protected = {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}

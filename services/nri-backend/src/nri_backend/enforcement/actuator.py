@@ -18,7 +18,8 @@ from typing import Final
 from numa_contract.cpuset import format_cpu_list
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
@@ -84,7 +85,7 @@ class Actuator:
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words: the machine, claim files, writes that hang."""
         hangs = [
-            f"the kernel has not answered for {seconds:.0f} s about {tracked.cgroup if tracked else name}"
+            f"the kernel has not answered for {seconds:.0f} s about {tracked.identity.cgroup if tracked else name}"
             for name, seconds in self._writing.stuck.items()
             if seconds >= REPORTED_SECONDS
             for tracked in (self._state.get(name),)
@@ -165,12 +166,38 @@ class Actuator:
         with self._pool_watched():
             self._state.replace_containers(containers)
 
+    def advance(self, container_id: str, event: Event) -> Tracked | None:
+        """Applies an event of its life to a container; returns the container, or None if it is not tracked any more."""
+        known = self._state.get(container_id)
+        now = known.after(event) if known is not None else None
+        if now is None or now.phase is Phase.ABSENT:
+            self.forget(container_id)
+            return None
+        self.note(now)
+        return now
+
+    async def reap(self, container_id: str) -> None:
+        """Asks the kernel whether a process lives of a container that has ended, and applies the answer.
+
+        The cgroup of a sandbox is that of the pod, and does not show the processes of one container.
+        """
+        before = self._state.get(container_id)
+        if before is None or before.phase not in ENDED:
+            return
+        lives = not before.identity.sandboxed and await self.populated(before)
+        now = self._state.get(container_id)
+        if now is None or (now.phase, now.identity) != (before.phase, before.identity):
+            return
+        after = self.advance(container_id, Event.POPULATED if lives else Event.EMPTY)
+        if after is None or after.phase is not now.phase:
+            self.progressed()
+
     def forget(self, container_id: str) -> None:
         """Removes a container that the runtime has removed."""
         with self._pool_watched():
             dropped = self._state.drop(container_id)
-        if dropped is not None and not self._state.of_pod(dropped.pod.uid):
-            self._notes.forget(dropped.pod_cgroup)
+        if dropped is not None and not self._state.of_pod(dropped.identity.pod.uid):
+            self._notes.forget(dropped.identity.pod_cgroup)
         self._unreported.discard(container_id)
 
     async def apply(self, tracked: Tracked) -> Outcome:
@@ -203,8 +230,8 @@ class Actuator:
         One that was not seen yet stays unseen: it may be anywhere.
         """
         tracked = self._state.get(name)
-        if tracked is not None and tracked.phase is Phase.STARTED and tracked.cpus is not None:
-            self.note(replace(tracked, cpus=tracked.cpus | self._aims.get(name, frozenset())))
+        if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
+            self.note(tracked.seen(cpus=tracked.observed.cpus | self._aims.get(name, frozenset())))
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
@@ -216,28 +243,30 @@ class Actuator:
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""
         if (seen := outcome.observed) is None:
-            if tracked.phase is Phase.ENDING:
-                # The audit asks for its last process.
+            if tracked.phase in ENDED:
+                # Whether a process of it lives is asked by reap().
                 return
-            if tracked.cpus or (tracked.ran and tracked.cgroup and tracked.evidence != NO_EVIDENCE):
-                # It was there and is gone now: no process can live, whatever became of the event.
-                self.note(replace(tracked, phase=Phase.STOPPED, vanished=True, cpus=frozenset(), problem=""))
+            identity = tracked.identity
+            ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE
+            if tracked.observed.cpus or ran:
+                # It was there and is gone now: no process can live, although the runtime has not reported the end.
+                self.note(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=""))
             elif sandboxed := tracked.in_sandbox():
                 # It was never seen. In a virtual machine it has no cgroup on the node, and its pod's is looked at next.
                 self.note(sandboxed)
             else:
-                self.note(replace(tracked, cpus=frozenset()))
+                self.note(tracked.seen(cpus=frozenset()))
             return
         problem = "; ".join(outcome.left)
         if problem and problem != tracked.problem:
-            _log.warning("a cgroup is not as it must be", extra={**tracked.names, "error": problem})
-        mems = tracked.mems if seen.mems is None else seen.mems
-        limits = tracked.limits if seen.limits is None else seen.limits
-        if (seen.cpus, mems, limits, problem) != (tracked.cpus, tracked.mems, tracked.limits, tracked.problem):
-            tracked = replace(tracked, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
+            _log.warning("a cgroup is not as it must be", extra={**tracked.identity.names, "error": problem})
+        before = tracked.observed
+        mems = before.mems if seen.mems is None else seen.mems
+        limits = before.limits if seen.limits is None else seen.limits
+        tracked = tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         tracked = with_partition(tracked, outcome)
         if tracked.entitlement.claims and not problem and tracked.refusal is None:
-            tracked = replace(tracked, proven=tracked.entitlement.claims)
+            tracked = replace(tracked, enforced=tracked.entitlement.claims)
         self.note(tracked)
 
     async def work(self, name: str, job: Callable[[], Result]) -> list[Result]:
@@ -286,14 +315,18 @@ class Actuator:
             return
         elsewhere = overlapping(state, tracked, anywhere=True)
         if state.partition_for(tracked):
-            elsewhere = [one for one in elsewhere if one.pod.uid == tracked.pod.uid]
-        left = {one.id: one for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
+            elsewhere = [one for one in elsewhere if one.identity.pod.uid == tracked.identity.pod.uid]
+        left = {
+            one.id: one
+            for one in elsewhere
+            if one.observed.cpus and own.isdisjoint(one.observed.cpus) and one.identity.cgroup
+        }
         while left := {i: one for i, one in left.items() if i not in self.stuck}:
             for container_id, cpus in await self._writing.work(partial(self._views, tuple(left.values()))):
                 del left[container_id]
                 one = state.get(container_id)
-                if one is not None and one.cpus is not None and (cpus is None or cpus & own):
-                    self.note(replace(one, cpus=None if cpus is None else one.cpus | cpus))
+                if one is not None and one.observed.cpus is not None and (cpus is None or cpus & own):
+                    self.note(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
 
     def _views(self, containers: Sequence[Tracked]) -> list[Step[tuple[str, frozenset[int] | None]]]:
         self._aims = {}
@@ -304,8 +337,8 @@ class Actuator:
                     shown_cpus,
                     self._edges.tree,
                     one.id,
-                    one.cgroup,
-                    self._state.cgroups_beside(one) if one.sandboxed else None,
+                    one.identity.cgroup,
+                    self._state.cgroups_beside(one) if one.identity.sandboxed else None,
                 ),
             )
             for one in containers
@@ -313,14 +346,14 @@ class Actuator:
 
     async def look(self, tracked: Tracked) -> Observed | None:
         """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""
-        return await asyncio.to_thread(observe_sets, self._edges.tree, tracked.cgroup)
+        return await asyncio.to_thread(observe_sets, self._edges.tree, tracked.identity.cgroup)
 
     async def populated(self, tracked: Tracked) -> bool:
         """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""
-        if not tracked.cgroup:
+        if not tracked.identity.cgroup:
             return False
         try:
-            lives = await asyncio.to_thread(self._edges.tree.populated, tracked.cgroup)
+            lives = await asyncio.to_thread(self._edges.tree.populated, tracked.identity.cgroup)
         except CgroupRefusedError as error:
             if tracked.id not in self._unreported:
                 fields = {"id": tracked.id, "error": str(error)}

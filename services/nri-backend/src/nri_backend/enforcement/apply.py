@@ -111,25 +111,29 @@ def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     except Exception as error:  # noqa: BLE001  a fault about one container must not end the enforcement of all others
         return Outcome(target.tracked.id, Observed(), left=[_unforeseen(error, target.tracked.problem)])
     # The cgroups of a sandbox are found at each look.
-    if done.observed is not None and not (done.repaired or done.left or target.tracked.sandboxed):
+    if done.observed is not None and not (done.repaired or done.left or target.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
 
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing that is foreseen."""
-    done, path = Outcome(target.tracked.id), target.tracked.cgroup
+    done, path = Outcome(target.tracked.id), target.tracked.identity.cgroup
     if not path:
         done.left.append("the runtime names no cgroup for it")
         return done
     try:
-        if target.tracked.own_pod:
+        if target.tracked.identity.own_pod:
             _apply_own_pod(tree, target, done)
             return done
-        if target.tracked.sandboxed:
+        if target.tracked.identity.sandboxed:
             _apply_sandbox(tree, target, done)
             return done
-        if target.tracked.pod.runtime_handler and not target.tracked.cpus and not tree.populated(path):
+        if (
+            target.tracked.identity.pod.runtime_handler
+            and not target.tracked.observed.cpus
+            and not tree.populated(path)
+        ):
             # gVisor makes a cgroup for each container, and runs its processes in that of the sandbox.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
         for group, raises in target.groups.items():
@@ -164,19 +168,19 @@ def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
     CgroupRefusedError.
     """
     tracked, wanted = target.tracked, target.desired.cpus
-    allowed = tree.read_set(tracked.pod_cgroup, CPUS) if tracked.pod_cgroup else None
-    failure = "" if tracked.pod_cgroup else "the runtime names no cgroup for its pod"
+    allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
+    failure = "" if tracked.identity.pod_cgroup else "the runtime names no cgroup for its pod"
     # An empty cpuset means that of the parent, which is enough while no CPU has to be excluded.
-    if tracked.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
+    if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
         try:
-            tree.write(tracked.pod_cgroup, CPUS, repair.desired)
+            tree.write(tracked.identity.pod_cgroup, CPUS, repair.desired)
             done.repaired.append(repair)
             allowed = wanted
         except CgroupRefusedError as error:
             failure = str(error)
-    cpus = tree.read_set(tracked.cgroup, "cpuset.cpus.effective")
+    cpus = tree.read_set(tracked.identity.cgroup, "cpuset.cpus.effective")
     if target.desired.online and cpus is not None:
         # The effective set also lacks the CPUs of partitions, and grows when one ends.
         cpus |= (allowed or frozenset()) & target.online or target.online
@@ -203,8 +207,8 @@ def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
 
     Raises CgroupGoneError if no process of it lives, or CgroupRefusedError.
     """
-    if not (paths := sandbox_cgroups(tree, target.tracked.cgroup, target.beside)):
-        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{target.tracked.cgroup}")
+    if not (paths := sandbox_cgroups(tree, target.tracked.identity.cgroup, target.beside)):
+        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{target.tracked.identity.cgroup}")
     desired, seen = replace(target.desired, files={}), []
     for path in paths:
         look = partial(observe, tree, path, desired, full=False)
@@ -215,7 +219,7 @@ def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
 
 
 def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:
-    done.pooled = make_partition(tree, target.tracked.cgroup, target.partition, target.desired.cpus)
+    done.pooled = make_partition(tree, target.tracked.identity.cgroup, target.partition, target.desired.cpus)
     done.partition = "" if done.pooled else target.partition
 
 
@@ -223,11 +227,12 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     """Returns the container with what became of its partition, if that was the question."""
     if not (outcome.partition or outcome.pooled):
         return tracked
-    if outcome.pooled and outcome.pooled != tracked.pooled:
+    if outcome.pooled and outcome.pooled != tracked.fallback:
         text = "the kernel does not keep others off its CPUs, the shared pool does"
-        _log.warning(text, extra={**tracked.names, "error": outcome.pooled})
-    exclusive = tracked.exclusive if outcome.partition else frozenset[int]()
-    return replace(tracked, partition=outcome.partition, exclusive=exclusive, pooled=outcome.pooled)
+        _log.warning(text, extra={**tracked.identity.names, "error": outcome.pooled})
+    exclusive = tracked.observed.exclusive if outcome.partition else frozenset[int]()
+    tracked = tracked.seen(partition=outcome.partition, exclusive=exclusive)
+    return replace(tracked, fallback=outcome.pooled)
 
 
 def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None) -> Outcome:
@@ -262,14 +267,16 @@ def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
             limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
     else:
         # Most often all is as it must be, and these are the only files that are read for it.
-        reservable = tree.read_limits(target.tracked.cgroup, [hugepage_files(size)[1] for size in target.guarded])
+        reservable = tree.read_limits(
+            target.tracked.identity.cgroup, [hugepage_files(size)[1] for size in target.guarded]
+        )
         limits = guard_limits(target.guarded, reservable, pod_own, stated=bool(asked))
     return replace(target.desired, files={**target.desired.files, **limits}) if limits else target.desired
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
     """Returns the kubelet's own hugepage limits of the pod, without claims, by page size in bytes."""
-    if not (path := target.tracked.pod_cgroup):
+    if not (path := target.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
     noted = notes.load(path)

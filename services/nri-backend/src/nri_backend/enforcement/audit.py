@@ -6,14 +6,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
 from nri_backend.containers.neighbours import misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
@@ -183,7 +183,7 @@ class Auditor:
         if full or self._edges.clock() >= self._next_kills:
             self._next_kills = self._edges.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all()
-        running = [tracked for tracked in self._state if tracked.phase is Phase.STARTED]
+        running = [tracked for tracked in self._state if tracked.phase in MAY_RUN]
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
         if not everyone:
             plan = await self._actuator.comparisons[full].unsettled(plan)
@@ -198,9 +198,9 @@ class Auditor:
 
     def _depends(self, tracked: Tracked, *, full: bool) -> bool:
         """Tells whether the kernel would not say by itself that something is wrong with a container."""
-        if tracked.cpus is None or tracked.entitlement.mems or (full and tracked.evidence.claims):
+        if tracked.observed.cpus is None or tracked.entitlement.mems or (full and tracked.identity.evidence.claims):
             return True
-        return not (tracked.partition if tracked.own_cpus else self._state.pool.constant)
+        return not (tracked.observed.partition if tracked.own_cpus else self._state.pool.constant)
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
         """``again``: partitions that the kernel has refused are tried once more. ``final``: siblings were seen to."""
@@ -209,7 +209,7 @@ class Auditor:
             self._count_repairs(outcomes)
             for outcome in outcomes if not final else ():
                 tracked = self._state.get(outcome.id)
-                if outcome.pooled and tracked is not None and tracked.partition:
+                if outcome.pooled and tracked is not None and tracked.observed.partition:
                     self._keeper.suspect(tracked)
                     outcome.pooled = ""
             done = self._taken(plan[:LOOKS], outcomes)
@@ -254,27 +254,22 @@ class Auditor:
         With ``vanished``, also looks at containers that were taken for stopped because their cgroup was gone: a mount
         may have hidden it.
         """
-        state, actuator = self._state, self._actuator
-        for before in [one for one in state if one.phase is Phase.ENDING or (vanished and one.vanished)]:
-            lives = await actuator.populated(before)
-            if lives and before.phase is Phase.ENDING and before.cpus is None:
-                await self._see(before)
+        for before in [one for one in self._state if one.phase in ENDED]:
+            if before.phase is Phase.VANISHED and not vanished:
                 continue
-            if state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
+            await self._actuator.reap(before.id)
+            after = self._state.get(before.id)
+            if after is None or not after.occupies:
                 continue
-            if lives:
-                back = replace(before, phase=Phase.STARTED, vanished=False, cpus=None)
-                actuator.note(state.assessed(back))
+            if before.phase is Phase.VANISHED:
+                self._actuator.note(self._state.assessed(after.seen(cpus=None)))
                 self.request_audit()
-            elif before.unlisted:
-                actuator.forget(before.id)
-            else:
-                actuator.note(replace(before, phase=Phase.STOPPED))
-            actuator.progressed()
+            elif after.observed.cpus is None:
+                await self._see(after)
 
     async def _see(self, ending: Tracked) -> None:
         """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""
         seen = await self._actuator.look(ending)
         if seen is not None and self._state.get(ending.id) is ending:
-            self._actuator.note(replace(ending, cpus=seen.cpus))
+            self._actuator.note(ending.seen(cpus=seen.cpus))
             self._actuator.progressed()

@@ -13,7 +13,8 @@ from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import adjustment, amendment, stored_updates, unenforced
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, problem_of, tracked_as
+from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
+from nri_backend.containers.lifecycle import ENDED, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.audit import Auditor
@@ -70,8 +71,8 @@ class Enforcer:
         self.state.forget_views()
         for found in await self._keeper.recall(await self._prover.recall(tuple(self.state))):
             if (tracked := self.state.get(found.id)) is not None:
-                now = replace(tracked, partition=found.partition, exclusive=found.exclusive)
-                now = replace(now, proven=found.proven, answered=found.answered, kubelet_pins=found.kubelet_pins)
+                seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
+                now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.actuator.note(self.state.assessed(now))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
@@ -93,10 +94,13 @@ class Enforcer:
         for container in sorted(containers, key=lambda c: c.state is not ContainerState.RUNNING):
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             if container.state is not ContainerState.STOPPED:
-                # One that is only created may start without an event on this connection: it is looked after at once.
-                ran = container.state is not ContainerState.CREATED
-                found.append(replace(self._described(pod, container), phase=Phase.STARTED, ran=ran))
+                created = container.state is ContainerState.CREATED
+                event = Event.LIST_CREATED if created else Event.LIST_RUNNING
+                found.append(self._described(pod, container).after(event))
         self.actuator.take_all(await self._keeper.recall(await self._prover.recall_all(found)))
+        for tracked in self.state:
+            if tracked.phase is Phase.LINGERING:
+                await self.actuator.reap(tracked.id)
         self._auditor.request_audit(forget=True)
         return stored_updates(containers, self.state) if self.active else []
 
@@ -104,19 +108,19 @@ class Enforcer:
         """Tells what the container gets, when nobody else is on its CPUs."""
         await self.actuator.refresh()
         # A standby is asked after the active instance, and sees what that one has answered.
-        tracked = self.state.assessed(self._described(pod, container, answered=not self.active))
+        tracked = self.state.assessed(self._described(pod, container, include_claims=not self.active))
         if active := self.active:
-            tracked = replace(tracked, kubelet_pins=kubelet_pins(container.resources))
+            pins = kubelet_pins(container.resources)
+            tracked = replace(tracked, stated=replace(tracked.stated, kubelet_pins=pins))
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
             refusal = unenforced(tracked, answered, self._leader(), self.state)
         if refusal is not None:
-            if (known := self.state.get(tracked.id)) is not None and known.phase is Phase.CREATED:
-                self.actuator.forget(tracked.id)
+            self.actuator.advance(tracked.id, Event.CREATE_REJECTED)
             raise self._refused(tracked, refusal)
         for other in self.state.of_pod(pod.uid):
-            if other.phase is Phase.CREATED and other.name == tracked.name:
+            if other.phase is Phase.CREATED and other.identity.name == tracked.identity.name:
                 # An attempt that came to nothing; not every runtime says so.
                 self.actuator.forget(other.id)
         self.actuator.note(tracked)
@@ -140,26 +144,27 @@ class Enforcer:
     async def _start(self, pod: Pod, container: Container) -> None:
         await self.actuator.refresh()
         known = self._tracked(pod, container)
-        tracked = self.state.assessed(replace(known, phase=Phase.CREATED, partition=""))
+        tracked = self.state.assessed(known.after(Event.START).seen(partition=""))
         if self.active:
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
             if refusal is None:
                 tracked, refusal = await self.starter.make_true(tracked)
         else:
             leader, seen = self._leader(), None
-            if tracked.evidence.claims:
-                tracked = replace(tracked, pooled=await self._prover.pooled(tracked))
+            if tracked.identity.evidence.claims:
+                tracked = replace(tracked, fallback=await self._prover.pooled(tracked))
                 seen = await self._keeper.shown(tracked, leader)
             refusal = unenforced(tracked, seen, leader, self.state, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.
                 # A partition was seen, or the active one, which is asked later, makes it.
                 kind = self.state.partition_for(tracked)
-                now = replace(tracked, stated=stated(container.resources), answered=True, partition=kind)
-                self.actuator.note(replace(now, phase=Phase.STARTED, ran=True))
+                pins = tracked.stated.kubelet_pins
+                limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
+                self.actuator.note(replace(tracked, stated=limits).seen(partition=kind).after(Event.APPLIED))
         if refusal is not None:
             if await self.starter.kill(tracked):
-                self.actuator.forget(tracked.id)
+                self.actuator.advance(tracked.id, Event.START_REJECTED)
             else:
                 self._track_unseen(tracked)
             raise self._refused(tracked, refusal)
@@ -171,12 +176,12 @@ class Enforcer:
         """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""
         tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
-        if self.active and tracked.evidence != NO_EVIDENCE:
+        if self.active and tracked.identity.evidence != NO_EVIDENCE:
             await self.starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:
         """It may run, nobody knows on which CPUs; claims wait until the audit has seen it."""
-        self.actuator.note(replace(tracked, phase=Phase.STARTED, cpus=None))
+        self.actuator.note(tracked.after(Event.APPLIED).seen(cpus=None))
         self._auditor.request_audit()
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
@@ -187,9 +192,10 @@ class Enforcer:
         # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
         huge = bool(wanted.hugepage_limits) and self.active
         now = (tracked.asked if huge else tracked.stated).updated(wanted)
-        tracked = replace(tracked, stated=now, answered=tracked.answered and not huge)
+        now = replace(now, include_claims=tracked.stated.include_claims and not huge)
         if self.active:
-            tracked = replace(tracked, kubelet_pins=tracked.kubelet_pins | kubelet_pins(wanted))
+            now = replace(now, kubelet_pins=now.kubelet_pins | kubelet_pins(wanted))
+        tracked = replace(tracked, stated=now)
         if self.state.get(tracked.id) is not None:
             self.actuator.note(tracked)
         if not self.active:
@@ -206,16 +212,14 @@ class Enforcer:
             return []
         if self.active:
             # The audit may have found the cgroup gone already; kills by the kernel are reported here.
-            await self._kills.look(tracked.pod.uid, ended=tracked.id)
-        if tracked.phase in (Phase.ENDING, Phase.STOPPED):
+            await self._kills.look(tracked.identity.pod.uid, ended=tracked.id)
+        if tracked.phase in ENDED | OVER:
             return []
-        lives = await self._lives(tracked)
-        if (tracked := self.state.get(container.id)) is not None:
-            self.actuator.note(replace(tracked, phase=Phase.ENDING if lives else Phase.STOPPED))
-            self.actuator.progressed()
-            if tracked.entitlement.claims:
-                # What its claims needed of the pod, and above it, is to go.
-                self._auditor.request_full()
+        self.actuator.advance(container.id, Event.STOP)
+        await self.actuator.reap(container.id)
+        if tracked.entitlement.claims:
+            # The limits that its claims needed of the pod, and above it, have to go.
+            self._auditor.request_full()
         return []
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
@@ -225,27 +229,13 @@ class Enforcer:
     async def remove_pod(self, pod: Pod) -> None:
         """Forgets what is left of the sandbox's containers; the pod may live on in a new sandbox."""
         for tracked in self.state.of_pod(pod.uid):
-            if tracked.pod.id == pod.id:
+            if tracked.identity.pod.id == pod.id:
                 await self._remove(tracked.id)
         self.state.forget_refused(pod.uid)
 
     async def _remove(self, container_id: str) -> None:
-        before = self.state.get(container_id)
-        lives = before is not None and (before.phase is Phase.ENDING or await self._lives(before))
-        now = self.state.get(container_id)
-        if now is not None and lives:
-            # Its CPUs are nobody else's before its last process has gone.
-            self.actuator.note(replace(now, phase=Phase.ENDING, unlisted=True))
-        else:
-            self.actuator.forget(container_id)
-
-    async def _lives(self, tracked: Tracked) -> bool:
-        """Returns True if a process of a container that has been started may still run.
-
-        The cgroup of a sandbox is that of the pod, and says nothing about one container.
-        """
-        started = tracked.phase is Phase.STARTED and not tracked.sandboxed
-        return started and await self.actuator.populated(tracked)
+        if self.actuator.advance(container_id, Event.REMOVE) is not None:
+            await self.actuator.reap(container_id)
 
     def _leader(self) -> Leadership:
         """Returns the active instance as this one sees it, while this one does not enforce.
@@ -262,12 +252,12 @@ class Enforcer:
     def _tracked(self, pod: Pod, container: Container) -> Tracked:
         return self.state.get(container.id) or self.state.assessed(self._described(pod, container))
 
-    def _described(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
-        return tracked_as(pod, container, answered=answered, own_pod=pod.uid == self._own_pod_uid != "")
+    def _described(self, pod: Pod, container: Container, *, include_claims: bool = False) -> Tracked:
+        return tracked_as(pod, container, include_claims=include_claims, own_pod=pod.uid == self._own_pod_uid != "")
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
         self._edges.observer.refused(refusal.reason)
         self.state.refuse(replace(tracked, refusal=refusal))
-        fields = {"reason": str(refusal.reason), **tracked.names, "id": tracked.id, "error": refusal.text}
+        fields = {"reason": str(refusal.reason), **tracked.identity.names, "id": tracked.id, "error": refusal.text}
         _log.warning("refused", extra=fields)
         return RefusedError(f"dra-driver-numa: {refusal.text}")

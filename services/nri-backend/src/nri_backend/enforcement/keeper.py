@@ -5,10 +5,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
@@ -49,9 +49,11 @@ class PartitionKeeper:
         return await asyncio.to_thread(lambda: [self._recalled(one) for one in containers])
 
     def _recalled(self, tracked: Tracked) -> Tracked:
-        partition = partition_of(self._tree, tracked.cgroup) if tracked.evidence != NO_EVIDENCE else ""
-        exclusive = exclusive_of(self._tree, tracked.cgroup) if partition else frozenset[int]()
-        return replace(tracked, partition=partition, exclusive=exclusive)
+        partition = (
+            partition_of(self._tree, tracked.identity.cgroup) if tracked.identity.evidence != NO_EVIDENCE else ""
+        )
+        exclusive = exclusive_of(self._tree, tracked.identity.cgroup) if partition else frozenset[int]()
+        return tracked.seen(partition=partition, exclusive=exclusive)
 
     async def shown(self, tracked: Tracked, leader: Leadership) -> Observed | None:
         """Returns what the kernel shows of a container, for a standby; None where it should be a partition and is none.
@@ -59,7 +61,7 @@ class PartitionKeeper:
         An active instance that is asked later than this one will make it.
         """
         kind, late = self._state.partition_for(tracked), leader.fresh and not leader.first
-        if kind and not late and await asyncio.to_thread(partition_of, self._tree, tracked.cgroup) != kind:
+        if kind and not late and await asyncio.to_thread(partition_of, self._tree, tracked.identity.cgroup) != kind:
             return None
         return await self._actuator.look(tracked)
 
@@ -84,7 +86,7 @@ class PartitionKeeper:
 
     def suspect(self, tracked: Tracked) -> None:
         """A partition was found broken: it is looked at again, after its siblings."""
-        self._changed.add(tracked.cgroup)
+        self._changed.add(tracked.identity.cgroup)
 
     def suspect_all(self, hanging: Iterable[Tracked]) -> None:
         """Looks again at partitions whose job hangs: its outcome is lost, and the audit leaves partitions out."""
@@ -94,7 +96,7 @@ class PartitionKeeper:
     def follow(self) -> None:
         """Follows the partitions that there are now. Those that cannot be opened are tried again with the next news."""
         if self._followed != self._state.changes:
-            live = [one.cgroup for one in self._state if one.partition and one.phase is not Phase.STOPPED]
+            live = [one.identity.cgroup for one in self._state if one.observed.partition and one.alive]
             if ended := self._watch.follow(live):
                 self._take(ended)
             self._followed = self._state.changes if self._watch.follows(live) else -1
@@ -108,9 +110,9 @@ class PartitionKeeper:
             return []
         self._next_repair = self._clock() + REPAIR_SECONDS
         changed, self._changed = self._changed, set()
-        pods = {one.pod.uid for one in self._state if one.cgroup in changed and one.phase is Phase.STARTED}
-        members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase is Phase.STARTED]
-        return [one.id for one in sorted(members, key=lambda one: bool(one.partition))]
+        pods = {one.identity.pod.uid for one in self._state if one.identity.cgroup in changed and one.phase in MAY_RUN}
+        members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase in MAY_RUN]
+        return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def settle(self, *, always: bool = False) -> None:
         """Takes back what ended partitions have left above them, if one has ended."""

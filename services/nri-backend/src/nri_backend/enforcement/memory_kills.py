@@ -8,7 +8,7 @@ its last process; what it does not tell any more is in the count of its pod.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from nri_backend.containers.container import Tracked
@@ -78,9 +78,9 @@ class KillWatch:
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""
-        present = dict.fromkeys(tracked.pod.uid for tracked in self._state)
+        present = dict.fromkeys(tracked.identity.pod.uid for tracked in self._state)
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
-        claims = list(dict.fromkeys(one.pod.uid for one in self._state if one.entitlement.memory is not None))
+        claims = list(dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None))
         for uids in (claims[start : start + _PODS_AT_ONCE] for start in range(0, len(claims), _PODS_AT_ONCE)):
             async with self._looking:
                 await self._look(uids)
@@ -98,18 +98,20 @@ class KillWatch:
             for container_id, count in pod.take(total, own, ended).items():
                 tracked = self._state.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
-                    _log.warning("the kernel killed for want of memory", extra={**tracked.names, "count": count})
+                    _log.warning(
+                        "the kernel killed for want of memory", extra={**tracked.identity.names, "count": count}
+                    )
                     self._edges.observer.counters["memory_kills"] += count
-                    self._actuator.note(replace(tracked, memory_kills=tracked.memory_kills + count))
+                    self._actuator.note(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
 
     def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:
         found: dict[str, _Counts] = {}
         for uid, containers in pods.items():
             total = self._count(_pod_cgroup(containers))
             counts = {
-                tracked.id: self._count(tracked.cgroup)
+                tracked.id: self._count(tracked.identity.cgroup)
                 for tracked in containers
-                if tracked.cgroup and not tracked.sandboxed
+                if tracked.identity.cgroup and not tracked.identity.sandboxed
             }
             if total is not None:
                 found[uid] = total, counts
@@ -124,4 +126,4 @@ class KillWatch:
 
 def _pod_cgroup(containers: Iterable[Tracked]) -> str:
     """Returns the cgroup of a pod with a memory claim, "" for others."""
-    return next((tracked.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")
+    return next((tracked.identity.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")

@@ -13,7 +13,8 @@ from numa_contract.errors import cut_answer
 
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import read_evidence
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.proofs import Pins, Proof, Proofs
@@ -51,8 +52,10 @@ class Prover:
         stored pins are added as well. The runtime cannot supply them, because the cpuset that it lists already includes
         this plugin's answers.
         """
-        evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
-        found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
+        evident = [tracked.id for tracked in containers if tracked.identity.evidence != NO_EVIDENCE]
+        found = await asyncio.to_thread(
+            self._load, evident, {tracked.id: tracked.identity.cgroup for tracked in containers}
+        )
         self._pins = await asyncio.to_thread(self._proofs.load_pins)
         self._answered.update(proof.container for proof in found.values() if proof.answered)
         claims = {container: tuple(map(self._shared, proof.claims)) for container, proof in found.items()}
@@ -65,7 +68,7 @@ class Prover:
         Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         """
         if await asyncio.to_thread(self._proofs.former_enforced):
-            evident = [tracked for tracked in containers if tracked.evidence != NO_EVIDENCE]
+            evident = [tracked for tracked in containers if tracked.identity.evidence != NO_EVIDENCE]
             proven = await asyncio.to_thread(self._proofs.load, [tracked.id for tracked in evident])
             for tracked in evident:
                 if tracked.id not in proven:
@@ -78,7 +81,7 @@ class Prover:
 
     async def pooled(self, tracked: Tracked) -> str:
         """Returns why the active instance has let the pool keep others off a container's CPUs; "" if it has not."""
-        found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.cgroup})
+        found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.identity.cgroup})
         return found[tracked.id].pooled if tracked.id in found else ""
 
     async def answered(self, tracked: Tracked) -> None:
@@ -98,7 +101,7 @@ class Prover:
         A proof that cannot be written is a problem, and the next audit tries again. With ``every``, these are all
         containers of the node: only then does a success end the problem, which may concern any of them.
         """
-        new = [one for one in containers if one.proven and self._written.get(one.id) != self._marks(one)]
+        new = [one for one in containers if one.enforced and self._written.get(one.id) != self._marks(one)]
         if not new:
             # The container that could not be recorded may have ended.
             self.problem = "" if every else self.problem
@@ -118,7 +121,7 @@ class Prover:
 
         Does nothing before the runtime has listed its containers, since their pins would be lost.
         """
-        pins = {one.id: one.kubelet_pins for one in self._state if one.alive and one.kubelet_pins}
+        pins = {one.id: one.stated.kubelet_pins for one in self._state if one.alive and one.stated.kubelet_pins}
         if not self._state.told or pins == self._pins:
             return
         try:
@@ -147,11 +150,12 @@ class Prover:
     def _recalled(self, tracked: Tracked, proven: tuple[Held, ...]) -> Tracked:
         # What could not be written is known here alone.
         before = self._state.get(tracked.id)
-        proven = proven or (before.proven if before else ())
-        answered = tracked.id in self._answered or tracked.answered
-        answered = answered or (before is not None and before.answered)
-        pins = tracked.kubelet_pins | self._pins.get(tracked.id, frozenset())
-        return replace(tracked, proven=proven, answered=answered, kubelet_pins=pins)
+        proven = proven or (before.enforced if before else ())
+        answered = tracked.id in self._answered or tracked.stated.include_claims
+        answered = answered or (before is not None and before.stated.include_claims)
+        pins = tracked.stated.kubelet_pins | self._pins.get(tracked.id, frozenset())
+        stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
+        return replace(tracked, enforced=proven, stated=stated)
 
     def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
         proofs = self._proofs.load(ids)
@@ -178,15 +182,15 @@ class Prover:
             return True
 
     def _marks(self, tracked: Tracked) -> _Marks:
-        return tracked.proven, tracked.answered or tracked.id in self._answered, tracked.pooled
+        return tracked.enforced, tracked.stated.include_claims or tracked.id in self._answered, tracked.fallback
 
     def _write(self, containers: Sequence[Tracked]) -> None:
         for one in containers:
-            if (inode := self._tree.inode(one.cgroup)) is not None:
-                places = {"pod": one.pod, "cgroup": one.cgroup, "pod_cgroup": one.pod_cgroup}
+            if (inode := self._tree.inode(one.identity.cgroup)) is not None:
+                places = {"pod": one.identity.pod, "cgroup": one.identity.cgroup, "pod_cgroup": one.identity.pod_cgroup}
                 marks = self._marks(one)
                 kept = dict(zip(("claims", "answered", "pooled"), marks, strict=True))
-                self._proofs.write(Proof(container=one.id, name=one.name, inode=inode, **places, **kept))
+                self._proofs.write(Proof(container=one.id, name=one.identity.name, inode=inode, **places, **kept))
                 self._written[one.id] = marks
 
 
@@ -197,14 +201,7 @@ def _ending(proof: Proof) -> Tracked:
         for request in held.requests
         for name, value in request_env(held.record, request).items()
     ]
-    return Tracked(
-        proof.container,
-        proof.name,
-        proof.pod,
-        evidence=read_evidence(env),
-        cgroup=proof.cgroup,
-        pod_cgroup=proof.pod_cgroup,
-        phase=Phase.ENDING,
-        unlisted=True,
-        proven=proof.claims,
+    identity = Identity(
+        proof.container, proof.name, proof.pod, proof.cgroup, proof.pod_cgroup, evidence=read_evidence(env)
     )
+    return Tracked(identity, phase=Phase.LINGERING, enforced=proof.claims)

@@ -9,7 +9,8 @@ from typing import Final
 
 from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import crowded, impossible, offline, outside, untrue
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.enforcement.actuator import Actuator
@@ -43,13 +44,13 @@ class Starter:
 
     async def hindrance(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
         """Returns the container as it then is, and why it cannot run. The driver's own always can: it heals others."""
-        if tracked.own_pod:
+        if tracked.identity.own_pod:
             return tracked, None
         if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
             return tracked, refusal
         if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
             # Of its claims one may be its alone: that one is kept like the others.
-            tracked = replace(tracked, pooled=_why_pooled(tracked))
+            tracked = replace(tracked, fallback=_why_pooled(tracked))
             self._actuator.note(tracked)
         changes = self._state.changes
         # Other containers on its CPUs are being moved away.
@@ -86,9 +87,9 @@ class Starter:
         if tracked.entitlement.claims:
             if outcome.left or seen is None:
                 return tracked, untrue(outcome.left)
-        elif outcome.left and held and trespass and not tracked.own_pod:
+        elif outcome.left and held and trespass and not tracked.identity.own_pod:
             return tracked, untrue(outcome.left)
-        self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
+        self._actuator.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
     async def _occupied(self, tracked: Tracked) -> Refusal | None:
@@ -116,10 +117,10 @@ class Starter:
         What has begun goes on when the hook that wanted it is given up. A container that is known as started is ENDING
         then; one that cannot be killed is logged.
         """
-        if not tracked.cgroup or tracked.sandboxed:
+        if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")
             return False
-        job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.cgroup)
+        job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.identity.cgroup)
         job.add_done_callback(partial(self._killed, tracked.id))
         done, _ = await asyncio.wait({job}, timeout=WAIT_SECONDS)
         return bool(done) and job.exception() is None
@@ -128,9 +129,7 @@ class Starter:
         if error := job.exception():
             self._failed(container_id, str(error))
             return
-        tracked = self._state.get(container_id)
-        if tracked is not None and tracked.phase is Phase.STARTED:
-            self._actuator.note(replace(tracked, phase=Phase.ENDING))
+        self._actuator.advance(container_id, Event.KILLED)
 
     def _failed(self, container_id: str, error: str) -> None:
         _log.warning("a refused container cannot be killed", extra={"id": container_id, "error": error})

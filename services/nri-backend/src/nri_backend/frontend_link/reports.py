@@ -23,18 +23,23 @@ from numa_contract.reports import (
 
 from nri_backend.claims.entitlement import Held, PartitionKind
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import limit_text
 
 MAX_UNKNOWN: Final = 16
 """Most claims reported that a container names without holding them; a pod's author may write any number."""
 _STATES: Final[dict[Phase, ContainerState]] = {
+    Phase.ABSENT: "unknown",
     Phase.CREATED: "created",
-    Phase.STARTED: "running",
+    Phase.STARTING: "created",
+    Phase.LISTED: "running",
+    Phase.RUNNING: "running",
     Phase.ENDING: "running",
+    Phase.LINGERING: "running",
+    Phase.VANISHED: "stopped",
     Phase.STOPPED: "stopped",
-    Phase.REFUSED: "unknown",
 }
 _EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
 _log = logging.getLogger(__name__)
@@ -85,28 +90,28 @@ class Reports:
 
 def report(tracked: Tracked) -> ContainerReport:
     """Returns the report of a container or of a refused attempt."""
-    refusal, refused_now = tracked.refusal, tracked.phase is Phase.REFUSED
+    refusal, refused_now = tracked.refusal, tracked.phase is Phase.ABSENT
     # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
-    lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
+    lost = not refused_now and refusal is not None and (bool(tracked.orphaned) or refusal.reason is Reason.NO_RECORD)
     return ContainerReport(
         id=tracked.id,
-        name=tracked.name,
-        pod_uid=tracked.pod.uid,
-        pod_namespace=tracked.pod.namespace,
-        pod_name=tracked.pod.name,
+        name=tracked.identity.name,
+        pod_uid=tracked.identity.pod.uid,
+        pod_namespace=tracked.identity.pod.namespace,
+        pod_name=tracked.identity.pod.name,
         state=_STATES[tracked.phase],
         claims=tuple(_use(held, tracked) for held in tracked.rightful),
-        unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
+        unknown_claims=tracked.orphaned + (_bounded(refusal.unknown) if refusal else ()),
         refused_claims=_identities(refusal.about) if refusal and not lost else (),
-        cpus=tracked.cpus or frozenset(),
-        exclusivity=_EXCLUSIVITY[tracked.partition] if tracked.own_cpus else "",
+        cpus=tracked.observed.cpus or frozenset(),
+        exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.own_cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
         pool_requested=cut_answer(tracked.pool_requested),
-        mems=tracked.mems or frozenset(),
-        limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
-        cgroup=tracked.cgroup,
+        mems=tracked.observed.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in tracked.observed.limits.items()},
+        cgroup=tracked.identity.cgroup,
         refused="" if refusal is None or lost else cut_answer(refusal.text),
-        memory_kills=tracked.memory_kills,
+        memory_kills=tracked.observed.memory_kills,
     )
 
 

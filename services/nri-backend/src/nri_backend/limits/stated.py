@@ -6,7 +6,7 @@ its name is made of (systemd.slice(5)). With the cgroupfs driver it is the path 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from numa_contract.errors import MalformedError
@@ -38,11 +38,17 @@ class Stated:
     cpu: CpuLimit | None = None
     memory: int | None = None
     """Bytes."""
+    include_claims: bool = False
+    """True if the hugepage limits contain the container's claims: an instance of this driver has answered its creation
+    or its last update, and the runtime has stored that answer."""
+    kubelet_pins: frozenset[str] = frozenset()
+    """Static managers of the kubelet that requests for the container showed; another NRI plugin may have set them."""
 
     def updated(self, wanted: Resources) -> "Stated":
-        """Returns what is stated after an update, which mentions only what changes."""
+        """Returns the limits after an update, which contains only the values that change."""
         now = stated(wanted)
-        return Stated(
+        return replace(
+            self,
             hugepages={**self.hugepages, **now.hugepages},
             cpu=self.cpu if wanted.cpu_quota is None else now.cpu,
             memory=self.memory if wanted.memory_limit is None else wanted.memory_limit,

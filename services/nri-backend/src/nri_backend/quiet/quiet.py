@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from nri_backend.containers.container import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.quiet.interrupts import Interrupts
@@ -29,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 def vacated(state: NodeState) -> Cpus:
     """Returns the CPUs that interrupts leave: those of claims' containers that run, but for requests that keep them."""
-    running = [one.entitlement for one in state if one.phase in (Phase.STARTED, Phase.ENDING) and one.own_cpus]
+    running = [one.entitlement for one in state if one.occupies and one.own_cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
     return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a container as a table of phases, events and transitions.
+
+Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
+instance is connected, and it forgets a container whose process the kernel has not ended yet. The kernel shows whether
+a process lives and where it may run, but not which container a cgroup belongs to, and it shows nothing while a mount
+hides the cgroup tree. The phase therefore combines both: it says what enforcement has to assume.
+
+    ABSENT ──CREATE──> CREATED ──START──> STARTING ──APPLIED──> RUNNING ──STOP──> ENDING ──EMPTY──> STOPPED
+                                                                   │                 │                 │
+                                                              UNLISTED, REMOVE    REMOVE            REMOVE
+                                                                   └──> LINGERING <──┘                 │
+                                                                            └────────EMPTY──────────> ABSENT
+
+One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has ended.**
+What the runtime says about the end only starts the question. So STOP leads to ENDING and REMOVE to LINGERING, and only
+EMPTY, which is an answer of the kernel, leads on. A container that has never run (CREATED) has no process to wait for.
+
+Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
+for a container that never started, an audit may find a cgroup gone while the hook that reports the end is at work, and
+a snapshot of the runtime may contradict all of them. An entry that leads to its own phase means that the event brings
+nothing new there.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+
+class Phase(Enum):
+    """What enforcement has to assume about the processes of a container."""
+
+    ABSENT = auto()
+    """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
+    CREATED = auto()
+    """Its creation was answered. No process of it has run, and none will without a StartContainer."""
+    STARTING = auto()
+    """The start hook is at work: its cgroup exists and is being set up, its process waits for the answer."""
+    LISTED = auto()
+    """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
+    is treated as running; but a cgroup that was never seen does not mean that it has ended."""
+    RUNNING = auto()
+    """Its process may run."""
+    ENDING = auto()
+    """The runtime has reported its end, or its processes were killed; one of them may still live."""
+    LINGERING = auto()
+    """As ENDING, but the runtime does not know it any more: no event will report its removal."""
+    VANISHED = auto()
+    """Its cgroup is gone, so no process can live. The runtime has not reported that, and the cgroup may come back: a
+    mount may have hidden it."""
+    STOPPED = auto()
+    """It has ended, and no process of it lives. The runtime still lists it."""
+
+
+class Event(Enum):
+    """What the runtime reports about a container (the first seven), or what the kernel shows of it."""
+
+    CREATE = auto()
+    """CreateContainer was answered."""
+    START = auto()
+    """StartContainer was called."""
+    STOP = auto()
+    """StopContainer: the runtime has seen its end."""
+    REMOVE = auto()
+    """RemoveContainer, or the sandbox of its pod was removed."""
+    LIST_CREATED = auto()
+    """Synchronize lists it as created."""
+    LIST_RUNNING = auto()
+    """Synchronize lists it as running or paused, or in a state that this release does not know."""
+    UNLISTED = auto()
+    """Synchronize does not list it, or lists it as stopped."""
+    APPLIED = auto()
+    """Its cgroup was set up and its process may run, or it is unknown whether it runs."""
+    CREATE_REJECTED = auto()
+    """CreateContainer was answered with a rejection."""
+    START_REJECTED = auto()
+    """StartContainer was answered with a rejection, and its processes were killed."""
+    KILLED = auto()
+    """Its processes were killed: SIGKILL was sent to all of them (``cgroup.kill``)."""
+    EMPTY = auto()
+    """No process is in its cgroup, or the cgroup does not exist."""
+    POPULATED = auto()
+    """A process is in its cgroup, or the kernel does not show whether there is one."""
+    CGROUP_GONE = auto()
+    """Its cgroup existed and does not exist any more."""
+
+
+def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
+    """Returns a row of the table: events that are not named change nothing."""
+    return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
+
+
+# The phases after events that mean the same in each phase.
+_LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
+
+TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
+    # StartContainer also comes for a container whose creation no instance has seen.
+    Phase.ABSENT: _row(Phase.ABSENT, create=Phase.CREATED, start=Phase.STARTING, applied=Phase.RUNNING, **_LISTING),
+    Phase.CREATED: _row(
+        Phase.CREATED,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        stop=Phase.STOPPED,
+        remove=Phase.ABSENT,
+        unlisted=Phase.ABSENT,
+        create_rejected=Phase.ABSENT,
+        start_rejected=Phase.ABSENT,
+        **_LISTING,
+    ),
+    # If the hook is cut off, nothing is certain: APPLIED then stands for "may run".
+    Phase.STARTING: _row(
+        Phase.STARTING,
+        applied=Phase.RUNNING,
+        stop=Phase.ENDING,
+        remove=Phase.LINGERING,
+        unlisted=Phase.LINGERING,
+        start_rejected=Phase.ABSENT,
+        **_LISTING,
+    ),
+    # An event of its start shows that its process has not run yet.
+    Phase.LISTED: _row(
+        Phase.LISTED,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        stop=Phase.ENDING,
+        remove=Phase.LINGERING,
+        unlisted=Phase.LINGERING,
+        start_rejected=Phase.ABSENT,
+        killed=Phase.ENDING,
+        cgroup_gone=Phase.VANISHED,
+        list_running=Phase.RUNNING,
+    ),
+    Phase.RUNNING: _row(
+        Phase.RUNNING,
+        start=Phase.STARTING,
+        stop=Phase.ENDING,
+        remove=Phase.LINGERING,
+        unlisted=Phase.LINGERING,
+        start_rejected=Phase.ABSENT,
+        killed=Phase.ENDING,
+        cgroup_gone=Phase.VANISHED,
+        list_created=Phase.LISTED,
+    ),
+    Phase.ENDING: _row(
+        Phase.ENDING,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        remove=Phase.LINGERING,
+        unlisted=Phase.LINGERING,
+        start_rejected=Phase.ABSENT,
+        empty=Phase.STOPPED,
+        **_LISTING,
+    ),
+    Phase.LINGERING: _row(
+        Phase.LINGERING,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        start_rejected=Phase.ABSENT,
+        empty=Phase.ABSENT,
+        **_LISTING,
+    ),
+    Phase.VANISHED: _row(
+        Phase.VANISHED,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        remove=Phase.ABSENT,
+        unlisted=Phase.ABSENT,
+        start_rejected=Phase.ABSENT,
+        populated=Phase.RUNNING,
+        **_LISTING,
+    ),
+    Phase.STOPPED: _row(
+        Phase.STOPPED,
+        start=Phase.STARTING,
+        applied=Phase.RUNNING,
+        remove=Phase.ABSENT,
+        unlisted=Phase.ABSENT,
+        start_rejected=Phase.ABSENT,
+        **_LISTING,
+    ),
+}
+
+PENDING: Final = frozenset({Phase.CREATED, Phase.STARTING})
+"""Its process has not run yet."""
+MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
+"""Its cgroup is kept in sync with its entitlement."""
+OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
+"""A process of it may be on CPUs: no other container starts there."""
+ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
+"""Whether a process of it lives is for the kernel to answer."""
+OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
+"""No process of it lives, and none will without another event."""
+
+
+def next_phase(phase: Phase, event: Event) -> Phase:
+    """Returns the phase of a container after an event."""
+    return TRANSITIONS[phase][event]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transition table of a container's life: it is complete, and no path through it breaks the rule about CPUs."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.containers.lifecycle import (
+    ENDED,
+    MAY_RUN,
+    OCCUPYING,
+    OVER,
+    PENDING,
+    TRANSITIONS,
+    Event,
+    Phase,
+    _row,
+    next_phase,
+)
+
+RUNTIME_EVENTS = [
+    Event.CREATE,
+    Event.START,
+    Event.STOP,
+    Event.REMOVE,
+    Event.LIST_CREATED,
+    Event.LIST_RUNNING,
+    Event.UNLISTED,
+]
+KERNEL_SAYS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
+"""START_REJECTED is raised after ``cgroup.kill`` was written and before the process has run."""
+
+
+@pytest.mark.parametrize(("phase", "event"), list(product(Phase, Event)))
+def test_every_phase_has_an_entry_for_every_event(phase: Phase, event: Event) -> None:
+    assert next_phase(phase, event) in Phase
+
+
+def test_the_table_contains_nothing_else() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    assert all(set(row) == set(Event) for row in TRANSITIONS.values())
+
+
+def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
+    with pytest.raises(KeyError):
+        _row(Phase.RUNNING, stopped=Phase.STOPPED)
+
+
+def test_every_phase_is_in_exactly_one_group() -> None:
+    """Pending, running, ending or over; VANISHED is over, and the kernel is asked about it all the same."""
+    groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
+    assert sum(map(len, groups)) == len(Phase)
+    assert frozenset().union(*groups) == set(Phase)
+    assert {Phase.VANISHED} == ENDED & OVER
+
+
+@pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
+def test_only_the_kernel_ends_the_occupation_of_cpus(phase: Phase, event: Event) -> None:
+    """A start takes the container back to STARTING: the runtime reports that its process has not run yet."""
+    after = next_phase(phase, event)
+    assert after in OCCUPYING or event in KERNEL_SAYS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
+
+
+@given(st.lists(st.sampled_from(Event), max_size=12))
+def test_removed_and_empty_is_forgotten_whatever_happened_before(events: list[Event]) -> None:
+    phase = Phase.ABSENT
+    for event in (*events, Event.REMOVE, Event.EMPTY):
+        phase = next_phase(phase, event)
+    assert phase is Phase.ABSENT
+
+
+@given(st.lists(st.sampled_from(Event), max_size=12), st.sampled_from(RUNTIME_EVENTS))
+def test_an_event_that_repeats_changes_nothing(events: list[Event], event: Event) -> None:
+    phase = Phase.ABSENT
+    for one in (*events, event):
+        phase = next_phase(phase, one)
+    assert next_phase(phase, event) is phase
+
+
+@pytest.mark.parametrize(
+    ("events", "phases"),
+    [
+        pytest.param("CREATE START APPLIED STOP EMPTY", "CREATED STARTING RUNNING ENDING STOPPED", id="whole life"),
+        pytest.param("CREATE STOP REMOVE", "CREATED STOPPED ABSENT", id="never started"),
+        pytest.param("CREATE START START_REJECTED", "CREATED STARTING ABSENT", id="rejected start"),
+        pytest.param("LIST_RUNNING REMOVE EMPTY", "RUNNING LINGERING ABSENT", id="removed before it ended"),
+        pytest.param("LIST_CREATED START APPLIED", "LISTED STARTING RUNNING", id="listed before its start"),
+        pytest.param("LIST_RUNNING CGROUP_GONE STOP POPULATED", "RUNNING VANISHED VANISHED RUNNING", id="hidden"),
+        pytest.param("LIST_RUNNING KILLED UNLISTED EMPTY", "RUNNING ENDING LINGERING ABSENT", id="killed"),
+    ],
+)
+def test_a_life(events: str, phases: str) -> None:
+    phase, seen = Phase.ABSENT, []
+    for event in events.split():
+        phase = next_phase(phase, Event[event])
+        seen.append(phase.name)
+    assert seen == phases.split()

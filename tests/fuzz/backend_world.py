@@ -167,7 +167,7 @@ class Instance:
             clock=asyncio.get_running_loop().time,
         )
         state = NodeState(world.config)
-        state.take_host(world.read_host())
+        state.set_host(world.read_host())
         self.enforcer = Enforcer(edges, state, OWN_POD)
         self.connected = False
         self.task = asyncio.create_task(self.enforcer.run_forever())

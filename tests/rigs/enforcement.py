@@ -83,7 +83,7 @@ class Node:
             clock=lambda: time.monotonic() + self.ahead,
         )
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
-        state.take_host(self.host)
+        state.set_host(self.host)
         self.enforcer = Enforcer(edges, state, "own_pod")
 
     @property

@@ -93,7 +93,7 @@ class Backend:
         self._enforcer = enforcer = Enforcer(edges, state, settings.pod_uid)
         self._quiet = Quiet(state, lambda: enforcer.active, edges.tree, settings)
         # It tells who is woken by changes.
-        state.take_host(read_node())
+        state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
             state.forbid_partitions(lost_text(lost))
         self._session = RuntimeSession(

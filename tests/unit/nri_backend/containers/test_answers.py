@@ -19,7 +19,7 @@ TWO = 2 * MI
 def node(*, lazy: bool = False, online: int = 2) -> NodeState:
     """A node without claims; its pool are CPUs 0 and 1 unless more are online."""
     state = NodeState(config(lazy=lazy))
-    state.take_host(Host(frozenset(range(online))))
+    state.set_host(Host(frozenset(range(online))))
     return state
 
 
@@ -99,7 +99,7 @@ def test_what_a_member_of_the_pool_has_stored(stored: str, eager: str, lazy: str
     one = container("c", cpus=stored)
     for is_lazy, update in ((False, eager), (True, lazy)):
         state = NodeState(config("0", lazy=is_lazy))
-        state.take_host(Host(frozenset(range(5))))
+        state.set_host(Host(frozenset(range(5))))
         assert stored_updates([one], state) == [], "not tracked"
         state.put(tracked_as(pod(), one))
         assert [found.resources.cpus for found in stored_updates([one], state)] == ([update] if update else [])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.index import weight
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.pool import Pool, divide
 from nri_backend.limits.difference import Host
@@ -41,7 +42,7 @@ def divided(
 ) -> Pool:
     """Eight CPUs, with a kernel that makes partitions."""
     config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
-    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, by)
+    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, map(weight, by))
 
 
 @given(CPUS, CPUS, CPUS)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.index import weight
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.neighbours import misplaced, overlapping
+from nri_backend.containers.overlap import misplaced, overlapping
 from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
@@ -30,8 +31,8 @@ TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
 def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
     """A node with these claims."""
     state = NodeState(config(reserved))
-    state.take_host(Host(parse_cpu_list(online), (2 * MI,)))
-    state.take_files(files_of(*records))
+    state.set_host(Host(parse_cpu_list(online), (2 * MI,)))
+    state.set_claim_files(files_of(*records))
     return state
 
 
@@ -52,12 +53,12 @@ def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
     """A claim is out of the pool from the moment its record exists, before any container does."""
     state = node()
     assert state.pool.shared == set(range(1, 8))
-    state.take_files(files_of(ONE, TWO))
+    state.set_claim_files(files_of(ONE, TWO))
     assert state.pool.shared == {1, 6, 7}
-    state.take_host(Host(parse_cpu_list("0-4,6")))
+    state.set_host(Host(parse_cpu_list("0-4,6")))
     assert state.pool.shared == {1, 6}, "it follows what is online"
-    state.take_host(Host(parse_cpu_list("0-7")))
-    state.take_files(files_of(TWO))
+    state.set_host(Host(parse_cpu_list("0-7")))
+    state.set_claim_files(files_of(TWO))
     assert state.pool.shared == {1, 2, 3, 6, 7}
 
 
@@ -67,7 +68,7 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
     started(state, "right", cpus="1,4-7")
-    state.take_files(files_of(ONE))
+    state.set_claim_files(files_of(ONE))
     assert [tracked.id for tracked in misplaced(state)] == ["wide", "narrow"]
     started(state, "claim", *env_of(ONE), cpus="0-7")
     assert ids(misplaced(state)) == ["claim", "narrow", "wide"]
@@ -76,10 +77,10 @@ def test_who_is_misplaced_trespassers_first() -> None:
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
     """``sharedPool.grow: lazy``: a member on part of the pool is where it belongs; nobody is allowed to trespass."""
     state = NodeState(config("0", lazy=True))
-    state.take_host(Host(parse_cpu_list("0-7")))
+    state.set_host(Host(parse_cpu_list("0-7")))
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
-    state.take_files(files_of(ONE))
+    state.set_claim_files(files_of(ONE))
     started(state, "slipped", *env_of(ONE), cpus="2")
     assert ids(misplaced(state)) == ["slipped", "wide"]
 
@@ -139,8 +140,8 @@ def test_the_first_user_keeps_a_claim_over_restarts() -> None:
     assert refusal is not None
     assert refusal.reason == Reason.SHARED
     assert state.assessed(tracked_as(pod(), container("c", *env_of(both)))).refusal is None
-    state.take_files({})
-    state.take_files(files_of(both))
+    state.set_claim_files({})
+    state.set_claim_files(files_of(both))
     assert state.assessed(other).refusal is None
 
 
@@ -148,18 +149,18 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     """Files gone behind our back: the container stays where it is, its CPUs in nobody else's hand, until it stops."""
     state = node(ONE)
     claim = started(state, "claim", *env_of(ONE), cpus="2-3")
-    state.take_files({})
+    state.set_claim_files({})
     lost = next(iter(state))
     assert lost.orphaned
     assert state.pool.shared == {1, 4, 5, 6, 7}
     assert cpuset_of(state, lost).cpus == {2, 3}
     told = report(lost)
     assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
-    state.take_files(files_of(ONE))
+    state.set_claim_files(files_of(ONE))
     back = state.get(claim.id)
     assert back is not None
     assert (back.orphaned, back.entitlement.cpus) == ((), {2, 3})
-    state.take_files({})
+    state.set_claim_files({})
     state.put(replace(back, phase=Phase.STOPPED))
     assert state.pool.shared == set(range(1, 8))
 
@@ -169,10 +170,10 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     state = node(ONE, TWO)
     one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
     files = files_of(ONE, TWO)
-    state.take_files(files)
+    state.set_claim_files(files)
     before = state.get("two")
     later = dict(files) | files_of(ONE.model_copy(update={"owner": one.identity.user}))
-    state.take_files(later)
+    state.set_claim_files(later)
     assert state.get("one") != one
     assert state.get("two") is before
     assert before == two
@@ -185,10 +186,10 @@ def test_many_who_lost_their_records_make_nobody_wait() -> None:
         proven = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
         found = tracked_as(pod(), container(f"x{number}", *env_of(proven[0].record), name=f"n{number}"))
         state.put(state.assessed(replace(found, phase=Phase.RUNNING, enforced=proven)))
-    state.take_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
-    state.take_files({})
+    state.set_claim_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
+    state.set_claim_files({})
     assert all(tracked.orphaned for tracked in state)
-    assert cpu_seconds(lambda: state.take_files({})) < 0.004
+    assert cpu_seconds(lambda: state.set_claim_files({})) < 0.004
 
 
 @pytest.mark.fault("backend A3", "security S2")
@@ -291,7 +292,7 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
     state = node()
     for number in range(8):
         state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
-    state.take_files(files_of(ONE))
+    state.set_claim_files(files_of(ONE))
     assert [tracked.id for tracked in state if tracked.refusal is None] == ["c0"]
 
 
@@ -305,7 +306,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
     for event, number, of, chosen in events:
         record, id_ = RECORDS[number], f"{number}-{of}"
         if event == "records":
-            state.take_files(files_of(*(RECORDS[n] for n in chosen)))
+            state.set_claim_files(files_of(*(RECORDS[n] for n in chosen)))
         elif event == "plain":
             started(state, f"plain-{id_}", of=of)
         elif event == "start":
@@ -322,7 +323,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held
-        assert state.pool == divide(state.config, state.host, state.files.values(), state)
+        assert state.pool == divide(state.config, state.host, state.files.values(), map(weight, state))
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             wants = cpuset_of(state, tracked)

@@ -25,8 +25,8 @@ TWO = 2 * MI
 def node(*records: AllocationRecord) -> NodeState:
     """A node of eight CPUs with pages of 2 MiB and these claims."""
     state = NodeState()
-    state.take_host(Host(parse_cpu_list("0-7"), (TWO,)))
-    state.take_files(files_of(*records))
+    state.set_host(Host(parse_cpu_list("0-7"), (TWO,)))
+    state.set_claim_files(files_of(*records))
     return state
 
 
@@ -96,7 +96,7 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
-    state.take_files({})
+    state.set_claim_files({})
     assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     nameless = replace(tracked_as(orphan.identity.pod, container("free", *env_of(one))), phase=Phase.RUNNING)
     unlisted = replace(nameless, identity=replace(nameless.identity, pod=replace(nameless.identity.pod, uid="")))

@@ -348,7 +348,7 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
     node.leader = Leadership(fresh=True, first=True)
     env = node.claim(ONE)
     node.host = replace(node.host, online=parse_cpu_list("0-2,4-7"))
-    node.enforcer.state.take_host(node.host)
+    node.enforcer.state.set_host(node.host)
     with pytest.raises(RefusedError, match=UNENFORCED):
         await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-4")))
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))

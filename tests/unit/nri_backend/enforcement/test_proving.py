@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.neighbours import misplaced
+from nri_backend.containers.overlap import misplaced
 from nri_backend.node.proofs import Proof, Proofs
 from nri_backend.nri.model import Container, ContainerState, Resources
 

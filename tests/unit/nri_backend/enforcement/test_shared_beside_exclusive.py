@@ -168,11 +168,11 @@ def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[froze
     """
     partitions, reserved, claims = given_
     state, records = NodeState(config(reserved)), list[AllocationRecord]()
-    state.take_host(Host(MACHINE, (), partitions=partitions))
+    state.set_host(Host(MACHINE, (), partitions=partitions))
     for number, (cpus, near, of) in enumerate(claims):
         record = cpu_record(f"c{number}", f"r={format_cpu_list(cpus)}", pods=[of])
         records.append(record if near is None else mixed(record, near))
-    state.take_files(files_of(*records))
+    state.set_claim_files(files_of(*records))
     state.put(_running(state, "plain", "p9", ()))
     for record in records:
         state.put(_running(state, record.claim.uid, record.reserved_for[0].uid, env_of(record)))

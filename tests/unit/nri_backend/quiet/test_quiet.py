@@ -28,8 +28,8 @@ NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
 def node() -> NodeState:
     """Both claims are prepared."""
     state = NodeState(config("0"))
-    state.take_host(Host(parse_cpu_list("0-7"), ()))
-    state.take_files(files_of(ONE, NIC))
+    state.set_host(Host(parse_cpu_list("0-7"), ()))
+    state.set_claim_files(files_of(ONE, NIC))
     return state
 
 
@@ -60,7 +60,7 @@ def test_interrupts_leave_while_a_container_runs() -> None:
         put(state, phase)
         assert vacated(state) == cpus
     put(state, Phase.RUNNING)
-    state.take_host(Host(parse_cpu_list("0-2,4-7"), ()))
+    state.set_host(Host(parse_cpu_list("0-2,4-7"), ()))
     assert vacated(state) == {2}
 
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import ClaimKey
-from numa_contract.records import AllocationRecord
 
-from nri_backend.claims.entitlement import PartitionKind
-from nri_backend.containers.container import Tracked
+from nri_backend.containers.index import Weight
 from nri_backend.limits.difference import Host
 
 
@@ -78,15 +76,18 @@ def divide(
     config: Config,
     host: Host,
     files: Collection[ClaimFile],
-    containers: Iterable[Tracked],
-    pooled: Collection[ClaimKey] = (),
+    weights: Iterable[Weight],
+    fallbacks: Collection[ClaimKey] = (),
 ) -> Pool:
-    """Divides the CPUs among claims and the others, as of now; ``pooled``: claims that the kernel does not keep."""
+    """Returns the division of the node's CPUs between claims and the shared pool.
+
+    ``weights`` are those of the containers; ``fallbacks`` are claims that a partition does not enforce.
+    """
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
-    weights = [weight(tracked) for tracked in containers]
+    weights = list(weights)
     partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))
     held = frozenset().union(
-        *(file.cpus for file in files if not (by_kernel and _for_one_container(file, pooled))),
+        *(file.cpus for file in files if not (by_kernel and _for_one_container(file, fallbacks))),
         *(cpus for cpus, partition in weights if not (by_kernel and partition)),
     )
     reserved = (host.online & config.reserved_cpus) - held
@@ -95,33 +96,7 @@ def divide(
     return replace(pool, shared=pool.without_claim(frozenset(), own_pod=False))
 
 
-def weight(tracked: Tracked | None) -> tuple[frozenset[int], PartitionKind]:
-    """Returns the CPUs of a container that must be its own by now, and the partition that it is."""
-    if tracked is None or not tracked.occupies:
-        return frozenset(), ""
-    own = tracked.own_cpus | tracked.observed.exclusive
-    return own, tracked.observed.partition if own else ""
-
-
-def claimed_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
-    """Returns the CPUs of the claims that are reserved for each pod."""
-    claimed: dict[str, frozenset[int]] = {}
-    for file in files:
-        for pod in file.record.reserved_for if file.record is not None else ():
-            claimed[pod.uid] = claimed.get(pod.uid, frozenset()) | file.cpus
-    return claimed
-
-
-def counted_by_pod(files: Iterable[ClaimFile]) -> dict[str, tuple[AllocationRecord, ...]]:
-    """Returns the claims of each pod that the kubelet adds to its limits."""
-    counted: dict[str, tuple[AllocationRecord, ...]] = {}
-    for record in (file.record for file in files if file.record is not None and file.record.counted):
-        for pod in record.reserved_for:
-            counted[pod.uid] = (*counted.get(pod.uid, ()), record)
-    return counted
-
-
-def _for_one_container(file: ClaimFile, pooled: Collection[ClaimKey]) -> bool:
+def _for_one_container(file: ClaimFile, fallbacks: Collection[ClaimKey]) -> bool:
     record = file.record
     alone = record is not None and record.sharing != "pod" and not record.shared_cpus
-    return alone and (file.driver, file.uid) not in pooled
+    return alone and (file.driver, file.uid) not in fallbacks

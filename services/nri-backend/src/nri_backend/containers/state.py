@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is enforced now: containers, claim files, the machine, and the pool that follows from them."""
+"""The state that enforcement works from: containers, claim files, the machine, and the shared pool that follows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -7,103 +7,104 @@ from typing import Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.names import CPU_DRIVER, ClaimKey
-from numa_contract.records import AllocationRecord, Owner
+from numa_contract.names import ClaimKey
+from numa_contract.records import Owner
 
 from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.index import ContainerIndex, weight
 from nri_backend.containers.lifecycle import MAY_RUN, PENDING, Event, Phase
-from nri_backend.containers.likenesses import Likenesses
-from nri_backend.containers.pool import Pool, claimed_by_pod, counted_by_pod, divide, weight
+from nri_backend.containers.node_claims import NodeClaims
+from nri_backend.containers.pool import Pool, divide
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
-"""Refused attempts that are kept. The kubelet tries each container again every few seconds to minutes."""
+"""Maximum number of rejected attempts that are kept; the kubelet retries each container after seconds to minutes."""
 
 
 class NodeState:
-    """The whole of it. Mutable, and changed on the event loop alone."""
+    """The state of the node. Mutable; only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
         """``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
-        self.changes = 0
-        """Grows with every change: after a wait it shows whether a container must be judged again."""
-        self.files: Mapping[ClaimKey, ClaimFile] = {}
+        self.claims = NodeClaims()
+        self.containers = ContainerIndex()
         self.pool = Pool()
+        self.changes = 0
+        """Number of changes. After a wait it shows whether a decision must be made again."""
         self.told = False
-        """Whether the runtime has sent its state; before that the containers are unknown."""
+        """True once the runtime has listed its containers; before that they are unknown."""
         self.refused: dict[Owner, Tracked] = {}
-        """The latest refused attempt of each container, oldest first."""
-        self.likenesses = Likenesses()
-        self._changed = changed
-        self._tracked: dict[str, Tracked] = {}
-        self._by_pod: dict[str, set[str]] = {}
-        self._first_users: dict[ClaimKey, Owner] = {}
-        self._cpu_files: list[ClaimFile] = []
-        """Those with CPUs."""
-        self._bearing: dict[str, Tracked] = {}
-        """Containers that have a weight: of hundreds those on which the pool depends."""
-        self._claimed_by_pod: dict[str, frozenset[int]] = {}
-        self._counted_by_pod: dict[str, tuple[AllocationRecord, ...]] = {}
-        self._taking_all = False
+        """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = ""
         """CPUs that the kernel has lost, and the remedy. It stays even if the CPUs return: the kernel is damaged."""
-        self._pooled: dict[ClaimKey, str] = {}
-        """Claims of which the kernel has refused a partition, and why, until it has made one."""
+        self._changed = changed
+        self._replacing = False
+        """True while all containers are replaced: the pool is divided once, not for each of hundreds."""
 
     def __iter__(self) -> Iterator[Tracked]:
-        return iter(tuple(self._tracked.values()))
+        return iter(self.containers)
+
+    @property
+    def files(self) -> Mapping[ClaimKey, ClaimFile]:
+        """The present claim files."""
+        return self.claims.files
 
     def get(self, container_id: str) -> Tracked | None:
-        """Returns a container."""
-        return self._tracked.get(container_id)
+        """Returns a container, or None if it is not tracked."""
+        return self.containers.get(container_id)
+
+    def of_pod(self, pod_uid: str) -> list[Tracked]:
+        """Returns the containers of a pod."""
+        return self.containers.of_pod(pod_uid)
 
     def started(self, ids: Iterable[str]) -> list[Tracked]:
-        """Returns those of these containers that run.
+        """Returns those of these containers whose cgroups are kept in sync.
 
-        They include ended containers without claims: the processes that are left of them must leave claimed CPUs, too.
+        They include ended containers without claims: processes that are left of them must leave claimed CPUs, too.
         """
-        found = [one for i in ids if (one := self._tracked.get(i)) is not None]
+        found = [one for i in ids if (one := self.get(i)) is not None]
         return [one for one in found if one.phase in MAY_RUN or (one.occupies and one.identity.evidence == NO_EVIDENCE)]
 
     def put(self, tracked: Tracked) -> None:
-        """Takes a container, new or changed."""
-        before = self._tracked.get(tracked.id)
-        self._index(before, tracked)
-        self._tracked[tracked.id] = tracked
-        attempt = self.refused.get(tracked.identity.user)
+        """Inserts or replaces a container."""
+        before = self.containers.put(tracked)
+        self._count_change()
+        alive, user = tracked.alive, tracked.identity.user
+        attempt = self.refused.get(user)
         # A container that has ended is an earlier life of the attempted one.
-        if attempt is not None and (tracked.alive or attempt.id == tracked.id):
-            del self.refused[tracked.identity.user]
-        if tracked.alive:
-            self._note_users(tracked)
-        self._note_pooled(tracked)
+        if attempt is not None and (alive or attempt.id == tracked.id):
+            del self.refused[user]
+        if alive:
+            self.claims.note_users(tracked, self._claims())
+        if self.claims.note_fallback(tracked):
+            self._recompute()
         if weight(tracked) != weight(before):
             self._recompute()
-            self._part(tracked)
-        if before is not None and before.alive and not tracked.alive:
+            self._exclude_in_pod(tracked)
+        if before is not None and before.alive and not alive:
             self._ended(before)
 
     def drop(self, container_id: str) -> Tracked | None:
-        """Forgets a container; returns what was known."""
-        before = self._tracked.pop(container_id, None)
+        """Forgets a container; returns it, or None if it was not tracked."""
+        before = self.containers.remove(container_id)
         if before is not None:
-            self._index(before, None)
+            self._count_change()
             if weight(before) != weight(None):
                 self._recompute()
-                self._part(before)
+                self._exclude_in_pod(before)
             if before.alive:
                 self._ended(before)
         return before
 
     def refuse(self, tracked: Tracked) -> None:
-        """Takes a refused attempt to create or start a container; its id never appears again.
+        """Stores a rejected attempt to create or start a container; its id never appears again.
 
         It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
-        records to read again. What its author wrote is not kept: of so many attempts that would be megabytes.
+        records to read again. The environment is not kept: of so many attempts that would be megabytes.
         """
         self.refused.pop(tracked.identity.user, None)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
@@ -113,44 +114,45 @@ class NodeState:
         self._changed()
 
     def forget_refused(self, pod_uid: str) -> None:
-        """Forgets the refused attempts of a pod that is gone."""
+        """Forgets the rejected attempts of a pod that is gone."""
         self.refused = {attempt: one for attempt, one in self.refused.items() if attempt.pod_uid != pod_uid}
         self._changed()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins."""
+        """Sets the containers that the runtime has listed. Of two containers that use a claim, the first one gets it.
+
+        Containers that it has not listed stay until the kernel shows that their last process has ended.
+        """
         containers = list(containers)
         listed = {container.id for container in containers}
         unlisted = [known.after(Event.UNLISTED) for known in self if known.id not in listed]
         lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
-        self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}
+        self.containers = ContainerIndex()
         self.refused.clear()
         self.told = True
         for container in (*lingering, *containers):
             known = before.get(container.id, container)
             pins = container.stated.kubelet_pins | known.stated.kubelet_pins
             tracked = replace(container, stated=replace(container.stated, kubelet_pins=pins))
-            tracked = tracked.seen(memory_kills=known.observed.memory_kills)
-            self._index(self._tracked.get(tracked.id), tracked)
-            self._tracked[tracked.id] = tracked
-        # Who owns a claim depends on who lives. The pool is divided once, not for each of hundreds.
-        self._taking_all = True
+            self.containers.put(tracked.seen(memory_kills=known.observed.memory_kills))
+        self._replacing = True
         try:
+            # The owner of a claim depends on which containers live.
             for tracked in self:
                 self.put(self.assessed(tracked))
         finally:
-            self._taking_all = False
+            self._replacing = False
             self._recompute()
 
     def forget_views(self) -> None:
-        """What was seen of running containers may be out of date."""
+        """Forgets the observed CPUs and nodes of running containers: they may be out of date."""
         for tracked in self:
             if tracked.phase in MAY_RUN:
                 self.put(tracked.seen(cpus=None, mems=None))
 
-    def take_host(self, host: Host) -> None:
-        """Takes what is online now."""
+    def set_host(self, host: Host) -> None:
+        """Sets the present state of the machine."""
         if self.kernel_damage:
             host = replace(host, obstacle=self.kernel_damage)
         if host != self.host:
@@ -160,100 +162,64 @@ class NodeState:
     def forbid_partitions(self, damage: str) -> None:
         """Stops making partitions until this process ends. Existing partitions stay."""
         self.kernel_damage = damage
-        self.take_host(self.host)
+        self.set_host(self.host)
 
-    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
-        """Takes the present claim files.
+    def set_claim_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
+        """Sets the present claim files, and authorizes the containers again that are concerned.
 
-        An unchanged file must be the same object as before: only containers that name a changed one are judged again.
+        An unchanged file must be the same object as before.
         """
-        news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
-        pods = claimed_by_pod(file for key in news for file in (self.files.get(key), files.get(key)) if file)
-        self.files = files
-        self._cpu_files = [file for file in files.values() if file.cpus]
-        self._claimed_by_pod = claimed_by_pod(self._cpu_files)
-        self._counted_by_pod = counted_by_pod(files.values())
-        self._pooled = {key: why for key, why in self._pooled.items() if key in files}
-        # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
+        changed, pods = self.claims.replace_files(files)
+        # First of all: whatever is wrong with a container, no other one gets the CPUs of a claim.
         self._recompute()
-        used = {held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims}
-        self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
-        # In the order in which they came: of two who claim, the first wins.
+        self.claims.forget_users({held.key for one in self if one.alive for held in one.entitlement.claims})
+        # In the order in which they came: of two containers that use a claim, the first one gets it.
         for tracked in self:
-            concerned = tracked.identity.pod.uid in pods or not news.isdisjoint(tracked.identity.evidence.claims)
+            identity = tracked.identity
+            concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
             if tracked.alive and concerned and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
 
     def assessed(self, tracked: Tracked) -> Tracked:
-        """Returns the container as it stands with the present records."""
-        proven = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
-        entitlement, orphan, refusal = assess(tracked.identity.evidence, tracked.identity.user, self._claims, proven)
-        pooled = next((self._pooled[held.key] for held in entitlement.claims if held.key in self._pooled), "")
-        now = replace(tracked, entitlement=entitlement, orphaned=orphan, refusal=refusal, fallback=pooled)
+        """Returns the container with what the present records entitle it to."""
+        enforced = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
+        identity, fallbacks = tracked.identity, self.claims.fallbacks
+        entitlement, orphaned, refusal = assess(identity.evidence, identity.user, self._claims(), enforced)
+        fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")
+        now = replace(tracked, entitlement=entitlement, orphaned=orphaned, refusal=refusal, fallback=fallback)
         if now.unknown_memory:
             now = replace(now, entitlement=entitlement.unbounded())
-        return replace(now, excluded=self._apart(now))
+        return replace(now, excluded=self._excluded_for(now))
 
-    def _apart(self, tracked: Tracked) -> frozenset[int]:
-        siblings = [weight(one)[0] for one in self.of_pod(tracked.identity.pod.uid) if one.id != tracked.id]
-        claimed = self._claimed_by_pod.get(tracked.identity.pod.uid, frozenset())
+    def _excluded_for(self, tracked: Tracked) -> frozenset[int]:
+        weights, pod_uid = self.containers.weights, tracked.identity.pod.uid
+        siblings = [weights[one.id][0] for one in self.of_pod(pod_uid) if one.id in weights and one.id != tracked.id]
+        claimed = self.claims.cpus_of_pod(pod_uid)
         return claimed.union(*siblings) - tracked.own_cpus - tracked.observed.exclusive
 
-    def _part(self, tracked: Tracked) -> None:
+    def _exclude_in_pod(self, tracked: Tracked) -> None:
+        """Updates the CPUs that the siblings of a container leave out."""
         for other in self.of_pod(tracked.identity.pod.uid):
-            if other.id != tracked.id and (apart := self._apart(other)) != other.excluded:
-                self.put(replace(other, excluded=apart))
+            if other.id != tracked.id and (excluded := self._excluded_for(other)) != other.excluded:
+                self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """Renews the judgements whose reason was a container that has ended."""
+        """Renews the decisions that depended on a container which has ended."""
         # Between two attempts to start a container its CPUs stay held.
-        ran = before.phase not in PENDING
-        for held in before.entitlement.claims if ran and before.pool_requested else ():
-            # Not a refusal of the kernel: another container may use the claim without what kept it from a partition.
-            if self._pooled.get(held.key) == before.fallback:
-                del self._pooled[held.key]
-                self._recompute()
-        # It may have owned the claims of which containers of its pod were refused.
-        refused = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.refusal is not None}
-        # In the order in which they came: of two that name a claim the first one gets it.
-        for tracked in self if refused else ():
-            if tracked.id in refused and (now := self.assessed(tracked)) != tracked:
+        if before.phase not in PENDING and self.claims.end_requested_fallback(before):
+            self._recompute()
+        # It may have owned the claims for which containers of its pod were rejected.
+        rejected = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.refusal is not None}
+        # In the order in which they came: of two containers that name a claim, the first one gets it.
+        for tracked in self if rejected else ():
+            if tracked.id in rejected and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
 
-    def _note_pooled(self, tracked: Tracked) -> None:
-        told = tracked.alive and (tracked.fallback or tracked.observed.partition)
-        for held in tracked.entitlement.claims if told else ():
-            if held.key[0] == CPU_DRIVER and tracked.fallback != self._pooled.get(held.key, ""):
-                if tracked.fallback:
-                    self._pooled[held.key] = tracked.fallback
-                else:
-                    del self._pooled[held.key]
-                self._recompute()
-
-    @property
     def _claims(self) -> Claims:
-        return Claims(self.files, self._first_users, self._lives)
+        return Claims(self.claims.files, self.claims.first_users, self._lives)
 
     def _lives(self, user: Owner) -> bool:
-        return any(tracked.alive and tracked.identity.name == user.container for tracked in self.of_pod(user.pod_uid))
-
-    def _note_users(self, tracked: Tracked) -> None:
-        for held in tracked.rightful:
-            if self._claims.owner(held.record, tracked.identity.user) is None:
-                self._first_users[held.key] = tracked.identity.user
-
-    def _index(self, before: Tracked | None, after: Tracked | None) -> None:
-        self._count_change()
-        self.likenesses.change(before, after)
-        if before is not None and (ids := self._by_pod.get(before.identity.pod.uid)) is not None:
-            ids.discard(before.id)
-            if not ids:
-                del self._by_pod[before.identity.pod.uid]
-            self._bearing.pop(before.id, None)
-        if after is not None:
-            self._by_pod.setdefault(after.identity.pod.uid, set()).add(after.id)
-            if weight(after) != weight(None):
-                self._bearing[after.id] = after
+        return any(tracked.identity.name == user.container and tracked.alive for tracked in self.of_pod(user.pod_uid))
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -261,16 +227,17 @@ class NodeState:
 
     def _recompute(self) -> None:
         self._count_change()
-        if not self._taking_all:
-            self.pool = divide(self.config, self.host, self._cpu_files, self._bearing.values(), self._pooled)
+        if not self._replacing:
+            weights = self.containers.weights.values()
+            self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""
         return self.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
 
-    def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of containers without a claim that are to leave these out, as far as that matters."""
-        return self.pool.without_claim(apart if self.pool.by_kernel else frozenset(), own_pod=own_pod)
+    def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
+        """Returns the CPUs of containers without a claim that leave out ``excluded``, as far as that matters."""
+        return self.pool.without_claim(excluded if self.pool.by_kernel else frozenset(), own_pod=own_pod)
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
@@ -279,33 +246,32 @@ class NodeState:
 
     @property
     def lazy(self) -> bool:
-        """Running containers of the pool get released CPUs only when something else about them changes."""
+        """True if running containers of the pool get released CPUs only when something else about them changes."""
         return self.config.shared_pool.grow == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
-        """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
-        # What may be nothing less is tried at each start, and refused there.
+        """Returns the partition type that the container's cgroup must have; "" for a member.
+
+        ``again`` includes partitions that the kernel has refused before.
+        """
+        kind = tracked.entitlement.partition
+        if not (kind and self.pool.by_kernel and tracked.own_cpus & self.host.online):
+            return ""
+        # A container that may be nothing less is tried again at each start, and rejected if that fails.
         starts = tracked.phase in PENDING and self.must_be_partition(tracked)
-        wanted = again or starts or not tracked.fallback
-        possible = wanted and self.pool.by_kernel and tracked.own_cpus & self.host.online
-        return tracked.entitlement.partition if possible else ""
+        return kind if again or starts or not tracked.fallback else ""
 
     def must_be_partition(self, tracked: Tracked) -> bool:
-        """Tells whether the container may run only if the kernel keeps others off its CPUs."""
+        """Returns True if the container may run only if the kernel keeps others off its CPUs."""
         kind = tracked.entitlement.partition
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
     def counted_of(self, pod_uid: str) -> Counted:
         """Returns what the kubelet has added to the limits of a pod for its claims, in use or not yet."""
         held = (held.record for one in self.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
-        return counted_in((*self._counted_by_pod.get(pod_uid, ()), *held))
+        return counted_in((*self.claims.counted_of_pod(pod_uid), *held))
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of the containers of its pod that are not in the sandbox."""
-        return frozenset(
-            one.identity.cgroup for one in self.of_pod(tracked.identity.pod.uid) if not one.identity.sandboxed
-        )
-
-    def of_pod(self, pod_uid: str) -> list[Tracked]:
-        """Returns the containers of a pod."""
-        return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]
+        members = [one.identity for one in self.of_pod(tracked.identity.pod.uid)]
+        return frozenset(one.cgroup for one in members if not one.sandboxed)

@@ -20,7 +20,7 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
-from nri_backend.containers.neighbours import overlapping
+from nri_backend.containers.overlap import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
 from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, observe_sets, shown_cpus, with_partition
@@ -110,7 +110,7 @@ class Actuator:
         if view.problems and view.problems != self._view.problems:
             _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
         with self._pool_watched():
-            self._state.take_files(view.files)
+            self._state.set_claim_files(view.files)
         self._view = view
 
     async def _read_files(self, *, thorough: bool) -> DirectoryView:
@@ -144,7 +144,7 @@ class Actuator:
             return
         self._host_problem = ""
         with self._pool_watched():
-            self._state.take_host(host)
+            self._state.set_host(host)
 
     @contextlib.contextmanager
     def _pool_watched(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
-from nri_backend.containers.neighbours import misplaced
+from nri_backend.containers.overlap import misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
 from nri_backend.enforcement.actuator import Actuator, Edges

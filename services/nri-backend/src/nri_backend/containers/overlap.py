@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers on CPUs that are not theirs, found by cpuset class (index.py) instead of one by one."""
+
+from collections.abc import Collection
+
+from numa_contract.names import ClaimKey
+
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.index import CpusetClass
+from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.state import NodeState
+
+
+def overlapping(state: NodeState, tracked: Tracked, *, anywhere: bool = False) -> list[Tracked]:
+    """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
+
+    ``anywhere`` adds those that were last seen on other CPUs and would have to leave these. Three kinds may stay: an
+    earlier life of the same container and containers that share its claim, unless they are partitions that have not
+    ended yet, and containers that the kernel moves when the partition is made.
+    """
+    if not tracked.own_cpus:
+        return []
+    own, keys = tracked.own_cpus, {held.key for held in tracked.entitlement.claims}
+    groups = [
+        ids
+        for kind, ids in state.containers.classes.items()
+        if (anywhere or kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
+    ]
+    others = [other for ids in groups for i in ids if (other := state.get(i)) is not None and i != tracked.id]
+    return [other for other in others if not _may_stay(tracked, other, keys)]
+
+
+def _may_stay(tracked: Tracked, other: Tracked, keys: Collection[ClaimKey]) -> bool:
+    if other.observed.partition and other.phase in (Phase.ENDING, Phase.LINGERING):
+        return False
+    one, another = tracked.identity, other.identity
+    shares = another.pod.uid == one.pod.uid and any(held.key in keys for held in other.entitlement.claims)
+    return shares or another.user == one.user
+
+
+def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
+    """Returns True if the kernel would not move the containers of a class, or would leave them only held CPUs.
+
+    Siblings are never moved: an overlap inside a pod prevents the partition.
+    """
+    keeps = kind.exclusive & tracked.own_cpus if kind.shared_near else kind.exclusive
+    if keeps or kind.excluded & tracked.own_cpus or not state.partition_for(tracked):
+        return True
+    left = (kind.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned
+    return bool(state.pool.held) and not left
+
+
+def misplaced(state: NodeState) -> list[Tracked]:
+    """Returns the running containers that were last seen on wrong CPUs. Those on held CPUs come first."""
+    found: list[Tracked] = []
+    held = state.pool.held
+    for kind, ids in state.containers.classes.items():
+        beside = state.pool.beside(kind.shared_near, kind.excluded)
+        wanted = kind.exclusive & state.host.online or state.without_claim(kind.excluded, own_pod=kind.own_pod)
+        wanted |= beside & state.host.online
+        # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
+        lazy = kind.own_pod or (state.lazy and not kind.exclusive)
+        # With partitions alone a sibling of a claim must leave its CPUs; it may have started before the claim came.
+        unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
+        if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
+            found += state.started(ids)
+    return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.own_cpus))

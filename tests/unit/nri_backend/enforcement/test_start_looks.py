@@ -62,9 +62,9 @@ async def test_a_container_whose_cpus_cannot_be_read_may_be_anywhere(memory: Pat
     """The start is rejected, with the name of the container that may be on the CPUs."""
     async with enforcing(Node(memory)) as node:
         first, env = await prepared(node)
-        node.enforcer.starter.clear_seconds = 0.05
         stored, _ = await node.create("b", *env, of="p2")
         node.make_cgroups(pod("p2"), stored)
+        node.enforcer.starter.clear_seconds = 0.05
         node.kernel.unreadable[first, EFFECTIVE] = errno.EIO
         with pytest.raises(RefusedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
             await node.enforcer.start_container(pod("p2"), stored)

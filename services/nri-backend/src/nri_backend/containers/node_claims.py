@@ -59,7 +59,7 @@ class NodeClaims:
                 self.first_users[held.key] = tracked.identity.user
 
     def note_fallback(self, tracked: Tracked) -> bool:
-        """Stores why the pool enforces a container's CPU claims, or that a partition does; returns True if that is new."""
+        """Stores why the pool enforces a container's CPU claims, or that a partition does. Returns True if new."""
         changed = False
         decided = tracked.alive and (tracked.fallback or tracked.observed.partition)
         for held in tracked.entitlement.claims if decided else ():

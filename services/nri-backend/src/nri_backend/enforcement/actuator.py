@@ -23,7 +23,15 @@ from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.overlap import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
-from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, observe_sets, shown_cpus, with_partition
+from nri_backend.enforcement.apply import (
+    OtherContainer,
+    Outcome,
+    audit,
+    audit_group,
+    observe_sets,
+    start,
+    with_partition,
+)
 from nri_backend.enforcement.compare import Comparison
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
@@ -104,6 +112,10 @@ class Actuator:
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date; ``thorough`` reads all of them, changed or not."""
+        directory = self._edges.directory
+        known = directory.view is self._view and not (thorough or self._reading.locked())
+        if known and directory.is_current():
+            return
         view = await self._read_files(thorough=thorough)
         if view is self._view:
             return
@@ -201,15 +213,42 @@ class Actuator:
         self._unreported.discard(container_id)
 
     async def apply(self, tracked: Tracked) -> Outcome:
-        """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
-        state = self._state
-        if unaffected(state, tracked) and self._writing.free:
-            # Limits of hugepages alone, which take no lock of the kernel that is held for long: two changes of threads
-            # take longer.
-            return self._steps(apply, [target_at_start(state, state.get(tracked.id) or tracked)])[0][1]()
-        return await self._writing.finish(
-            tracked.id, lambda: self._steps(apply, [target_at_start(state, state.get(tracked.id) or tracked)])[0]
-        )
+        """Applies the target of a container that is being started, and of the cgroups above it, as of its turn."""
+        if unaffected(self._state, tracked) and self._writing.free:
+            # Only hugepage limits, whose writes take no lock of the kernel that is held for long. A thread would take
+            # longer than the writes.
+            return self._start_step(tracked)[1]()
+        return await self._writing.finish(tracked.id, lambda: self._start_step(tracked))
+
+    def _start_step(self, tracked: Tracked) -> Step[Outcome]:
+        now = self._state.get(tracked.id) or tracked
+        wanted = target_at_start(self._state, now)
+        self._aims = {now.id: wanted.desired.cpus}
+        return now.id, partial(start, self._edges.tree, self._notes, wanted, self._others(now))
+
+    def _others(self, tracked: Tracked) -> list[OtherContainer]:
+        """Returns the containers whose CPUs a start reads: those that would have to leave the container's CPUs.
+
+        If the container is to be a partition, these are those of its own pod: the kernel moves all others, and makes no
+        partition whose CPUs a sibling has. One whose job hangs is where it was seen.
+        """
+        state, own = self._state, tracked.own_cpus
+        found = overlapping(state, tracked, anywhere=True)
+        if found and state.partition_for(tracked):
+            found = [one for one in found if one.identity.pod.uid == tracked.identity.pod.uid]
+        stuck = self.stuck
+        return [
+            OtherContainer(one.id, one.identity.cgroup, state.cgroups_beside(one) if one.identity.sandboxed else None)
+            for one in found
+            if one.observed.cpus and own.isdisjoint(one.observed.cpus) and one.identity.cgroup and one.id not in stuck
+        ]
+
+    def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
+        """Stores on which CPUs containers were seen at a start; None if the kernel did not show it."""
+        for container_id, cpus in views.items():
+            one = self._state.get(container_id)
+            if one is not None and one.observed.cpus is not None:
+                self.note(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
 
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
@@ -278,18 +317,18 @@ class Actuator:
         self._progress.set()
         self._progress = asyncio.Event()
 
-    async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
-        """Waits until no other container is on the container's CPUs, for at most ``seconds``.
+    async def cleared(self, tracked: Tracked, deadline: float) -> list[Tracked]:
+        """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
 
-        Returns the containers that are still on them.
+        Returns the containers that are still on them. ``deadline`` is a time of the event loop.
         """
         loop, requested, next_request = asyncio.get_running_loop(), list[Tracked](), 0.0
-        deadline = loop.time() + seconds
-        if overlapping(self._state, tracked):
-            # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with
-            # the present list of online CPUs does the audit know that the container belongs to the pool now.
-            await self.refresh_host()
-        while others := overlapping(self._state, tracked):
+        if not (others := overlapping(self._state, tracked)):
+            return []
+        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with the
+        # present list of online CPUs does the audit know that the container belongs to the pool now.
+        await self.refresh_host()
+        while (others := overlapping(self._state, tracked)) and loop.time() < deadline:
             progress = self._progress
             if others != requested or loop.time() >= next_request:
                 # The audit moves them. If the kernel refuses, the next request waits for a pause: each failed move also
@@ -299,50 +338,7 @@ class Actuator:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(deadline, next_request)):
                     await progress.wait()
-            if loop.time() >= deadline:
-                return overlapping(self._state, tracked)
-        return []
-
-    async def look_at_others(self, tracked: Tracked) -> None:
-        """Reads from the kernel whether other containers are on the CPUs of a claim container that is being started.
-
-        Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not
-        seen. One file is read for each container that would have to leave. If the container is to be a partition, these
-        are those of its own pod: the kernel moves all others, and makes no partition whose CPUs a sibling has.
-        """
-        state, own = self._state, tracked.own_cpus
-        if not own:
-            return
-        elsewhere = overlapping(state, tracked, anywhere=True)
-        if state.partition_for(tracked):
-            elsewhere = [one for one in elsewhere if one.identity.pod.uid == tracked.identity.pod.uid]
-        left = {
-            one.id: one
-            for one in elsewhere
-            if one.observed.cpus and own.isdisjoint(one.observed.cpus) and one.identity.cgroup
-        }
-        while left := {i: one for i, one in left.items() if i not in self.stuck}:
-            for container_id, cpus in await self._writing.work(partial(self._views, tuple(left.values()))):
-                del left[container_id]
-                one = state.get(container_id)
-                if one is not None and one.observed.cpus is not None and (cpus is None or cpus & own):
-                    self.note(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
-
-    def _views(self, containers: Sequence[Tracked]) -> list[Step[tuple[str, frozenset[int] | None]]]:
-        self._aims = {}
-        return [
-            (
-                one.id,
-                partial(
-                    shown_cpus,
-                    self._edges.tree,
-                    one.id,
-                    one.identity.cgroup,
-                    self._state.cgroups_beside(one) if one.identity.sandboxed else None,
-                ),
-            )
-            for one in containers
-        ]
+        return others
 
     async def look(self, tracked: Tracked) -> Observed | None:
         """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""

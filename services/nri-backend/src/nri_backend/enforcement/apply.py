@@ -9,7 +9,7 @@ value plus what claims need.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -29,7 +29,16 @@ from nri_backend.limits.claimed import (
     uncounted,
     with_reservation,
 )
-from nri_backend.limits.difference import CPUS, Desired, Difference, Limit, Observed, cpu_differences, differences
+from nri_backend.limits.difference import (
+    CPUS,
+    NOTHING_DESIRED,
+    Desired,
+    Difference,
+    Limit,
+    Observed,
+    cpu_differences,
+    differences,
+)
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Seen
 from nri_backend.node.notes import Notes
 
@@ -49,10 +58,16 @@ class Outcome:
     """What could not be made true, in words that name file, desired and observed, or the controller."""
     partition: PartitionKind = ""
     """What was wanted, and is."""
-    pooled: str = ""
-    """Why it is not what was wanted."""
+    fallback: str = ""
+    """Reason why it is not the wanted partition."""
+    desired: Desired = NOTHING_DESIRED
+    """The cpuset and the limits that were applied to the container's own cgroup."""
     seen: Seen | None = None
     """What was read, if all was as it must be."""
+    occupants: dict[str, frozenset[int] | None] = field(default_factory=dict)
+    """Containers that are, or may be, on its CPUs, with the CPUs that the kernel shows. Nothing was written then."""
+    outside: bool = False
+    """No process is in its cgroup: it runs in a virtual machine or a sandbox. Nothing was written then."""
 
 
 def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
@@ -86,21 +101,51 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def shown_cpus(
-    tree: CgroupTree, container_id: str, cgroup: str, beside: Collection[str] | None
-) -> tuple[str, frozenset[int] | None]:
-    """Returns a container and its effective CPUs: empty if its cgroup is gone, None if the kernel shows none.
+@dataclass(frozen=True, slots=True)
+class OtherContainer:
+    """A container that must not be on the CPUs of the one that is being started."""
 
-    ``beside``: as in sandbox_cgroups(), for a container in a sandbox.
-    """
+    id: str
+    cgroup: str
+    beside: Collection[str] | None = None
+    """For a container in a sandbox: as in sandbox_cgroups()."""
+
+
+def shown_cpus(tree: CgroupTree, other: OtherContainer) -> frozenset[int] | None:
+    """Returns a container's effective CPUs: empty if its cgroup is gone, None if the kernel does not show them."""
     try:
-        paths = [cgroup] if beside is None else sandbox_cgroups(tree, cgroup, beside)
+        paths = [other.cgroup] if other.beside is None else sandbox_cgroups(tree, other.cgroup, other.beside)
         seen = [tree.read_set(path, "cpuset.cpus.effective") for path in paths]
     except CgroupGoneError:
-        return container_id, frozenset() if tree.is_mounted() else None
+        return frozenset() if tree.is_mounted() else None
     except CgroupRefusedError:
-        return container_id, None
-    return container_id, None if None in seen else frozenset().union(*filter(None, seen))
+        return None
+    return None if None in seen else frozenset().union(*filter(None, seen))
+
+
+def start(tree: CgroupTree, notes: Notes, target: Target, others: Sequence[OtherContainer]) -> Outcome:
+    """Applies the target of a container that is being started, unless another container is on its CPUs.
+
+    Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
+    So one file of each container that would have to leave is read first, in the same job as the writes: no other job
+    of this process moves a container in between. Raises nothing that is foreseen.
+    """
+    done, own = Outcome(target.tracked.id), target.tracked.entitlement.cpus
+    if target.tracked.entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
+        done.outside = True
+        return done
+    for other in others:
+        cpus = shown_cpus(tree, other)
+        if cpus is None or cpus & own:
+            done.occupants[other.id] = cpus
+    return done if done.occupants else apply(tree, notes, target)
+
+
+def _may_be_populated(tree: CgroupTree, path: str) -> bool:
+    try:
+        return bool(path) and tree.populated(path)
+    except CgroupRefusedError:
+        return True
 
 
 def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
@@ -118,7 +163,7 @@ def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
 
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing that is foreseen."""
-    done, path = Outcome(target.tracked.id), target.tracked.identity.cgroup
+    done, path = Outcome(target.tracked.id, desired=target.desired), target.tracked.identity.cgroup
     if not path:
         done.left.append("the runtime names no cgroup for it")
         return done
@@ -219,20 +264,20 @@ def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
 
 
 def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:
-    done.pooled = make_partition(tree, target.tracked.identity.cgroup, target.partition, target.desired.cpus)
-    done.partition = "" if done.pooled else target.partition
+    done.fallback = make_partition(tree, target.tracked.identity.cgroup, target.partition, target.desired.cpus)
+    done.partition = "" if done.fallback else target.partition
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     """Returns the container with what became of its partition, if that was the question."""
-    if not (outcome.partition or outcome.pooled):
+    if not (outcome.partition or outcome.fallback):
         return tracked
-    if outcome.pooled and outcome.pooled != tracked.fallback:
+    if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "the kernel does not keep others off its CPUs, the shared pool does"
-        _log.warning(text, extra={**tracked.identity.names, "error": outcome.pooled})
+        _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
     exclusive = tracked.observed.exclusive if outcome.partition else frozenset[int]()
     tracked = tracked.seen(partition=outcome.partition, exclusive=exclusive)
-    return replace(tracked, fallback=outcome.pooled)
+    return replace(tracked, fallback=outcome.fallback)
 
 
 def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None) -> Outcome:

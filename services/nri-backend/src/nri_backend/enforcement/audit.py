@@ -209,9 +209,9 @@ class Auditor:
             self._count_repairs(outcomes)
             for outcome in outcomes if not final else ():
                 tracked = self._state.get(outcome.id)
-                if outcome.pooled and tracked is not None and tracked.observed.partition:
+                if outcome.fallback and tracked is not None and tracked.observed.partition:
                     self._keeper.suspect(tracked)
-                    outcome.pooled = ""
+                    outcome.fallback = ""
             done = self._taken(plan[:LOOKS], outcomes)
             if final:
                 self._keeper.suspect_all(self._state.started(self._actuator.stuck & set(plan[:LOOKS])))

@@ -112,7 +112,7 @@ class Enforcer:
         if active := self.active:
             pins = kubelet_pins(container.resources)
             tracked = replace(tracked, stated=replace(tracked.stated, kubelet_pins=pins))
-            tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
+            tracked, refusal = await self.starter.admit(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
             refusal = unenforced(tracked, answered, self._leader(), self.state)
@@ -146,9 +146,7 @@ class Enforcer:
         known = self._tracked(pod, container)
         tracked = self.state.assessed(known.after(Event.START).seen(partition=""))
         if self.active:
-            tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
-            if refusal is None:
-                tracked, refusal = await self.starter.make_true(tracked)
+            tracked, refusal = await self.starter.enforce(tracked, self.runtime)
         else:
             leader, seen = self._leader(), None
             if tracked.identity.evidence.claims:

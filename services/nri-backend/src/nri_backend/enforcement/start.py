@@ -12,9 +12,10 @@ from nri_backend.containers.answers import crowded, impossible, offline, outside
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import cpuset_of
+from nri_backend.containers.targets import target_at_start
 from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.apply import Outcome, with_partition
+from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
 
@@ -33,6 +34,10 @@ def _why_pooled(tracked: Tracked) -> str:
     return "the container also has a claim that is shared in its pod"
 
 
+def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
+    return seen is not None and (seen.cpus is None or bool(seen.cpus & held))
+
+
 class Starter:
     """Waits until others have left a container's CPUs, makes its cgroup true, or kills it."""
 
@@ -42,74 +47,96 @@ class Starter:
         self._actuator = actuator
         self._tree = tree
 
-    async def hindrance(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
-        """Returns the container as it then is, and why it cannot run. The driver's own always can: it heals others."""
+    async def admit(
+        self, tracked: Tracked, runtime: LinkStatus, deadline: float | None = None
+    ) -> tuple[Tracked, Refusal | None]:
+        """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
+
+        Returns the container as it then is, and a rejection if it cannot run. The driver's own containers are always
+        admitted: they repair what is wrong with others.
+        """
         if tracked.identity.own_pod:
             return tracked, None
         if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
             return tracked, refusal
         if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
-            # Of its claims one may be its alone: that one is kept like the others.
+            # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
+            # enforces all of them.
             tracked = replace(tracked, fallback=_why_pooled(tracked))
             self._actuator.note(tracked)
         changes = self._state.changes
-        # Other containers on its CPUs are being moved away.
-        refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
-        if refusal is None and self._state.changes != changes:
+        others = await self._actuator.cleared(tracked, self.deadline() if deadline is None else deadline)
+        if others:
+            return tracked, crowded(tracked, others)
+        if self._state.changes != changes:
             tracked = self._state.assessed(tracked)
-            refusal = tracked.refusal or impossible(tracked, self._state, runtime)
-        return tracked, refusal
+            return tracked, tracked.refusal or impossible(tracked, self._state, runtime)
+        return tracked, None
 
-    async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
-        """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
-        state = self._state
-        if tracked.entitlement.claims and not await self._actuator.populated(tracked):
-            return tracked, outside(tracked)
-        if refusal := await self._occupied(tracked):
-            return tracked, refusal
-        tracked, outcome, refusal = await self._applied(tracked)
-        if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
-            tracked, outcome, refusal = await self._applied(sandboxed)
-        if refusal is None and outcome.pooled:
-            if state.must_be_partition(tracked):
-                return tracked, untrue([outcome.pooled])
-            # Without the kernel's help: first everybody else leaves its CPUs.
-            tracked = with_partition(tracked, outcome)
+    async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
+        """Applies what the container's claims need. Returns the container, and a rejection if that is not possible.
+
+        A job applies the plan as of its turn. It is repeated while others are found on the container's CPUs, when the
+        kernel has refused a partition and the pool has to exclude its CPUs instead, when the container turns out to run
+        in a sandbox, and when the plan has changed during the job.
+        """
+        deadline, tries = self.deadline(), 0
+        while True:
+            tracked, refusal = await self.admit(tracked, runtime, deadline)
+            if refusal is not None:
+                return tracked, refusal
             self._actuator.note(tracked)
-            refusal = await self._occupied(tracked)
-            if refusal is None:
-                tracked, outcome, refusal = await self._applied(tracked)
+            changes = self._state.changes
+            outcome = await self._actuator.apply(tracked)
+            if outcome.outside:
+                return tracked, outside(tracked)
+            if outcome.occupants:
+                self._actuator.take_views(outcome.occupants)
+                if self._time() < deadline:
+                    continue
+                return tracked, crowded(tracked, [one for i in outcome.occupants if (one := self._state.get(i))])
+            tries += 1
+            tracked, again = self._renewed(tracked, outcome, changes)
+            if not again or tries >= MAX_TRIES:
+                return self._verified(tracked, outcome)
+            self._actuator.note(tracked)
+
+    def _renewed(self, tracked: Tracked, outcome: Outcome, changes: int) -> tuple[Tracked, bool]:
+        """Returns the container as it is after a job, and True if another job must apply a different plan."""
+        state = self._state
+        if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
+            return sandboxed, True
+        if outcome.fallback and not state.must_be_partition(tracked):
+            return with_partition(tracked, outcome), True
+        if state.changes == changes:
+            return tracked, False
+        now = state.assessed(state.get(tracked.id) or tracked)
+        return now, now.refusal is not None or target_at_start(state, now).desired != outcome.desired
+
+    def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Refusal | None]:
+        """Judges the outcome of the last job: stores it if the container may run, or returns a rejection."""
+        state = self._state
+        if outcome.fallback and state.must_be_partition(tracked):
+            return tracked, untrue([outcome.fallback])
         # A running container whose CPUs are all offline is in the pool; one that has not started does not start there.
-        if refusal := refusal or offline(tracked, state):
+        if refusal := tracked.refusal or offline(tracked, state):
             return tracked, refusal
         seen, held = outcome.observed, state.pool.held
-        trespass = seen is not None and (seen.cpus is None or seen.cpus & held)
         if tracked.entitlement.claims:
             if outcome.left or seen is None:
                 return tracked, untrue(outcome.left)
-        elif outcome.left and held and trespass and not tracked.identity.own_pod:
+        # A container without a claim starts with wrong settings, unless it may be on the CPUs of a claim.
+        elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
             return tracked, untrue(outcome.left)
         self._actuator.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
-    async def _occupied(self, tracked: Tracked) -> Refusal | None:
-        """Returns a refusal if the kernel shows others on the container's CPUs that do not leave in time, else None."""
-        await self._actuator.look_at_others(tracked)
-        return crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
+    def deadline(self) -> float:
+        """Returns the time of the event loop until which a hook waits for other containers to leave."""
+        return self._time() + self.clear_seconds
 
-    async def _applied(self, tracked: Tracked) -> tuple[Tracked, Outcome, Refusal | None]:
-        """Applies the target until the state has not changed it meanwhile."""
-        state = self._state
-        for _ in range(MAX_TRIES):
-            self._actuator.note(tracked)
-            changes, desired = state.changes, cpuset_of(state, tracked)
-            outcome = await self._actuator.apply(tracked)
-            if state.changes == changes:
-                break
-            tracked = state.assessed(state.get(tracked.id) or tracked)
-            if tracked.refusal is not None or cpuset_of(state, tracked) == desired:
-                break
-        return tracked, outcome, tracked.refusal
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container; tells whether that was done within WAIT_SECONDS.

@@ -69,6 +69,9 @@ class Desired:
     """Limits by file."""
 
 
+NOTHING_DESIRED: Final = Desired()
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the files of one cgroup say. None: the file does not exist, its controller is not switched on."""

@@ -136,6 +136,10 @@ def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: b
     return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 
+_ABSENT: Final = -1
+"""In the place of a limit: the file does not exist."""
+
+
 def limit_text(limit: Limit) -> str:
     """Returns a limit as the kernel writes it."""
     return "max" if limit is None else str(limit)
@@ -177,10 +181,9 @@ def _limits(desired: Desired, observed: Observed) -> list[Difference]:
     found: list[Difference] = []
     limits = observed.limits or {}
     for file, wanted in desired.files.items():
-        kind, text = file.partition(".")[0], limit_text(wanted.limit)
-        if file not in limits:
-            if wanted.needed:
-                found.append(Difference(kind, file, text, "absent", absent=True))
-        elif not wanted.met_by(limits[file]):
-            found.append(Difference(kind, file, text, limit_text(limits[file])))
+        limit = limits.get(file, _ABSENT)
+        absent = limit == _ABSENT
+        if wanted.needed if absent else not (limit == wanted.limit or wanted.met_by(limit)):
+            kind, text = file.partition(".")[0], "absent" if absent else limit_text(limit)
+            found.append(Difference(kind, file, limit_text(wanted.limit), text, absent=absent))
     return found

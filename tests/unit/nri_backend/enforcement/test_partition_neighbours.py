@@ -282,3 +282,18 @@ async def test_a_partition_keeps_the_cpus_of_the_claim_that_is_lost(tmp_path: Pa
         await again.enforcer.activate()
         await passes(again)
         assert (again.cpus(db), again.partition(db)) == ("2-5", "root")
+
+
+async def test_a_container_whose_cpus_are_all_offline_does_not_hold_up_a_partition(tmp_path: Path) -> None:
+    """The kernel gives it the CPUs of its parent, and moves it again when another container becomes a partition."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        first = await node.run("first", *node.claim(cpu_record("c1", "r=1")))
+        online = parse_cpu_list("0,2-7")
+        node.kernel.online = "0,2-7"
+        for top in node.kernel.children(""):
+            node.kernel.settle(top)
+        node.host = replace(node.host, online=online)
+        await node.until(lambda: node.reports["first"].cpus & {6, 7})
+        second = await node.run("second", *node.claim(cpu_record("c2", "r=6-7", pods=("p2",))), of="p2")
+        assert node.partition(second) == "root"
+        assert not parse_cpu_list(node.cpus(first)) & {6, 7}

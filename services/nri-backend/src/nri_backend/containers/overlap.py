@@ -43,7 +43,10 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
 
     Siblings are never moved: an overlap inside a pod prevents the partition.
     """
-    keeps = kind.exclusive & tracked.own_cpus if kind.shared_near else kind.exclusive
+    # A container whose CPUs are all offline is a member of the pool, which the kernel moves.
+    keeps = kind.exclusive & state.host.online
+    if kind.shared_near:
+        keeps &= tracked.own_cpus
     if keeps or kind.excluded & tracked.own_cpus or not state.partition_for(tracked):
         return True
     left = (kind.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned

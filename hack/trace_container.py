@@ -66,7 +66,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             env = node.claim(cpu_record(f"c{number}", "cpus=2-3"))
             env += node.claim(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
             one = container(f"life-{number}", *env)
-            await node.enforcer.actuator.refresh()
+            await node.enforcer.inputs.refresh()
             sandbox, message = _messages(one)
             warm = number < _WARM
             created = Journey() if warm else create

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.inputs import Deps
 from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import container_directory, pod_directory
 from nri_backend.node.heartbeat import Leadership
@@ -154,10 +154,10 @@ class Instance:
 
     def __init__(self, world: "World") -> None:
         self.power = Power()
-        proofs = _Proofs(str(world.root), str(world.root / "former.lock"))
+        proofs = _Proofs(str(world.root))
         proofs.power = self.power
         self.tree = world.kernel.seen_by(self.power)
-        edges = Edges(
+        deps = Deps(
             directory=ClaimDirectory(str(world.cdi), clock_ns=world.stamp_ns),
             tree=self.tree,
             read_host=world.read_host,
@@ -168,7 +168,7 @@ class Instance:
         )
         state = NodeState(world.config)
         state.set_host(world.read_host())
-        self.enforcer = Enforcer(edges, state, OWN_POD)
+        self.enforcer = Enforcer(deps, state, OWN_POD)
         self.connected = False
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
@@ -177,9 +177,9 @@ class Instance:
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})
-        actuator = self.enforcer.actuator
-        for comparison in (*actuator.comparisons.values(), actuator.group_comparison):
-            await comparison.unsettled([])
+        reconciler = self.enforcer.reconciler
+        for detector in (*reconciler.detectors.values(), reconciler.group_detector):
+            await detector.unsettled([])
 
 
 class World:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.inputs import Deps
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import container_directory, pod_directory
@@ -30,16 +30,16 @@ from tests.rigs.kernel_tree import SIZES, KernelTree
 from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 
-def edges_of(
+def deps_of(
     directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host], proofs: type[Proofs] = Proofs
-) -> Edges:
-    """Edges of an instance beside an active one; proofs lie beside the tree, and 0.1.0's lock."""
+) -> Deps:
+    """Edges of an instance beside an active one; proofs lie beside the tree."""
     own, _, _ = tree.root.rpartition("/")
-    return Edges(
+    return Deps(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        proofs=proofs(own, f"{own}/former.lock"),
+        proofs=proofs(own),
         leadership=lambda: Leadership(fresh=True, first=False),
         observer=Telemetry(),
     )
@@ -76,15 +76,15 @@ class Node:
         """What a standby knows of the active instance."""
         self.stored = Resources()
         """What other plugins than this answer at the creation."""
-        edges = replace(
-            edges_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, proofs),
+        deps = replace(
+            deps_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, proofs),
             leadership=lambda: self.leader,
             observer=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
         )
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.set_host(self.host)
-        self.enforcer = Enforcer(edges, state, "own_pod")
+        self.enforcer = Enforcer(deps, state, "own_pod")
 
     @property
     def reports(self) -> dict[str, ContainerReport]:
@@ -156,7 +156,7 @@ class Node:
         async with asyncio.timeout(20):
             while not condition():
                 self.ahead += 1.0
-                self.enforcer.actuator.news.set()
+                self.enforcer.signals.audit.set()
                 await asyncio.sleep(0.002)
 
     async def stop(self, id_: str, of: str = "p1") -> None:

@@ -31,10 +31,9 @@ from numa_node.probes import HEALTHY, Page, Pages, serve_pages
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.partitions import lost_before, lost_text
-from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
 from nri_backend.node.active_lock import ActiveLock, LockLostError
@@ -44,6 +43,7 @@ from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
 from nri_backend.node.proofs import Proofs
+from nri_backend.node.worker import MAX_STUCK
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
@@ -53,7 +53,7 @@ from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Problems in one lease; for more there is the log."""
-# Enforcement works in two threads at a time; the others are for writes that hang (turn.py) and kills beside them.
+# Enforcement works in two threads at a time; the others are for writes that hang (worker.py) and kills beside them.
 _THREADS: Final = 2 * MAX_STUCK
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
 _log = logging.getLogger(__name__)
@@ -81,17 +81,17 @@ class Backend:
         tree = CgroupTree(config.cgroup_root)
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
-        edges = Edges(
+        deps = Deps(
             directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
-            proofs=Proofs(settings.own_dir, settings.former_lock),
+            proofs=Proofs(settings.own_dir),
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )
         state = NodeState(config, self._changed)
-        self._enforcer = enforcer = Enforcer(edges, state, settings.pod_uid)
-        self._quiet = Quiet(state, lambda: enforcer.active, edges.tree, settings)
+        self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
+        self._quiet = Quiet(state, lambda: enforcer.active, deps.tree, settings)
         # It tells who is woken by changes.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):

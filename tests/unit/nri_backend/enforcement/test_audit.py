@@ -367,7 +367,7 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_does_not_end_it(
         )
         for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine, and succeed
             node.ahead += seconds
-            node.enforcer.actuator.news.set()
+            node.enforcer.signals.audit.set()
             await asyncio.sleep(0.01)
         assert len([one for one in caplog.records if "audit ended early" in one.message]) == 1
         node.error = None

@@ -62,7 +62,7 @@ async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None
         told, _ = await node.create("told", of="p2")
         told = replace(told, resources=replace(told.resources, hugepage_limits={"2MB": 2 * MI, "1GB": 0}))
         path = node.make_cgroups(pod("p2"), told)
-        node.enforcer.actuator.forget("told")
+        node.enforcer.reconciler.forget("told")
         await node.enforcer.start_container(pod("p2"), told)
         assert reservable(node, path) == ["max", "0"]
 

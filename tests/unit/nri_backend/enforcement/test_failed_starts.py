@@ -64,7 +64,7 @@ def meanwhile(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) 
 async def changed(node: Node, change: Callable[[], Any]) -> None:
     """Claim files change, and that is seen."""
     change()
-    await node.enforcer.actuator.refresh(thorough=True)
+    await node.enforcer.inputs.refresh(thorough=True)
 
 
 async def test_a_claim_that_is_prepared_during_a_start_is_heeded(node: Node) -> None:
@@ -107,7 +107,7 @@ async def test_claimed_cpus_that_go_offline_during_a_hook_refuse_it(node: Node, 
 
     async def offline() -> None:
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
-        await node.enforcer.actuator.refresh_host()
+        await node.enforcer.inputs.refresh_host()
 
     if hook == "start":
         stored, _ = await node.create("claim", *env)
@@ -228,7 +228,7 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
-    starter = Starter(node.enforcer.state, node.enforcer.actuator, node.kernel)
+    starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer.inputs, node.kernel)
     assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error="its cgroup path makes no sense")))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

@@ -102,7 +102,7 @@ async def test_what_the_audit_has_seen_of_a_half_made_cgroup_is_past_at_the_star
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.get("claim")
     assert tracked is not None
-    node.enforcer.actuator.note(replace(tracked, phase=Phase.RUNNING).seen(failure="cpuset.mems does not exist"))
+    node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).seen(failure="cpuset.mems does not exist"))
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"
@@ -263,7 +263,7 @@ async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(
     path = await node.run("claim", *node.claim(ONE))
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))
-    await node.enforcer.actuator.refresh(thorough=True)
+    await node.enforcer.inputs.refresh(thorough=True)
     assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
     node.kernel.remove(path)
     await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))

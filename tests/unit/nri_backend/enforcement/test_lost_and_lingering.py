@@ -30,13 +30,12 @@ def listed(id_: str, *env: str) -> Container:
 async def lose(node: Node) -> None:
     """The record is gone, and that is seen."""
     node.unprepare(ONE)
-    await node.enforcer.actuator.refresh(thorough=True)
+    await node.enforcer.inputs.refresh(thorough=True)
 
 
 async def test_what_could_not_be_kept_outlives_a_reconnection(memory: Path) -> None:
     """The disk is full, the record is lost, and the runtime restarts."""
     async with enforcing(Node(memory)) as node:
-        (memory / "proofs").rmdir()
         (memory / "proofs").write_text("in the way")
         path = await node.run("claim", *node.claim(ONE))
         await lose(node)
@@ -97,24 +96,11 @@ async def test_a_start_does_not_wait_for_a_tick_once_the_last_process_has_ended(
     async with enforcing(Node(memory)) as node:
         path = await node.run("left", of="p2")
         await asyncio.sleep(0.05)  # the audit has ended
-        node.enforcer._auditor._next_tick += 1000
+        node.enforcer._auditor._next.tick += 1000
         await node.enforcer.stop_container(pod("p2"), container("left", of="p2"))
         node.kernel.remove(path)
         claim = await node.run("claim", *node.claim(ONE))
         assert node.cpus(claim) == "2-3"
-
-
-async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
-    """A new instance is told of its containers twice before it has proven anything."""
-    node = Node(memory)
-    env = node.claim(memory_record("m1", ("m", 0, 32 * MI, 2 * MI)))
-    one = replace(listed("claim", *env), resources=container("x", huge={"2MB": 96 * MI}).resources)
-    path = node.make_cgroups(pod(), one)
-    await node.enforcer.synchronize([pod()], [one])
-    for again in (node, Node(memory)):
-        await again.enforcer.synchronize([pod()], [one])
-        await again.enforcer.activate()
-        assert again.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI)
 
 
 async def test_a_standby_that_was_asked_first_knows_the_answer_at_the_start(memory: Path) -> None:

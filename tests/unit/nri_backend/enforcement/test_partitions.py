@@ -276,7 +276,7 @@ async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(t
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
         node.kernel.set(db, PARTITION, "member")
-        node.enforcer._keeper._take({db})
+        node.enforcer._auditor.partitions._take({db})
         await node.until(lambda: [one.phase for one in node.enforcer.state if one.id == "db"] == [Phase.VANISHED])
         assert node.kernel.get(db, PARTITION) == "member"
         assert isinstance(node.kernel, PartitionTree)
@@ -297,7 +297,7 @@ def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
 async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tmp_path: Path) -> None:
     """Its list of partitions is damaged, also when the CPUs are back. Partitions that there are stay."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        keeper, state = node.enforcer._keeper, node.enforcer.state
+        keeper, state = node.enforcer._auditor.partitions, node.enforcer.state
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.online = "0-5"
         node.kernel.settle(db)
@@ -308,7 +308,7 @@ async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tm
         node.kernel.online = "0-7"
         node.kernel.settle(db)
         await keeper.settle(always=True)
-        await node.enforcer.actuator.refresh_host()
+        await node.enforcer.inputs.refresh_host()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         assert state.host.obstacle == state.kernel_damage
         web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))
@@ -330,7 +330,7 @@ def test_cpus_lost_before_the_start_are_looked_for_twice(tmp_path: Path) -> None
 async def test_what_could_not_be_taken_back_is_taken_back_at_the_next_tick(tmp_path: Path, how: str) -> None:
     """A partition ends once, and its end is no news later. The next look at everything would come in a minute."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        keeper, actuator = node.enforcer._keeper, node.enforcer.actuator
+        keeper, actuator = node.enforcer._auditor.partitions, node.enforcer.reconciler
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         await keeper.settle()
         node.kernel.remove(db)
@@ -361,7 +361,7 @@ async def test_a_partition_that_cannot_be_followed_at_once_is_followed_later(tmp
     """The process may have no descriptor left. Nothing about the container changes when it has one again."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        keeper, file = node.enforcer._keeper, node.kernel.path(db) / PARTITION
+        keeper, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
         await eventually(lambda: keeper._watch.follows([db]))
         keeper._watch.follow([])
         keeper._followed = -1
@@ -377,7 +377,7 @@ async def test_a_partition_whose_repair_hangs_is_looked_at_again(tmp_path: Path)
     """The outcome of the repair is lost, and the next audit that includes partitions may come in 20 s."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        keeper, actuator, go_on = node.enforcer._keeper, node.enforcer.actuator, threading.Event()
+        keeper, actuator, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
         tracked = node.enforcer.state.get("db")
         assert tracked is not None
         assert await actuator.work("db", partial(go_on.wait, 10)) == []
@@ -396,7 +396,7 @@ async def test_a_partition_that_ended_before_it_was_followed_is_healed(tmp_path:
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
-        node.enforcer.actuator.news.set()
+        node.enforcer.signals.audit.set()
         for _ in range(100):  # the next look at everything would come in 20 s
             await asyncio.sleep(0.01 if node.partition(db) != "root" else 0)
         assert node.partition(db) == "root"

@@ -25,11 +25,11 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 
 @asynccontextmanager
 async def finding(
-    memory: Path, env: tuple[str, ...], mebibytes: int, name: str = "claim", proofs: type[Proofs] = Proofs
+    memory: Path, env: tuple[str, ...], mebibytes: int, proofs: type[Proofs] = Proofs
 ) -> AsyncIterator[tuple[Node, Container, str]]:
     """A new instance, to which the runtime lists a running container with this limit of 2 MiB pages, and its cgroup."""
     node = Node(memory, proofs=proofs)
-    listed = replace(container(name, *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
+    listed = replace(container("claim", *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
     path = node.make_cgroups(pod(), listed)
     async with auditing(node):
         await node.enforcer.activate()  # before the runtime tells its state
@@ -118,7 +118,6 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
 async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
     """Our answer to it holds the claimed pages, too, for a container that was created in a gap."""
     env = Node(memory).claim(HUGE)
-    (memory / "former").write_text("none")  # an upgrade was seen before
     async with finding(memory, env, 64) as (node, listed, path):
         (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
         assert update.resources.hugepage_limits == {"2MB": 160 * MI}
@@ -126,15 +125,6 @@ async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
         await node.enforcer.synchronize([pod()], [replace(listed, resources=update.resources)])
         node.kernel.set(path, "hugetlb.2MB.max", "0")
         await node.until(partial(is_limited, node, path, 160 * MI))
-
-
-async def test_a_roll_back_takes_no_proof_away(memory: Path) -> None:
-    """Release 0.1.0 enforced in between, and the record is lost: the CPUs stay the container's own."""
-    async with enforcing(Node(memory)) as node:
-        await node.run("claim", *node.claim(ONE))
-        node.unprepare(ONE)
-    (memory / "former.lock").write_text("0.1.0 became active here")
-    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,4,5,6,7"
 
 
 def is_proven(memory: Path) -> bool:
@@ -147,27 +137,16 @@ def is_limited(node: Node, path: str, limit: int) -> bool:
     return node.kernel.get(path, "hugetlb.2MB.max") == str(limit)
 
 
-@pytest.mark.fault("backend A12")
-async def test_what_the_release_before_has_left_running_counts_as_answered(memory: Path) -> None:
-    """It kept no proofs, whether an upgrade follows it or a roll-back did; and who was answered by nobody gets more."""
-    for name, limit in (("upgraded", 96), ("unanswered", 128), ("rolled-back", 96)):
-        if name == "rolled-back":
-            (memory / "former.lock").write_text("0.1.0 became active here")
-        async with finding(memory, Node(memory).claim(HUGE), 96, name) as (node, _, path):
-            await node.until(partial(is_limited, node, path, limit * MI))
-
-
 @pytest.mark.fault("issue 10, law 6")
 async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
     """What cannot be kept is held in memory, told as a problem, and kept when there is room."""
     async with enforcing(Node(memory)) as node:
         proofs = memory / "proofs"
-        proofs.rmdir()
         proofs.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         node.unprepare(ONE)
-        await node.enforcer.actuator.refresh(thorough=True)
+        await node.enforcer.inputs.refresh(thorough=True)
         assert node.enforcer.state.pool.held == {2, 3}
         proofs.unlink()
         node.enforcer._auditor.request_audit()
@@ -195,7 +174,6 @@ async def test_the_proof_of_one_container_does_not_end_the_problem_of_another(me
 async def test_a_proof_that_could_not_be_written_is_no_problem_after_its_container(memory: Path) -> None:
     """With the end of the container nothing is left to write, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
-        (memory / "proofs").rmdir()
         (memory / "proofs").write_text("in the way")
         await node.run("claim", *node.claim(ONE))
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
@@ -243,7 +221,7 @@ class SlowProofs(Proofs):
 @asynccontextmanager
 async def meanwhile(node: Node) -> AsyncIterator[None]:
     """What is done in it begins while the disk is busy, and ends when it is free again."""
-    proofs = node.enforcer._edges.proofs
+    proofs = node.enforcer._recorder._proofs
     assert isinstance(proofs, SlowProofs)
     assert await asyncio.to_thread(proofs.reached.wait, 5)
     asyncio.get_running_loop().call_later(0.02, proofs.free.set)
@@ -263,7 +241,7 @@ async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path
     async with enforcing(Node(memory, proofs=SlowProofs)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
-        tidying = asyncio.create_task(node.enforcer._prover.forget_others())
+        tidying = asyncio.create_task(node.enforcer._recorder.forget_others())
         async with meanwhile(node):
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         await tidying
@@ -274,7 +252,6 @@ async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path
 async def test_a_resize_while_the_first_proof_is_written_takes_nothing(memory: Path) -> None:
     """It waits for no disk, the proof keeps the claim's CPUs, and says in the end that the resize was answered."""
     env = (*Node(memory).claim(ONE), *Node(memory).claim(HUGE))
-    (memory / "former").write_text("none")  # an upgrade was seen before
     async with finding(memory, env, 64, proofs=SlowProofs) as (node, listed, _):
         async with meanwhile(node):
             await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))

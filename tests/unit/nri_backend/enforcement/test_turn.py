@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from nri_backend.enforcement.turn import MAX_STUCK, Step, Turn
+from nri_backend.node.worker import MAX_STUCK, CgroupWorker, Step
 from nri_backend.nri.model import RefusedError
 
 from tests.rigs.builders import cpu_record
@@ -46,7 +46,7 @@ async def hanging() -> AsyncIterator[Hanging]:
 async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
     """What comes after the hanging step in its own job is left to the next one, and no second job works at it."""
     freed = asyncio.Event()
-    turn = Turn(freed.set)
+    turn = CgroupWorker(freed.set)
     plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
     assert await turn.work(lambda: plan) == ["a"]
     assert list(turn.stuck) == ["b"]
@@ -62,7 +62,7 @@ async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
 
 async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging) -> None:
     """The job before his own is passed by, and hangs at the same thing."""
-    turn = Turn(lambda: None)
+    turn = CgroupWorker(lambda: None)
     audit = asyncio.create_task(turn.work(lambda: [hanging.step("a", hangs=True)]))
     await asyncio.sleep(0)
     hook = asyncio.create_task(turn.finish("a", lambda: hanging.step("a")))
@@ -73,7 +73,7 @@ async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging
 
 async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) -> None:
     """The threads of other work stay free."""
-    turn = Turn(lambda: None)
+    turn = CgroupWorker(lambda: None)
     for number in range(MAX_STUCK):
         step = hanging.step(str(number), hangs=True)
         await turn.work(lambda step=step: [step])  # type: ignore[misc]
@@ -86,7 +86,7 @@ async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) ->
 
 async def test_a_fault_of_a_step_reaches_who_asked() -> None:
     """And the turn goes on."""
-    turn = Turn(lambda: None)
+    turn = CgroupWorker(lambda: None)
 
     def fails() -> None:
         raise RuntimeError("odd")
@@ -125,7 +125,7 @@ async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
         await node.run("claim", *env)
         tree.stuck = path
         tree.set(path, "cpuset.cpus", "1,4")
-        await node.until(lambda: "bad" in node.enforcer.actuator.stuck)
+        await node.until(lambda: "bad" in node.enforcer.reconciler.stuck)
         async with asyncio.timeout(1):
             assert node.cpus(await node.run("plain", of="p2")) == "1,4-7"
             await node.stop("claim")
@@ -148,7 +148,7 @@ async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Pa
         await node.until(lambda: node.cpus(plain) == "1,4-7")
         tree.stuck = plain
         node.unprepare(ended)
-        await node.until(lambda: "plain" in node.enforcer.actuator.stuck)
+        await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
         env = node.claim(cpu_record("c2", "cpus=2-3", pods=["p3"]))
         with pytest.raises(RefusedError, match="still runs on CPUs of its claim"):
             await node.run("early", *env, of="p3")
@@ -170,7 +170,7 @@ async def test_one_that_was_never_seen_may_be_anywhere_while_it_hangs(memory: Pa
         tree.set(plain, "cpuset.cpus", "0-7")
         await node.until(tree.began.is_set)
         node.enforcer.state.forget_views()
-        await node.until(lambda: "plain" in node.enforcer.actuator.stuck)
+        await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
         with pytest.raises(RefusedError, match="CPUs of its claim"):
             await node.run("early", *env)
         tree.gate.set()
@@ -183,7 +183,7 @@ async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:
     loop.set_default_executor(ThreadPoolExecutor(2))
     go = threading.Event()
     busy = [loop.run_in_executor(None, go.wait, 10) for _ in range(2)]
-    turn, wanted, wrote = Turn(lambda: None), ["old"], list[str]()
+    turn, wanted, wrote = CgroupWorker(lambda: None), ["old"], list[str]()
 
     def plan() -> list[Step[None]]:
         text = wanted[0]

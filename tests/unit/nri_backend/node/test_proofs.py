@@ -43,7 +43,7 @@ def test_what_is_damaged_is_named(change: dict[str, object]) -> None:
 
 def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
     """A directory that somebody has made there does not keep the proofs of dead containers."""
-    proofs = Proofs(str(tmp_path), str(tmp_path / "former"))
+    proofs = Proofs(str(tmp_path))
     for name in ("aa", "bb", "cc", "dd"):
         proofs.write(Proof(container=name, inode=1))
     (tmp_path / "proofs/a-stray-directory").mkdir()
@@ -57,7 +57,7 @@ def test_a_proof_of_the_most_and_largest_claims_can_be_read_again(tmp_path: Path
     told = MetadataFile(host_path="/" + "x" * 400, mount_path="/" + "y" * 400, content='"' + "z" * 1000 + '"')
     records = [one.model_copy(update={"metadata": dict.fromkeys(one.requests, told)}) for one in records]
     proof = Proof(container="ab12", inode=7, claims=tuple(Held(one, one.requests) for one in records))
-    proofs = Proofs(str(tmp_path), str(tmp_path / "former"))
+    proofs = Proofs(str(tmp_path))
     proofs.write(proof)
     assert proofs.load(["ab12"]) == {"ab12": proof}
     huge = told.model_copy(update={"content": "z" * (MAX_BYTES // 32)})

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state that enforcement works from: containers, claim files, the machine, and the shared pool that follows."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
@@ -19,6 +21,7 @@ from nri_backend.containers.node_claims import NodeClaims
 from nri_backend.containers.pool import Pool, divide
 from nri_backend.limits.difference import Host
 
+_log = logging.getLogger(__name__)
 MAX_REFUSED: Final = 64
 """Maximum number of rejected attempts that are kept; the kubelet retries each container after seconds to minutes."""
 
@@ -41,6 +44,8 @@ class NodeState:
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = ""
         """CPUs that the kernel has lost, and the remedy. It stays even if the CPUs return: the kernel is damaged."""
+        self.pool_changed: Callable[[], object] = lambda: None
+        """Called after the shared pool has changed."""
         self._changed = changed
         self._replacing = False
         """True while all containers are replaced: the pool is divided once, not for each of hundreds."""
@@ -71,10 +76,12 @@ class NodeState:
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
-        before = self.containers.put(tracked)
-        self._count_change()
         alive, user = tracked.alive, tracked.identity.user
         attempt = self.refused.get(user)
+        if attempt is None and not self._replacing and self.get(tracked.id) == tracked:
+            return
+        before = self.containers.put(tracked)
+        self._count_change()
         # A container that has ended is an earlier life of the attempted one.
         if attempt is not None and (alive or attempt.id == tracked.id):
             del self.refused[user]
@@ -228,8 +235,12 @@ class NodeState:
     def _recompute(self) -> None:
         self._count_change()
         if not self._replacing:
-            weights = self.containers.weights.values()
+            before, weights = self.pool.shared, self.containers.weights.values()
             self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)
+            if before != self.pool.shared:
+                pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.pool.shared)}
+                _log.info("the shared pool changes", extra=pool)
+                self.pool_changed()
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""

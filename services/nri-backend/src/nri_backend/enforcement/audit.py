@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.errors import shown
@@ -17,11 +18,12 @@ from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
 from nri_backend.containers.overlap import misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
-from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.keeper import PartitionKeeper
+from nri_backend.enforcement.inputs import Deps, Inputs
 from nri_backend.enforcement.memory_kills import KillWatch
-from nri_backend.enforcement.proving import Prover
+from nri_backend.enforcement.partition_manager import PartitionManager
+from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.enforcement.recorder import Recorder
 
 FULL_SECONDS: Final = 20.0
 """Between two looks at everything, every claim file included. At each tick there is one at the CPUs, and at the mems
@@ -39,69 +41,79 @@ SETTLE_SECONDS: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Schedule:
+    """When the next rounds are due, in seconds of the audit's clock."""
+
+    tick: float = 0.0
+    full: float = 0.0
+    everyone: float = 0.0
+    kills: float = 0.0
+    claim_files: bool = False
+    """True if claim files may have changed."""
+
+
 class Auditor:
-    """The one loop of enforcement."""
+    """The loop of enforcement: the only caller of the reconciler beside the hooks."""
 
     def __init__(
         self,
         state: NodeState,
-        actuator: Actuator,
-        prover: Prover,
+        inputs: Inputs,
+        reconciler: Reconciler,
+        recorder: Recorder,
         kills: KillWatch,
-        keeper: PartitionKeeper,
-        edges: Edges,
+        deps: Deps,
     ) -> None:
         self.active = False
+        """True if this instance enforces."""
+        self.partitions = PartitionManager(state, reconciler, deps.tree, deps.clock)
         self._state = state
-        self._actuator = actuator
-        self._prover = prover
+        self._inputs = inputs
+        self._reconciler = reconciler
+        self._recorder = recorder
         self._kills = kills
-        self._keeper = keeper
-        self._edges = edges
+        self._deps = deps
+        self._next = Schedule()
         self._group_problems: dict[str, str] = {}
-        self._next_tick = self._next_full = self._next_all = self._next_kills = 0.0
         self._failure = ""
         """Why a round ended early, until everything was looked at again."""
-        self._must_look = False
-        self._knows_all = False
-        """The runtime has sent its state."""
 
     @property
     def problems(self) -> Iterable[str]:
-        """What is wrong with cgroups above containers, or with the audit itself, in words."""
+        """What is wrong with cgroups above containers, or with the audit itself."""
         return (*filter(None, (self._failure,)), *self._group_problems.values())
 
     def request_look(self) -> None:
         """Claim files may have changed: looks at once."""
-        self._must_look = True
-        self._actuator.news.set()
+        self._next.claim_files = True
+        self._reconciler.signals.audit.set()
 
-    def request_audit(self, *, forget: bool = False) -> None:
-        """Nothing is certain any more: a full audit is due at once. ``forget``: proofs of strangers, too."""
-        self._next_tick = self._next_full = self._next_all = 0.0
-        self._knows_all = self._knows_all or forget
-        self._actuator.news.set()
+    def request_audit(self) -> None:
+        """Nothing is certain any more: a full audit of all containers is due at once."""
+        self._next.tick = self._next.full = self._next.everyone = 0.0
+        self._reconciler.signals.audit.set()
 
     def request_full(self) -> None:
         """The next audit looks at everything."""
-        self._next_full = 0.0
+        self._next.full = 0.0
 
     async def run_forever(self) -> None:
         """Works every two seconds and when there is news; never returns.
 
         Raises DirectoryReplacedError two seconds after that was said: only a new container mounts the new directory.
         """
-        news = self._actuator.news
-        self._keeper.listen()
+        news = self._reconciler.signals.audit
+        self.partitions.listen()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
+                    async with asyncio.timeout(max(self._next.tick - self._deps.clock(), 0)):
                         await news.wait()
                 news.clear()
                 await self._guarded(self._round())
         finally:
-            self._keeper.close()
+            self.partitions.close()
 
     async def first_audit(self) -> None:
         """Audits everything when this instance begins to enforce. Raises nothing unforeseen."""
@@ -128,38 +140,38 @@ class Auditor:
             if text != self._failure:
                 _log.error("the audit ended early and is repeated", exc_info=error)
             self._failure = text
-            self._next_full = 0.0
+            self._next.full = 0.0
             # Not at each tick: it also tries partitions again that the kernel has refused.
-            self._next_all = min(self._next_all, self._edges.clock() + FULL_SECONDS)
+            self._next.everyone = min(self._next.everyone, self._deps.clock() + FULL_SECONDS)
         else:
             self._failure = "" if complete else self._failure
 
     async def _round(self) -> bool:
         """Does what is due; returns True if it has looked at everything."""
-        now = self._edges.clock()
-        tick, full, everyone = now >= self._next_tick, now >= self._next_full, now >= self._next_all
+        now = self._deps.clock()
+        tick, full, everyone = now >= self._next.tick, now >= self._next.full, now >= self._next.everyone
         if tick:
             # With the process's other timers; a full look at the tick that is nearest to its time.
-            self._next_tick = now + TICK_SECONDS - now % TICK_SECONDS
-            self._next_full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next_full
-            self._next_all = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next_all
-            if self._actuator.detached:
+            self._next.tick = now + TICK_SECONDS - now % TICK_SECONDS
+            self._next.full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next.full
+            self._next.everyone = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next.everyone
+            if self._inputs.detached:
                 raise DirectoryReplacedError
-            await self._actuator.refresh_host()
+            await self._inputs.refresh_host()
         # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
-        if tick or self._must_look:
-            self._must_look = False
-            await self._actuator.refresh(thorough=tick and full)
-            if not self._edges.directory.settled:
+        if tick or self._next.claim_files:
+            self._next.claim_files = False
+            await self._inputs.refresh(thorough=tick and full)
+            if not self._inputs.settled:
                 # So that not the next hook has to read everything again.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self.active:
-            await self._look(self._keeper.take_changed(), full=False, final=True)
+            await self._look(self.partitions.take_changed(), full=False, final=True)
             await self.move()
             if tick:
-                await self._keeper.settle(always=everyone)
+                await self.partitions.settle(always=everyone)
                 await self.audit(full=full, everyone=everyone)
-            self._keeper.follow()
+            self.partitions.follow()
         await self._reap(vanished=tick)
         return tick and everyone
 
@@ -169,9 +181,9 @@ class Auditor:
         started = time.monotonic()
         # The plan is made anew after each job: the newest one wins.
         while plan := [tracked.id for tracked in misplaced(self._state) if tracked.id not in done][:MOVES]:
-            done |= self._taken(plan, await self._actuator.apply_some(plan, full=False))
+            done |= self._taken(plan, await self._reconciler.apply_some(plan, full=False))
         if done:
-            self._edges.observer.moved(len(done), time.monotonic() - started)
+            self._deps.observer.moved(len(done), time.monotonic() - started)
 
     async def audit(self, *, full: bool, everyone: bool = False) -> None:
         """Compares running containers with the kernel's files and repairs them. ``full``: limits too.
@@ -180,21 +192,21 @@ class Auditor:
         """
         if full:
             await self._audit_groups()
-        if full or self._edges.clock() >= self._next_kills:
-            self._next_kills = self._edges.clock() + KILLS_SECONDS - TICK_SECONDS / 2
+        if full or self._deps.clock() >= self._next.kills:
+            self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all()
         running = [tracked for tracked in self._state if tracked.phase in MAY_RUN]
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
         if not everyone:
-            plan = await self._actuator.comparisons[full].unsettled(plan)
+            plan = await self._reconciler.detectors[full].unsettled(plan)
         await self._look(plan, full=full, again=everyone)
-        await self._prover.keep_pins()
+        await self._recorder.keep_pins()
         if full:
-            await self._prover.prove(self._state, every=True)
-            if self._knows_all and self._edges.leadership().fresh:
-                await self._prover.forget_others()
-        self._edges.observer.counters["audits"] += 1
-        self._actuator.progressed()
+            await self._recorder.record(self._state, every=True)
+            if self._state.told and self._deps.leadership().fresh:
+                await self._recorder.forget_others()
+        self._deps.observer.counters["audits"] += 1
+        self._reconciler.signals.progressed()
 
     def _depends(self, tracked: Tracked, *, full: bool) -> bool:
         """Tells whether the kernel would not say by itself that something is wrong with a container."""
@@ -205,24 +217,24 @@ class Auditor:
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
         """``again``: partitions that the kernel has refused are tried once more. ``final``: siblings were seen to."""
         while plan:
-            outcomes = await self._actuator.apply_some(plan[:LOOKS], full=full, again=again)
+            outcomes = await self._reconciler.apply_some(plan[:LOOKS], full=full, again=again)
             self._count_repairs(outcomes)
             for outcome in outcomes if not final else ():
                 tracked = self._state.get(outcome.id)
                 if outcome.fallback and tracked is not None and tracked.observed.partition:
-                    self._keeper.suspect(tracked)
+                    self.partitions.suspect(tracked)
                     outcome.fallback = ""
             done = self._taken(plan[:LOOKS], outcomes)
             if final:
-                self._keeper.suspect_all(self._state.started(self._actuator.stuck & set(plan[:LOOKS])))
+                self.partitions.suspect_all(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
             plan = [container_id for container_id in plan if container_id not in done]
 
     async def _audit_groups(self) -> None:
         groups = groups_above(self._state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
-        plan = await self._actuator.group_comparison.unsettled(list(groups))
+        plan = await self._reconciler.group_detector.unsettled(list(groups))
         while plan:
-            outcomes = await self._actuator.apply_groups({path: groups[path] for path in plan[:LOOKS]})
+            outcomes = await self._reconciler.apply_groups({path: groups[path] for path in plan[:LOOKS]})
             self._count_repairs(outcomes)
             for outcome in outcomes:
                 before, problem = self._group_problems.pop(outcome.id, ""), "; ".join(outcome.left)
@@ -230,22 +242,22 @@ class Auditor:
                     self._group_problems[outcome.id] = problem
                     if problem != before:
                         _log.warning("a cgroup above containers is not as it must be", extra={"error": problem})
-            done = {outcome.id for outcome in outcomes} | {*self._actuator.stuck}
+            done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
             plan = [path for path in plan if path not in done]
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):
-            self._edges.observer.repaired(one.kind)
+            self._deps.observer.repaired(one.kind)
             self.request_full()
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
-                self._actuator.take_outcome(tracked, outcome)
-        self._actuator.progressed()
+                self._reconciler.take_outcome(tracked, outcome)
+        self._reconciler.signals.progressed()
         running = {tracked.id for tracked in self._state.started(batch)}
-        return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._actuator.stuck}
+        return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}
 
     async def _reap(self, *, vanished: bool) -> None:
         """Marks containers as stopped that have ended for the runtime and whose last process has ended.
@@ -257,19 +269,19 @@ class Auditor:
         for before in [one for one in self._state if one.phase in ENDED]:
             if before.phase is Phase.VANISHED and not vanished:
                 continue
-            await self._actuator.reap(before.id)
+            await self._reconciler.reap(before.id)
             after = self._state.get(before.id)
             if after is None or not after.occupies:
                 continue
             if before.phase is Phase.VANISHED:
-                self._actuator.note(self._state.assessed(after.seen(cpus=None)))
+                self._state.put(self._state.assessed(after.seen(cpus=None)))
                 self.request_audit()
             elif after.observed.cpus is None:
                 await self._see(after)
 
     async def _see(self, ending: Tracked) -> None:
         """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""
-        seen = await self._actuator.look(ending)
+        seen = await self._reconciler.look(ending)
         if seen is not None and self._state.get(ending.id) is ending:
-            self._actuator.note(ending.seen(cpus=seen.cpus))
-            self._actuator.progressed()
+            self._state.put(ending.seen(cpus=seen.cpus))
+            self._reconciler.signals.progressed()

@@ -7,23 +7,23 @@ from typing import Final
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.turn import Step, Turn
 from nri_backend.node.readings import Readings
+from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
 """Cgroups whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
 
 
-class Comparison:
+class ChangeDetector:
     """What there was to read in audits of one kind that found nothing wrong; ``stay_open``: as in Readings."""
 
-    def __init__(self, state: NodeState, writing: Turn, root: str, *, stay_open: bool) -> None:
+    def __init__(self, state: NodeState, worker: CgroupWorker, root: str, *, stay_open: bool) -> None:
         self._state = state
-        self._writing = writing
+        self._worker = worker
         self._readings = Readings(root, stay_open=stay_open)
 
     async def audited(self, plan: Callable[[], Sequence[Step[Outcome]]]) -> list[Outcome]:
-        """Takes some steps of an audit, as Turn.work() does, and keeps what they have read."""
+        """Takes some steps of an audit, as CgroupWorker.work() does, and keeps what they have read."""
         as_of = 0
 
         def begun() -> Sequence[Step[Outcome]]:
@@ -31,7 +31,7 @@ class Comparison:
             as_of = self._state.changes
             return plan()
 
-        outcomes = await self._writing.work(begun)
+        outcomes = await self._worker.work(begun)
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)
@@ -48,11 +48,11 @@ class Comparison:
         differing = set(ids).difference(known)
         while left:
             steps = [(first, partial(self._differing, batch)) for first, batch in left.items()]
-            for first, found in await self._writing.work(steps.copy):
+            for first, found in await self._worker.work(steps.copy):
                 del left[first]
                 self._readings.forget(found)
                 differing.update(found)
-            for first in self._writing.stuck.keys() & left.keys():
+            for first in self._worker.stuck.keys() & left.keys():
                 differing.update(left.pop(first))
         return [i for i in ids if i in differing]
 

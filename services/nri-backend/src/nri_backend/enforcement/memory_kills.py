@@ -13,8 +13,8 @@ from typing import Final
 
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Actuator, Edges
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
+from nri_backend.telemetry import Telemetry
 
 EVENTS: Final = "memory.events"
 # A hook waits for one such look at most.
@@ -63,10 +63,10 @@ class PodKills:
 class KillWatch:
     """The counts of every pod with a memory claim."""
 
-    def __init__(self, state: NodeState, actuator: Actuator, edges: Edges) -> None:
+    def __init__(self, state: NodeState, tree: CgroupTree, observer: Telemetry) -> None:
         self._state = state
-        self._actuator = actuator
-        self._edges = edges
+        self._tree = tree
+        self._observer = observer
         self._pods: dict[str, PodKills] = {}
         self._looking = asyncio.Lock()
         """Counts are taken in the order in which they were read; older ones would look like new kills later."""
@@ -101,8 +101,8 @@ class KillWatch:
                     _log.warning(
                         "the kernel killed for want of memory", extra={**tracked.identity.names, "count": count}
                     )
-                    self._edges.observer.counters["memory_kills"] += count
-                    self._actuator.note(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
+                    self._observer.counters["memory_kills"] += count
+                    self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
 
     def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:
         found: dict[str, _Counts] = {}
@@ -119,7 +119,7 @@ class KillWatch:
 
     def _count(self, path: str) -> int | None:
         try:
-            return kill_count(self._edges.tree.read(path, EVENTS))
+            return kill_count(self._tree.read(path, EVENTS))
         except (CgroupGoneError, CgroupRefusedError):
             return None
 

@@ -10,11 +10,9 @@ from typing import Final
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
-from nri_backend.limits.difference import Observed
+from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.partition_watch import PartitionWatch
 
 REPAIR_SECONDS: Final = 1.0
@@ -22,14 +20,14 @@ REPAIR_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class PartitionKeeper:
+class PartitionManager:
     """Hears from the kernel; changes nothing but what cgroups above partitions list."""
 
     def __init__(
-        self, state: NodeState, actuator: Actuator, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
+        self, state: NodeState, reconciler: Reconciler, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._state = state
-        self._actuator = actuator
+        self._reconciler = reconciler
         self._tree = tree
         self._clock = clock
         self._watch = PartitionWatch(tree.root)
@@ -55,16 +53,6 @@ class PartitionKeeper:
         exclusive = exclusive_of(self._tree, tracked.identity.cgroup) if partition else frozenset[int]()
         return tracked.seen(partition=partition, exclusive=exclusive)
 
-    async def shown(self, tracked: Tracked, leader: Leadership) -> Observed | None:
-        """Returns what the kernel shows of a container, for a standby; None where it should be a partition and is none.
-
-        An active instance that is asked later than this one will make it.
-        """
-        kind, late = self._state.partition_for(tracked), leader.fresh and not leader.first
-        if kind and not late and await asyncio.to_thread(partition_of, self._tree, tracked.identity.cgroup) != kind:
-            return None
-        return await self._actuator.look(tracked)
-
     def listen(self) -> None:
         """Wakes the audit when the kernel has changed a partition, from now on."""
         asyncio.get_running_loop().add_reader(self._watch.fileno(), self._heard)
@@ -82,7 +70,7 @@ class PartitionKeeper:
         self._changed |= changed
         self._unsettled = True
         if self._clock() >= self._next_repair:
-            self._actuator.news.set()
+            self._reconciler.signals.audit.set()
 
     def suspect(self, tracked: Tracked) -> None:
         """A partition was found broken: it is looked at again, after its siblings."""
@@ -124,7 +112,7 @@ class PartitionKeeper:
         def work() -> tuple[str, frozenset[int] | None]:
             return settle(self._tree), lost_cpus(self._tree, online)
 
-        done = await self._actuator.work("cgroups above partitions", work)
+        done = await self._reconciler.work("cgroups above partitions", work)
         # Without a result the kernel hangs, or every thread was busy.
         failure, found = done[0] if done else ("the kernel does not answer", None)
         if found is not None:

@@ -40,7 +40,7 @@ _NESTED: Final = 3
 _DEEPEST: Final = 4 + _NESTED
 """Cgroups from the root to a container."""
 _SECOND_LOOK_SECONDS: Final = 0.1
-# A slow job is passed by (turn.py): the next one must not tidy up what is being made. The kernel has one lock, too.
+# A slow job is passed by (worker.py): the next one must not tidy up what is being made. The kernel has one lock, too.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
 

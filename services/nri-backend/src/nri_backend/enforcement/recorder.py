@@ -26,7 +26,7 @@ _Marks = tuple[tuple[Held, ...], bool, str]
 """Of a container: its claims, whether it is among those answered, and why it is no partition."""
 
 
-class Prover:
+class Recorder:
     """Writes proofs, and reads them when the runtime lists containers that ran before."""
 
     def __init__(self, state: NodeState, tree: CgroupTree, proofs: Proofs) -> None:
@@ -62,25 +62,15 @@ class Prover:
         self._written |= {i: (claims[i], proof.answered, proof.pooled) for i, proof in found.items() if proof.inode}
         return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
-    async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Does so for all that the runtime lists, and adds those that it does not list and that live all the same.
+    async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
+        """Returns containers that are neither listed nor tracked and of which a process still lives.
 
-        Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
+        Their end was missed, and only their enforcement record shows that they exist.
         """
-        if await asyncio.to_thread(self._proofs.former_enforced):
-            evident = [tracked for tracked in containers if tracked.identity.evidence != NO_EVIDENCE]
-            proven = await asyncio.to_thread(self._proofs.load, [tracked.id for tracked in evident])
-            for tracked in evident:
-                if tracked.id not in proven:
-                    await self.answered(tracked)
-            with contextlib.suppress(OSError):  # the next snapshot tries again
-                await asyncio.to_thread(self._proofs.note_former)
-        found = await self.recall(containers)
-        listed = {tracked.id for tracked in containers}
-        return [*await asyncio.to_thread(self._lingering, listed), *found]
+        return await asyncio.to_thread(self._lingering, {tracked.id for tracked in listed})
 
-    async def pooled(self, tracked: Tracked) -> str:
-        """Returns why the active instance has let the pool keep others off a container's CPUs; "" if it has not."""
+    async def fallback(self, tracked: Tracked) -> str:
+        """Returns why the active instance lets the pool enforce a container's CPUs; "" if it does not."""
         found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.identity.cgroup})
         return found[tracked.id].pooled if tracked.id in found else ""
 
@@ -95,7 +85,7 @@ class Prover:
         """Notes that other limits were answered, with the claimed hugepages among them; the next audit keeps it."""
         self._answered.add(tracked.id)
 
-    async def prove(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
+    async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes a proof for each container whose claims are enforced, if it has changed since the last write.
 
         A proof that cannot be written is a problem, and the next audit tries again. With ``every``, these are all

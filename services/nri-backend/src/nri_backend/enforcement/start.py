@@ -11,10 +11,12 @@ from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import crowded, impossible, offline, outside, untrue
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
+from nri_backend.containers.overlap import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import target_at_start
-from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.apply import Outcome, with_partition
+from nri_backend.enforcement.inputs import Inputs
+from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
@@ -25,6 +27,8 @@ MAX_TRIES: Final = 3
 """The pool may change so often while a container is being started."""
 # Part of what plugin.py leaves between our deadline and the runtime's patience.
 WAIT_SECONDS: Final = 0.25
+RETRY_SECONDS: Final = 0.05
+"""Time between two requests to move the same containers while a start waits for them."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,10 +45,11 @@ def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
 class Starter:
     """Waits until others have left a container's CPUs, makes its cgroup true, or kills it."""
 
-    def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
+    def __init__(self, state: NodeState, reconciler: Reconciler, inputs: Inputs, tree: CgroupTree) -> None:
         self.clear_seconds = CLEAR_SECONDS
         self._state = state
-        self._actuator = actuator
+        self._reconciler = reconciler
+        self._inputs = inputs
         self._tree = tree
 
     async def admit(
@@ -63,9 +68,9 @@ class Starter:
             # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
             # enforces all of them.
             tracked = replace(tracked, fallback=_why_pooled(tracked))
-            self._actuator.note(tracked)
+            self._state.put(tracked)
         changes = self._state.changes
-        others = await self._actuator.cleared(tracked, self.deadline() if deadline is None else deadline)
+        others = await self._cleared(tracked, self.deadline() if deadline is None else deadline)
         if others:
             return tracked, crowded(tracked, others)
         if self._state.changes != changes:
@@ -85,13 +90,13 @@ class Starter:
             tracked, refusal = await self.admit(tracked, runtime, deadline)
             if refusal is not None:
                 return tracked, refusal
-            self._actuator.note(tracked)
+            self._state.put(tracked)
             changes = self._state.changes
-            outcome = await self._actuator.apply(tracked)
+            outcome = await self._reconciler.apply(tracked)
             if outcome.outside:
                 return tracked, outside(tracked)
             if outcome.occupants:
-                self._actuator.take_views(outcome.occupants)
+                self._reconciler.take_views(outcome.occupants)
                 if self._time() < deadline:
                     continue
                 return tracked, crowded(tracked, [one for i in outcome.occupants if (one := self._state.get(i))])
@@ -99,7 +104,7 @@ class Starter:
             tracked, again = self._renewed(tracked, outcome, changes)
             if not again or tries >= MAX_TRIES:
                 return self._verified(tracked, outcome)
-            self._actuator.note(tracked)
+            self._state.put(tracked)
 
     def _renewed(self, tracked: Tracked, outcome: Outcome, changes: int) -> tuple[Tracked, bool]:
         """Returns the container as it is after a job, and True if another job must apply a different plan."""
@@ -128,8 +133,28 @@ class Starter:
         # A container without a claim starts with wrong settings, unless it may be on the CPUs of a claim.
         elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
             return tracked, untrue(outcome.left)
-        self._actuator.take_outcome(tracked.after(Event.APPLIED), outcome)
+        self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
+
+    async def _cleared(self, tracked: Tracked, deadline: float) -> list[Tracked]:
+        """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
+
+        Returns the containers that are still on them. ``deadline`` is a time of the event loop.
+        """
+        requested, next_request = list[Tracked](), 0.0
+        if not overlapping(self._state, tracked):
+            return []
+        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with the
+        # present list of online CPUs does the audit know that the container belongs to the pool now.
+        await self._inputs.refresh_host()
+        while (others := overlapping(self._state, tracked)) and self._time() < deadline:
+            if others != requested or self._time() >= next_request:
+                # The audit moves them. If the kernel refuses, the next request waits for a pause: each failed move also
+                # ends the wait below, and without the pause would cause the next move at once.
+                requested, next_request = others, self._time() + RETRY_SECONDS
+                self._reconciler.signals.audit.set()
+            await self._reconciler.signals.wait_for_progress(min(deadline, next_request))
+        return others
 
     def deadline(self) -> float:
         """Returns the time of the event loop until which a hook waits for other containers to leave."""
@@ -156,7 +181,7 @@ class Starter:
         if error := job.exception():
             self._failed(container_id, str(error))
             return
-        self._actuator.advance(container_id, Event.KILLED)
+        self._reconciler.advance(container_id, Event.KILLED)
 
     def _failed(self, container_id: str, error: str) -> None:
         _log.warning("a refused container cannot be killed", extra={"id": container_id, "error": error})

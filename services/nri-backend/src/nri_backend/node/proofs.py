@@ -88,32 +88,9 @@ def parse_proof(name: str, data: bytes) -> Proof:
 class Proofs:
     """A directory with one file for each container that has something of claims."""
 
-    def __init__(self, own_directory: str, former_lock: str) -> None:
+    def __init__(self, own_directory: str) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
-        self._noted = f"{own_directory}/former"
         self._pins = f"{own_directory}/{PINS}"
-        self._former_lock = former_lock
-
-    def former_enforced(self) -> bool:
-        """Tells whether release 0.1.0, which wrote no proofs, enforced since note_former(), or nobody ever did.
-
-        That release writes its lock when it becomes active: another time of change than the one that is noted.
-        """
-        try:
-            return read_regular(self._noted, 64) != self._former_change()
-        except OSError:
-            return True  # not there, or nothing of ours
-
-    def note_former(self) -> None:
-        """Keeps that what 0.1.0 has left running is known. OSError."""
-        os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
-        replace_file(self._noted, self._former_change(), 0o600)
-
-    def _former_change(self) -> bytes:
-        try:
-            return str(os.stat(self._former_lock).st_mtime_ns).encode()  # noqa: PTH116
-        except OSError:
-            return b"none"
 
     def load(self, container_ids: Iterable[str]) -> dict[str, Proof]:
         """Returns the proofs of these containers, those that can be read."""

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in threads, one job at a time. A job that hangs in the kernel is passed by: it keeps nobody else waiting."""
+"""One worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
+
+A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
+the event loop makes no such call, and two jobs never write at the same time: the last value written is the latest one
+that was wanted. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
+comes. A job of the audit ends after SLICE_SECONDS, with the rest of its steps left to a later job; this is the longest
+time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
+
+A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
+a call cannot be cancelled. After PASS_BY_SECONDS its job is passed by: the thread stays with the call, the next job
+begins in another thread, and steps with the name of the hung one are left out until it ends. Its container counts as
+seen on the CPUs that the step would give it, and the state reports it as a problem. With MAX_STUCK hung calls nothing
+new is begun until one of them ends, so that a kernel which answers no call does not use up all threads. A hook that
+waits for the same container gets an answer by its own deadline.
+"""
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 SLICE_SECONDS: Final = 0.01
-"""How long one job may go on with its next step; a hook waits at most for one job."""
-PATIENCE_SECONDS: Final = 0.1
-"""After this a job is passed by."""
+PASS_BY_SECONDS: Final = 0.1
 MAX_STUCK: Final = 4
-"""Jobs that hang in threads at the same time; with more of them nothing is begun."""
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 Step = tuple[str, Callable[[], Result]]
-"""What is worked at (a container's id, a cgroup's path), and the work, which blocks."""
+"""The name of what is worked at (a container's id, a cgroup's path), and the work, which blocks."""
 
 
 class _Job(Generic[Result]):
@@ -28,7 +40,7 @@ class _Job(Generic[Result]):
         self.passed_by = False
 
     def run(self) -> None:
-        """Takes at least one step, unless nobody asks for it any more."""
+        """Takes at least one step, unless the job was passed by before it began."""
         end = self._clock() + SLICE_SECONDS
         for name, step in self.steps:
             self.current = name
@@ -39,8 +51,8 @@ class _Job(Generic[Result]):
                 break
 
 
-class Turn:
-    """Jobs wait for each other here; what each is to do is computed when its turn comes."""
+class CgroupWorker:
+    """The queue of jobs, and the calls that hang."""
 
     def __init__(
         self,
@@ -48,65 +60,93 @@ class Turn:
         hangs: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lock = asyncio.Lock()
+        """``freed`` is called when a hung step has ended, ``hangs`` with the name of a step that is passed by."""
         self._freed = freed
-        """Called when what hung has ended."""
         self._hangs = hangs
-        """Called with the name of what is passed by."""
         self._clock = clock
+        self._busy = False
+        self._hooks: deque[asyncio.Future[None]] = deque()
+        self._background: deque[asyncio.Future[None]] = deque()
         self._stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
 
     @property
     def stuck(self) -> dict[str, float]:
-        """What hangs, and for how many seconds; steps for it are left out."""
+        """Names of hung steps, and for how many seconds they have hung."""
         now = self._clock()
         return {name: now - since for name, (_, since) in self._stuck.items()}
 
-    async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
-        """Takes some of the steps, at least the first; returns their results in order.
+    @property
+    def free(self) -> bool:
+        """True if no job is at work and no step hangs."""
+        return not (self._busy or self._stuck)
 
-        A job that is passed by returns what it has got so far.
+    async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
+        """Takes some steps of a job of the audit, at least the first; returns their results in order.
+
+        A job that is passed by returns the results that it has.
         """
-        job, running = await self._begun(plan)
+        job, running = await self._run(plan, self._background)
         if running.done() and not running.cancelled():
             running.result()
         return list(job.results)
 
-    @property
-    def free(self) -> bool:
-        """Whether nobody is at work, and nothing hangs."""
-        return not (self._lock.locked() or self._stuck)
-
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
-        """Takes one step, however long it lasts, after what hangs of the same name."""
+        """Takes one step of a hook to its end, after a hung step with the same name."""
         while True:
             while name in self._stuck:
                 await asyncio.wait({self._stuck[name][0]})
-            job, running = await self._begun(lambda: [plan()])
+            job, running = await self._run(lambda: [plan()], self._hooks)
             if not running.cancelled():
                 await asyncio.shield(running)
             if job.results:
                 return job.results[0]
 
-    async def _begun(self, plan: Callable[[], Sequence[Step[Result]]]) -> tuple[_Job[Result], asyncio.Future[None]]:
-        async with self._lock:
+    async def _run(
+        self, plan: Callable[[], Sequence[Step[Result]]], queue: deque[asyncio.Future[None]]
+    ) -> tuple[_Job[Result], asyncio.Future[None]]:
+        await self._wait_for_turn(queue)
+        try:
             while len(self._stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self._stuck.values()], return_when="FIRST_COMPLETED")
             job = _Job([step for step in plan() if step[0] not in self._stuck], self._clock)
-            # Not to_thread: a caller that is cancelled goes, but its job is not done.
+            # Not to_thread: if the caller is cancelled, the job goes on.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
             try:
-                await asyncio.wait({running}, timeout=PATIENCE_SECONDS)
+                await asyncio.wait({running}, timeout=PASS_BY_SECONDS)
             finally:
                 if not running.done():
                     self._pass_by(job, running)
+        finally:
+            self._give_turn()
         return job, running
+
+    async def _wait_for_turn(self, queue: deque[asyncio.Future[None]]) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # The turn was given and the caller cancelled before it could take it.
+                self._give_turn()
+            raise
+
+    def _give_turn(self) -> None:
+        while queue := self._hooks or self._background:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
 
     def _pass_by(self, job: _Job[Result], running: asyncio.Future[None]) -> None:
         job.passed_by = True
         name = job.current
         if not name:
-            # Every thread is busy with something else: what it would do later is out of date by then.
+            # Every thread is busy with something else. What the job would write later is out of date by then.
             running.cancel()
             return
         self._stuck[name] = running, self._clock()
@@ -114,7 +154,7 @@ class Turn:
 
         def ended(job: asyncio.Future[None]) -> None:
             if error := job.exception():
-                _log.error("what had hung has failed", exc_info=error, extra={"at": name})
+                _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
             del self._stuck[name]
             self._freed()
 

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper's edges: one thread at a time reads claim files, and what the kernel refuses ends nothing."""
+"""One thread at a time reads the claim files, and hooks that wait for it share a read."""
 
 import asyncio
-import errno
 import threading
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Identity, Tracked
-from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Actuator
+from nri_backend.enforcement.inputs import Inputs
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from tests.rigs.builders import cpu_record, write_claim
-from tests.rigs.containers import pod
-from tests.rigs.enforcement import edges_of
+from tests.rigs.enforcement import deps_of
 from tests.rigs.kernel_tree import KernelTree
 
 CGROUP = "kubepods/pod1/c1"
@@ -49,21 +45,21 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
-def actuator_of(directory: ClaimDirectory, tree: KernelTree, state: NodeState) -> Actuator:
-    return Actuator(state, edges_of(directory, tree, lambda: state.host))
+def inputs_of(directory: ClaimDirectory, tree: KernelTree, state: NodeState) -> Inputs:
+    return Inputs(state, deps_of(directory, tree, lambda: state.host))
 
 
 async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:
     """The turn lasts as long as the thread reads: the next look begins when the one that nobody waits for has ended."""
     directory = SlowDirectory(str(tmp_path))
-    actuator = actuator_of(directory, tree, NodeState())
-    hook = asyncio.create_task(actuator.refresh())
+    inputs = inputs_of(directory, tree, NodeState())
+    hook = asyncio.create_task(inputs.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
     directory.began.clear()
     hook.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hook
-    other = asyncio.create_task(actuator.refresh())
+    other = asyncio.create_task(inputs.refresh())
     assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads beside the first"
     directory.gate.set()
     await other
@@ -73,31 +69,15 @@ async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tr
 async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
     """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
     directory, state = SlowDirectory(str(tmp_path)), NodeState()
-    actuator = actuator_of(directory, tree, state)
-    first = asyncio.create_task(actuator.refresh())
+    inputs = inputs_of(directory, tree, state)
+    first = asyncio.create_task(inputs.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
-    hooks = [asyncio.create_task(actuator.refresh()) for _ in range(5)]
+    hooks = [asyncio.create_task(inputs.refresh()) for _ in range(5)]
     write_claim(tmp_path, cpu_record("c1", "cpus=2-3"))
     await asyncio.sleep(0)
     directory.gate.set()
     await asyncio.gather(first, *hooks)
     assert directory.looks == 2
     assert state.pool.held == {2, 3}
-    await actuator.refresh(thorough=True)
+    await inputs.refresh(thorough=True)
     assert directory.looks == 3
-
-
-async def test_who_cannot_be_looked_at_may_live(
-    tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
-) -> None:
-    """EMFILE and the like are no sign of death and end no task; they are logged once until they are over."""
-    actuator = actuator_of(ClaimDirectory(str(tmp_path)), tree, NodeState())
-    tracked = Tracked(Identity("c", "main", pod(), CGROUP), phase=Phase.ENDING)
-    tree.set(CGROUP, "cgroup.events", "populated 0")
-    for _ in range(2):
-        caplog.clear()
-        tree.unreadable[CGROUP, "cgroup.events"] = errno.EMFILE
-        assert [await actuator.populated(tracked) for _ in range(3)] == [True] * 3
-        assert caplog.text.count("does not tell") == 1
-        tree.unreadable.clear()
-        assert not await actuator.populated(tracked)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What enforcement is built on, and the inputs that it reads: claim files and the machine."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
+
+from nri_backend.containers.state import NodeState
+from nri_backend.limits.difference import Host
+from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.host import HostError
+from nri_backend.node.proofs import Proofs
+from nri_backend.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Dependencies of enforcement."""
+
+    directory: ClaimDirectory
+    tree: CgroupTree
+    read_host: Callable[[], Host]
+    """Reads the machine. Blocks. Raises HostError."""
+    proofs: Proofs
+    leadership: Callable[[], Leadership]
+    """Returns the instance that enforces on this node."""
+    observer: Telemetry
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+
+
+class Signals:
+    """Wakes the audit, and the starts that wait for the audit."""
+
+    def __init__(self) -> None:
+        self.audit = asyncio.Event()
+        """Set when the audit has something to do before its next tick."""
+        self._progress = asyncio.Event()
+
+    def progressed(self) -> None:
+        """Containers were moved or have ended: wakes the starts that wait for that."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def wait_for_progress(self, deadline: float) -> None:
+        """Waits until containers were moved or have ended, until a time of the event loop at most."""
+        progress = self._progress
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await progress.wait()
+
+
+class Inputs:
+    """Keeps the state up to date with the claim files and the machine."""
+
+    def __init__(self, state: NodeState, deps: Deps) -> None:
+        self._state = state
+        self._directory = deps.directory
+        self._read_host = deps.read_host
+        self._view = DirectoryView()
+        self._reads = 0
+        self._reading = asyncio.Lock()
+        self._host_problem = ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Claim files and parts of the machine that cannot be read."""
+        return (self._host_problem, *self._view.problems.values())
+
+    @property
+    def detached(self) -> bool:
+        """True if the mounted CDI directory is not the node's any more."""
+        return self._view.detached
+
+    @property
+    def settled(self) -> bool:
+        """True if the time stamp of the CDI directory will show every later change."""
+        return self._directory.settled
+
+    async def refresh(self, *, thorough: bool = False) -> None:
+        """Brings the claim files up to date. ``thorough`` reads all of them, changed or not."""
+        known = self._directory.view is self._view and not (thorough or self._reading.locked())
+        if known and self._directory.is_current():
+            # Most often the time stamp of the directory shows that there is nothing to read. The directory is in
+            # memory; to change to a thread takes a hundred times as long as this system call.
+            return
+        view = await self._read(thorough=thorough)
+        if view is self._view:
+            return
+        if view.problems and view.problems != self._view.problems:
+            _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
+        self._state.set_claim_files(view.files)
+        self._view = view
+
+    async def _read(self, *, thorough: bool) -> DirectoryView:
+        """Returns the result of a read that began after this call. One read at a time, in a thread."""
+        asked = self._reads
+        await self._reading.acquire()
+        if self._reads > asked and not thorough:
+            # A later caller has begun a read, and it has ended in the meantime.
+            self._reading.release()
+            return self._directory.view
+        self._reads += 1
+        # Not to_thread: a hook may be cancelled, but its turn lasts as long as its thread reads.
+        read = partial(self._directory.refresh, thorough=thorough)
+        job = asyncio.get_running_loop().run_in_executor(None, read)
+        job.add_done_callback(lambda _: self._reading.release())
+        return await asyncio.shield(job)
+
+    async def refresh_host(self) -> None:
+        """Brings the machine up to date; while it cannot be read, the last reading stays in force."""
+        try:
+            host = await asyncio.to_thread(self._read_host)
+        except HostError as error:
+            if not self._host_problem:
+                _log.warning("the machine cannot be read", extra={"error": str(error)})
+            self._host_problem = str(error)
+            return
+        self._host_problem = ""
+        self._state.set_host(host)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a standby does in the hooks: it follows every container and changes nothing, since another instance enforces.
+
+The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
+that no active instance has set up: at the creation, if the active instance should have answered before it, and at the
+start by what the kernel shows.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from numa_contract.cpuset import parse_or_none
+
+from nri_backend.claims.judge import Refusal
+from nri_backend.containers.answers import unenforced
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import Event
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.partitions import partition_of
+from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.enforcement.recorder import Recorder
+from nri_backend.limits.difference import Observed
+from nri_backend.limits.stated import stated
+from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.nri.model import Container, Resources
+
+
+class Standby:
+    """Checks what the active instance has done for a container."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        reconciler: Reconciler,
+        recorder: Recorder,
+        tree: CgroupTree,
+        leadership: Callable[[], Leadership],
+    ) -> None:
+        self._state = state
+        self._reconciler = reconciler
+        self._recorder = recorder
+        self._tree = tree
+        self._leadership = leadership
+
+    def check_created(self, tracked: Tracked, answered: Resources) -> Refusal | None:
+        """Returns a rejection if no active instance has answered the creation with ``answered``."""
+        observed = Observed(parse_or_none(answered.cpus), parse_or_none(answered.mems))
+        return unenforced(tracked, observed, self._leader(), self._state)
+
+    async def check_started(self, tracked: Tracked, container: Container) -> tuple[Tracked, Refusal | None]:
+        """Returns the container, and a rejection if no active instance has set up its cgroup."""
+        leader, seen = self._leader(), None
+        if tracked.identity.evidence.claims:
+            tracked = replace(tracked, fallback=await self._recorder.fallback(tracked))
+            seen = await self._shown(tracked, leader)
+        if refusal := unenforced(tracked, seen, leader, self._state, starting=True):
+            return tracked, refusal
+        # At the creation it may have been asked before the active instance; now the answer is in what is stored. A
+        # partition was seen, or the active instance, which is asked later, makes it.
+        pins = tracked.stated.kubelet_pins
+        limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
+        tracked = replace(tracked, stated=limits).seen(partition=self._state.partition_for(tracked))
+        self._state.put(tracked.after(Event.APPLIED))
+        return tracked, None
+
+    async def _shown(self, tracked: Tracked, leader: Leadership) -> Observed | None:
+        """Returns the container's effective CPUs and mems, or None if it should be a partition but is not.
+
+        An active instance that the runtime calls after this one may still create it.
+        """
+        kind, late = self._state.partition_for(tracked), leader.fresh and not leader.first
+        if kind and not late:
+            present = await asyncio.to_thread(partition_of, self._tree, tracked.identity.cgroup)
+            if present != kind:
+                return None
+        return await self._reconciler.look(tracked)
+
+    def _leader(self) -> Leadership:
+        """Returns the active instance as this one sees it.
+
+        Between getting the lock and the first audit of this instance there is none.
+        """
+        leader = self._leadership()
+        return Leadership(fresh=False, first=True) if leader.own else leader

@@ -126,8 +126,8 @@ async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: P
 @pytest.mark.parametrize(
     "text", [None, "", "[", "[]", '{"version": 9}', '{"version": 1, "containers": {"plain": 1}}', "[" * (1 << 21)]
 )
-async def test_pins_that_cannot_be_read_are_those_of_an_older_release(tmp_path: Path, text: str | None) -> None:
-    """They are empty until the kubelet sends the next cpuset, and are stored again then."""
+async def test_pins_that_cannot_be_read_are_empty(tmp_path: Path, text: str | None) -> None:
+    """They stay so until the kubelet sends the next cpuset, and are stored again then."""
     if text is not None:
         (tmp_path / PINS).write_text(text)
     node = Node(tmp_path)

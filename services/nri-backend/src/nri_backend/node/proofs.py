@@ -23,7 +23,7 @@ from nri_backend.nri.model import Pod
 
 DIRECTORY: Final = "proofs"
 PINS: Final = "kubelet-pins.json"
-"""File beside the proofs, which earlier releases neither read nor remove."""
+"""Name of the file of pins, which lies next to the directory of proofs."""
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, _log_exclusivity, main, run
 from nri_backend.node.active_lock import ActiveLock
-from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
 from nri_backend.node.privileges import Privileges
@@ -16,7 +15,7 @@ from numa_contract import __version__
 
 
 def lock(tmp_path: Path) -> ActiveLock:
-    return ActiveLock(str(tmp_path / "locks"), FormerLock(str(tmp_path / "former")), "u/1")
+    return ActiveLock(str(tmp_path / "locks"), "u/1")
 
 
 def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges = Privileges()) -> Backend:  # noqa: B008

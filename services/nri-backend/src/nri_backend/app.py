@@ -38,7 +38,6 @@ from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
@@ -251,7 +250,7 @@ async def run(settings: Settings) -> None:
         _log.warning(problem)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        lock = ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance)
+        lock = ActiveLock(settings.own_dir, instance)
         stack.callback(lock.close)
         backend = Backend(settings, lock, instance, privileges)
         _log_exclusivity(backend.pool_reason, config.cpu_exclusivity)

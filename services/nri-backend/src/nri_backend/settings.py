@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from numa_contract import __version__
 from numa_contract.config import Config
-from numa_contract.names import ACTIVE_LOCK, BACKEND_DIRECTORY, NRI_PLUGIN_INDEX, state_socket_path
+from numa_contract.names import BACKEND_DIRECTORY, NRI_PLUGIN_INDEX, state_socket_path
 from numa_node.addresses import node_name, parse_bind_address, pod_uid
 from numa_node.config_file import DEPRECATED_FLAGS, load_config
 
@@ -58,11 +58,6 @@ class Settings:
     def own_dir(self) -> str:
         """The part of the run directory that backends write; all of them on the node share it."""
         return f"{self.config.run_dir}/{BACKEND_DIRECTORY}"
-
-    @property
-    def former_lock(self) -> str:
-        """The active lock of release 0.1.0."""
-        return f"{self.config.run_dir}/{ACTIVE_LOCK}"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,26 +4,14 @@
 import asyncio
 import contextlib
 import fcntl
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nri_backend.node.active_lock import ActiveLock, LockLostError
-from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat
 from numa_node.ticks import TICK_SECONDS
-
-FORMER = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-file.write("old/1\\n"); file.flush()
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 class Run:
@@ -34,13 +22,12 @@ class Run:
         self.own = root / "backend"
         self.own.mkdir()
         self.path = self.own / "active.lock"
-        self.former = root / "active.lock"
         self.now = 1000.0
         self._stack = stack
 
     def instance(self, name: str, *, serving: bool = True) -> ActiveLock:
         """An instance that is synchronised with the runtime."""
-        lock = ActiveLock(str(self.own), FormerLock(str(self.former)), name, lambda: self.now)
+        lock = ActiveLock(str(self.own), name, lambda: self.now)
         self._stack.callback(lock.close)
         lock.serve(serving=serving)
         return lock
@@ -57,16 +44,6 @@ class Run:
         self.now += seconds
         for lock in beating:
             lock.beat()
-
-    def process(self, script: str, *arguments: object) -> "subprocess.Popen[str]":
-        """Another process, which holds a lock now."""
-        command = [sys.executable, "-c", script, *map(str, arguments)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._stack.callback(process.communicate)
-        self._stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        return process
 
 
 @pytest.fixture
@@ -241,60 +218,9 @@ def test_what_is_in_the_way_of_a_take_over(run: Run, caplog: pytest.LogCaptureFi
     assert not (run.own / "active.lock.new").exists()
 
 
-def test_an_instance_of_the_last_release_is_excluded(run: Run) -> None:
-    """0.1.0 knows another lock file, which is held as well where it is; the run directory may be read-only."""
-    run.former.write_text("old/1\n")
-    run.former.chmod(0o400)
-    one = run.instance("one")
-    assert one.attempt()
-    with run.former.open() as old, pytest.raises(BlockingIOError):
-        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    one.close()
-    with run.former.open() as old:
-        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert run.former.read_text() == "old/1\n"
-
-
-def test_an_active_instance_of_the_last_release_is_waited_for_and_trusted(run: Run) -> None:
-    """It does not stamp; when it leaves, the standby acts."""
-    old = run.process(FORMER, run.former)
-    one, two = run.instance("one"), run.instance("two")
-    for _ in range(3):
-        assert not one.attempt()
-        assert not two.attempt()
-        assert (one.fresh, two.fresh) == (True, True)
-        run.later(STALE_SECONDS)
-    old.kill()
-    old.wait()
-    assert one.attempt()
-
-
-def test_going_back_to_the_last_release_ends_this_one(run: Run) -> None:
-    """On a node that never had it, an instance of 0.1.0 makes its lock file and acts: then ours must not."""
-    one = run.instance("one")
-    assert one.attempt()
-    one.check()
-    run.process(FORMER, run.former)
-    with pytest.raises(LockLostError, match=r"release 0\.1\.0"):
-        one.check()
-
-
-def test_a_replaced_holder_may_keep_the_lock_of_the_last_release(run: Run) -> None:
-    """It is frozen with it. When it ends, its successor has that lock, too."""
-    run.former.write_text("")
-    one, two = run.pair()
-    run.later(STALE_SECONDS + 1)
-    assert two.attempt()
-    two.check()
-    one.close()
-    two.check()
-    with run.former.open() as old, pytest.raises(BlockingIOError):
-        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     """Without a directory to share there is no leader; nobody waits for ever."""
-    lock = ActiveLock(str(tmp_path / "absent"), FormerLock(str(tmp_path / "active.lock")), "one")
+    lock = ActiveLock(str(tmp_path / "absent"), "one")
     with pytest.raises(FileNotFoundError):
         await lock.acquired()
 
@@ -332,7 +258,7 @@ def test_a_stamp_is_read_as_it_was_written(instance: str, at: float) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"one/1\n", b"[" * SIZE, b'{"at": NaN}', b'{"instance": "a", "at": 1}'])
 def test_what_is_no_stamp_is_none(data: bytes) -> None:
-    """Nothing that lies in the file can end its reader; 0.1.0 wrote its name there."""
+    """Nothing that lies in the file can end its reader."""
     assert Heartbeat.decode(data) is None
 
 

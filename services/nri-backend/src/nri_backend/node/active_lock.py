@@ -22,7 +22,6 @@ from numa_contract.names import ACTIVE_LOCK
 from numa_node.files import is_named, locked
 from numa_node.ticks import next_tick
 
-from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
@@ -37,18 +36,13 @@ class LockLostError(Exception):
 class ActiveLock:
     """The lock of one instance; to be closed by its creator."""
 
-    def __init__(
-        self, directory: str, former: FormerLock, instance: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, directory: str, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = f"{directory}/{ACTIVE_LOCK}"
         self._turn = f"{directory}/takeover.lock"
-        self._former = former
         self._clock = clock
         self._own = Heartbeat(instance, clock(), serving=False)
         self._fd = -1
         self._held = False
-        self._replaced = False
-        """A stale holder was replaced; the lock of 0.1.0 is its until it ends."""
         self._trouble = ""
         self._other: Heartbeat | None = self._own
         """What the present holder stamped last; None from one that does not stamp, which is trusted."""
@@ -116,10 +110,6 @@ class ActiveLock:
         """Raises LockLostError if another instance is active, or may be."""
         if not self.active:
             raise LockLostError(f"{self._path} was replaced by another instance, or removed, while it was locked")
-        if self._former.exclude():
-            self._replaced = False
-        elif not self._replaced:
-            raise LockLostError(f"{self._former.path} is locked by an instance of release 0.1.0")
 
     def beat(self) -> None:
         """Stamps the heartbeat."""
@@ -128,7 +118,6 @@ class ActiveLock:
     def close(self) -> None:
         """Releases the lock."""
         self._held = False
-        self._former.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -137,11 +126,8 @@ class ActiveLock:
         """Keeps the lock that was just had, if it counts."""
         with self._alone() as alone:
             if alone and is_named(self._fd, self._path):
-                self._held = self._former.exclude()
-                if self._held:
-                    self.beat()
-                else:
-                    self._other = None
+                self._held = True
+                self.beat()
         if not self._held:
             self.close()
 
@@ -172,7 +158,7 @@ class ActiveLock:
                 self._complain("the stale lock cannot be replaced", error)
                 return
             os.close(self._fd)
-            self._fd, self._held, self._replaced = fd, True, True
+            self._fd, self._held = fd, True
             holder = self._other.instance if self._other is not None else ""
             _log.warning("a stale holder of the lock was replaced", extra={"path": self._path, "holder": holder})
 

@@ -19,8 +19,6 @@ class StateServer:
 
     path: Path
     instance: str = "frontend-1"
-    former: bool = False
-    """Answers as release 0.1.0 does: by epochs, without news of records."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and target."""
     leases: list[dict[str, Any]] = field(default_factory=list)
@@ -30,7 +28,6 @@ class StateServer:
     """The containers of each request that brought them."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation that the containers are of."""
-    epoch: str = ""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
     """Status by the start of a target; such a request is recorded and has no effect."""
@@ -53,7 +50,7 @@ class StateServer:
 
     def forget(self, instance: str) -> None:
         """Becomes a frontend that has just been started, on connections that live on."""
-        self.instance, self.epoch, self.held = instance, "", ("", 0)
+        self.instance, self.held = instance, ("", 0)
         self.containers.clear()
 
     def change_records(self) -> None:
@@ -76,37 +73,21 @@ class StateServer:
         match method, target.partition("?")[0]:
             case "PUT", "/v1/backend":
                 return self._lease(json.loads(body))
-            case "GET", "/v1/records" if not self.former:
+            case "GET", "/v1/records":
                 return await self._records(int(parse_qs(urlsplit(target).query)["after"][0]))
-            case "PUT", "/v1/containers" if self.former:
-                self._take(json.loads(body))
-                return 204, b""
         return 404, b"{}"
 
     def _lease(self, document: dict[str, Any]) -> tuple[int, bytes]:
         reports = document.pop("containers", None)
-        if self.former:
-            known = document["epoch"] == self.epoch
-            self.epoch = document["epoch"]
-            if not known:
-                self.containers.clear()
-            document["complete"] = document["complete"] and known
-            answer: dict[str, Any] = {"instance": self.instance, "known": known}
-        else:
-            present = (document["instance"], document["generation"])
-            if reports is not None:
-                self.containers.clear()
-                self._take(reports)
-                self.held = present
-            document["complete"] = document["synchronized"] and self.held == present
-            held = self.held[1] if self.held[0] == present[0] else 0
-            answer = {"instance": self.instance, "known": True, "generation": held}
+        present = (document["instance"], document["generation"])
+        if reports is not None:
+            self.tellings.append([report["id"] for report in reports])
+            self.containers = {report["id"]: report for report in reports}
+            self.held = present
+        document["complete"] = document["synchronized"] and self.held == present
+        held = self.held[1] if self.held[0] == present[0] else 0
         self.leases.append(document)
-        return 200, self.raw_lease or json.dumps(answer).encode()
-
-    def _take(self, documents: list[dict[str, Any]]) -> None:
-        self.tellings.append([document["id"] for document in documents])
-        self.containers |= {document["id"]: document for document in documents}
+        return 200, self.raw_lease or json.dumps({"instance": self.instance, "generation": held}).encode()
 
     async def _records(self, after: int) -> tuple[int, bytes]:
         if after == self.records:
@@ -153,9 +134,9 @@ class StateServer:
             await reader.read()
             return False
         status, answer = await self.answer(request.method.decode(), request.target.decode(), body)
-        headers = [] if status == 204 else [("content-length", str(len(answer)))]
+        headers = [("content-length", str(len(answer)))]
         data = http.send(h11.Response(status_code=status, headers=headers)) or b""
-        data += (http.send(h11.Data(data=answer)) or b"") if answer else b""
+        data += http.send(h11.Data(data=answer)) or b""
         writer.write(data + (http.send(h11.EndOfMessage()) or b""))
         await writer.drain()
         self.changed.set()

@@ -138,10 +138,9 @@ class Frontend:
         return await read_others(self.api, NODE, wanted, seconds=0.5)
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
-        """Renews the backend's lease."""
-        status = BackendStatus(instance="i", epoch="e", complete=complete, active=active, synchronized=True)
-        for _ in range(2):
-            self.backend.renew(status)
+        """Renews the backend's lease. With ``complete=False`` the reports are of an earlier generation."""
+        status = BackendStatus(instance="i", generation=1 if complete else 2, active=active, synchronized=True)
+        self.backend.renew(status, [] if complete and not self.backend.generation else None)
         self.changed()
 
     def changed(self) -> None:

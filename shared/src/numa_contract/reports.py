@@ -146,13 +146,11 @@ class BackendStatus(Document):
     version: int = REPORT_VERSION
     software: Text = ""
     instance: str
-    generation: int | None = None
-    """Of the containers' state: another one whenever a report changed. 0 before the runtime has told its state.
-
-    None from a backend of 0.1.0."""
+    generation: int = 0
+    """Of the containers' state: another one whenever a report changed. 0 before the runtime has told its state."""
     records: int | None = None
     """The generation of records that was heard of before this was said: a claim that was released by then and that no
-    container names has none. None while nothing is heard, and from a backend of 0.1.0."""
+    container names has none. None while nothing is heard."""
     active: bool = False
     """Whether this instance holds the active lock and enforces."""
     enforced: bool = True
@@ -181,20 +179,14 @@ class BackendStatus(Document):
     problems: Texts = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
-    epoch: str = ""
-    """Release 0.1.0 alone: names one telling of all containers."""
-    complete: bool = False
-    """Release 0.1.0 alone: whether all containers were told in this epoch."""
 
 
 class StateAnswer(Document):
     """The frontend's answer to a lease."""
 
     instance: str
-    known: bool = True
-    """Release 0.1.0 alone: whether the epoch was known."""
-    generation: int | None = None
-    """Of the containers' state that the frontend has of this backend; 0: none. None from a frontend of 0.1.0."""
+    generation: int
+    """Of the containers' state that the frontend has of this backend; 0: none."""
 
 
 class RecordChange(Document):

@@ -128,7 +128,7 @@ def test_a_broken_record_is_malformed(document: object, field: str) -> None:
 def test_reports_ignore_what_they_do_not_know() -> None:
     """A newer backend may tell an older frontend more than it understands; a state it does not know is alive."""
     assert ContainerReport.model_validate({**REPORT, "cpus": "0-3", "new": 1}).cpus == {0, 1, 2, 3}
-    status = BackendStatus.model_validate({"instance": "i", "epoch": "e", "pool": "1", "weather": "fine"})
+    status = BackendStatus.model_validate({"instance": "i", "pool": "1", "weather": "fine"})
     assert status.pool == {1}
     assert json.loads(status.model_dump_json())["pool"] == "1"
     frozen = ContainerReport.model_validate({**REPORT, "version": 2, "state": "frozen"})

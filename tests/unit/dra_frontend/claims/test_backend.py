@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 from dra_frontend.claims.backend import BackendView, read_state
 from numa_contract.config import Config
-from numa_contract.errors import MalformedError
-from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
+from numa_contract.reports import LEASE_SECONDS, BackendStatus
 
 from tests.rigs.cpu_time import cpu_seconds
-
-# As nri-backend 0.1.0 writes them.
-FORMER_LEASE = (
-    b'{"version":1,"software":"0.1.0","instance":"old/1","epoch":"e1","complete":true,"active":true,'
-    b'"synchronized":true,"runtime":"containerd v2.1.9","pool":"0-1,4-7","problems":["x"],"counters":{"audits":3.0}}'
-)
 
 
 @dataclass
@@ -175,47 +168,6 @@ def test_a_state_that_is_as_before_is_read_in_little_time() -> None:
     assert [key for key, report in view.containers.items() if before[key] is not report] == [f"{7:064}"]
 
 
-def test_a_backend_of_the_last_release_tells_by_epochs(clock: Clock) -> None:
-    """A new epoch empties the reports, whatever its lease says; the same one with ``complete`` ends the telling."""
-    view = BackendView(clock)
-    lease, reports = read_state(FORMER_LEASE)
-    assert (reports, lease.generation, lease.enforced) == (None, None, True)
-    view.containers["c"] = ContainerReport.model_validate(container())
-    view.renew(lease)
-    assert (view.former.known, view.live, view.containers) == (False, False, {})
-    empty = view.containers
-    view.take_former([ContainerReport.model_validate(container("d"))])
-    assert (list(view.containers), view.containers is empty) == (["d"], False), "who compares by identity would miss it"
-    view.renew(lease)
-    assert (view.former.known, view.live, view.leads) == (True, True, True)
-    view.renew(lease.model_copy(update={"epoch": "e2", "complete": False}))
-    assert (view.former.known, view.live, view.containers) == (False, False, {})
-
-
-def test_a_backend_is_upgraded_and_rolled_back(clock: Clock, view: BackendView) -> None:
-    """Each release that takes its turn tells everything anew in its own way."""
-    lease, _ = read_state(FORMER_LEASE)
-    for instance in ("old/1", "old/2"):
-        for _ in range(2):
-            view.renew(lease.model_copy(update={"instance": instance}))
-        assert (view.live, view.containers) == (True, {})
-        view.renew(status(1, instance=f"new-{instance}"), [container()])
-        assert (view.live, list(view.containers)) == (True, ["c"])
-
-
-def test_of_refused_attempts_of_the_last_release_the_last_one_stays(view: BackendView) -> None:
-    """CRI-O never tells that a refused container is gone; others of the pod, and one that may run, are left alone."""
-    refused = ContainerReport.model_validate(container(refused="because"))
-    running = refused.model_copy(update={"id": "r", "state": "running"})
-    other = refused.model_copy(update={"id": "o", "name": "other"})
-    new = ContainerReport.model_validate(container("n", state="of a newer release"))
-    for report in (running, other, new, *(refused.model_copy(update={"id": f"try-{n}"}) for n in range(100))):
-        view.take_former([report])
-    assert set(view.containers) == {"c", "r", "o", "n", "try-99"}
-    view.drop_former("r")
-    assert set(view.containers) == {"c", "o", "n", "try-99"}
-
-
 def view_of(clock: Clock | None = None, config: Config | None = None, **fields: Any) -> BackendView:
     """A view of a live backend with these fields in its lease."""
     made = BackendView(clock or Clock(), config or Config())
@@ -260,13 +212,3 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == []
-
-
-def test_reports_of_a_former_backend_are_bounded_like_those_of_the_present_one(view: BackendView) -> None:
-    """They arrive in many requests, each of which is small."""
-    some = [ContainerReport.model_validate(container(f"c{number}")) for number in range(10_000)]
-    view.take_former(some)
-    more = [ContainerReport.model_validate(container(f"d{number}")) for number in range(10_000)]
-    with pytest.raises(MalformedError, match="has 20001 containers, more than 20000"):
-        view.take_former(more)
-    assert len(view.containers) == 10_001

@@ -287,7 +287,7 @@ async def test_a_silent_backend_makes_it_unknown(node: Node, api: Api) -> None:
 async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
     """Two instances of a node would write in turn; the one whose backend enforces does."""
     node = Node(tmp_path, api)
-    node.frontend.backend.status = BackendStatus(instance="i", epoch="e", synchronized=True, active=False)
+    node.frontend.backend.status = BackendStatus(instance="i", synchronized=True, active=False)
     await node.frontend.prepare("a")
     await node.after(100)
     assert not api.writes

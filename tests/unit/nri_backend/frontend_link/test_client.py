@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's side of the state endpoint, against a stand-in for the frontend of this release and of the last."""
+"""The backend's side of the state endpoint, against a stand-in for the frontend."""
 
 import asyncio
 import contextlib
@@ -73,10 +73,9 @@ def complete(server: StateServer) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def connected(path: Path, *, former: bool = False) -> AsyncIterator[tuple[StateServer, Backend]]:
+async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
     """A frontend that a backend has told everything."""
     async with state_server(path) as server, running(Backend(path)) as backend:
-        server.former = former
         await server.until(lambda: complete(server))
         yield server, backend
 
@@ -203,55 +202,12 @@ async def test_records_wake_the_backend(path: Path) -> None:
         assert backend.records == 4
 
 
-async def test_no_news_from_an_older_frontend(path: Path) -> None:
-    """A frontend without news of records is no reason to stop reporting."""
-    async with connected(path, former=True) as (server, backend):
-        await server.until(lambda: ("GET", "/v1/records?after=0") in server.requests)
+async def test_a_frontend_without_news_of_records(path: Path) -> None:
+    """The state is reported all the same."""
+    async with state_server(path) as server, running(Backend(path)) as backend:
+        server.refuse["/v1/records"] = 404
+        await server.until(lambda: complete(server) and ("GET", "/v1/records?after=0") in server.requests)
         assert (backend.records, backend.client.heard) == (0, None)
-
-
-def puts(server: StateServer) -> list[str]:
-    return [target for method, target in server.requests if method == "PUT"]
-
-
-async def test_a_frontend_of_the_last_release_is_told_by_epochs(path: Path) -> None:
-    """It is known by its answer; then come an epoch that is not complete, every container, and the completion."""
-    async with connected(path, former=True) as (server, _):
-        assert puts(server) == ["/v1/backend", "/v1/backend", "/v1/containers", "/v1/backend"]
-        assert set(server.containers) == {"aa", "bb"}
-        assert len({lease["epoch"] for lease in server.leases[-2:]}) == 1
-        await server.until(lambda: len(server.leases) >= 4, seconds=2.0)  # its lease is over after three seconds
-        assert complete(server)
-
-
-async def test_each_change_is_an_epoch_for_the_last_release(path: Path) -> None:
-    """What is gone disappears there only with a new epoch."""
-    async with connected(path, former=True) as (server, backend):
-        epoch = server.epoch
-        backend.state.drop("aa")
-        await server.until(lambda: complete(server) and set(server.containers) == {"bb"})
-        assert server.epoch != epoch
-        server.forget("frontend-2")
-        await server.until(lambda: complete(server) and set(server.containers) == {"bb"})
-
-
-async def test_an_upgraded_frontend_is_told_by_state(path: Path) -> None:
-    """The release is found out anew with each connection."""
-    async with connected(path, former=True) as (server, _):
-        server.former = False
-        server.forget("frontend-2")
-        server.drop()
-        await server.until(lambda: complete(server) and server.held == ("b", 1))
-
-
-async def test_the_last_release_may_refuse(path: Path) -> None:
-    """A list that it does not take is tried again later, on another connection."""
-    async with connected(path, former=True) as (server, backend):
-        server.refuse["/v1/containers"] = 422
-        backend.create("cc")
-        await server.until(lambda: server.requests.count(("PUT", "/v1/containers")) >= 3)
-        server.refuse.clear()
-        await server.until(lambda: "cc" in server.containers and complete(server))
 
 
 async def test_a_frontend_that_never_answers_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

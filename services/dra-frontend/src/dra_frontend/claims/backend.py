@@ -73,26 +73,6 @@ def _id(document: Any) -> object:
     return document.get("id") if isinstance(document, dict) else None
 
 
-class FormerEpoch:
-    """How a backend of release 0.1.0 reports containers: in epochs. Kept for one release, for upgrades.
-
-    The first lease of an epoch empties the reports; then containers are reported one by one; a lease that says
-    ``complete`` ends the list.
-    """
-
-    def __init__(self) -> None:
-        self._epoch = ("", "")
-        self.known = True
-        """Whether the last lease had the epoch of the one before; if not, the backend sends every container again."""
-
-    def renew(self, status: BackendStatus) -> bool:
-        """Takes a lease. Returns whether the reports are complete now; with a new epoch they are to be emptied."""
-        epoch = (status.instance, status.epoch)
-        self.known, self._epoch = epoch == self._epoch, epoch
-        # "Complete" in the first lease of an epoch is about reports that another frontend got, or we before a restart.
-        return self.known and status.complete
-
-
 @dataclass(slots=True)
 class BackendView:
     """The latest lease, and the latest reports of this backend or of the one before it."""
@@ -109,7 +89,6 @@ class BackendView:
     """Whether the reports are this backend's present state, so that silence about a container means there is none."""
     unreadable: str = ""
     """Why a report could not be read."""
-    former: FormerEpoch = field(default_factory=FormerEpoch)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by another one, by :meth:`changed`."""
     _documents: dict[str, Any] = field(default_factory=dict)
@@ -121,12 +100,6 @@ class BackendView:
             self.generation = 0
         self.status = status
         self._renewed = self.clock()
-        if status.generation is None:
-            self._documents = {}
-            self.complete = self.former.renew(status)
-            if not self.former.known:
-                self.containers = {}
-            return
         if reports is not None:
             self._take(reports)
             self.generation = status.generation
@@ -153,28 +126,6 @@ class BackendView:
         if unreadable and unreadable != self.unreadable:
             _log.error("a report of the backend cannot be read", extra={"error": unreadable})
         self.containers, self._documents, self.unreadable = containers, documents, unreadable
-
-    def take_former(self, reports: Iterable[ContainerReport]) -> None:
-        """Takes reports of a backend of release 0.1.0.
-
-        Only the latest refused attempt to create a container is kept: CRI-O never removes any. Raises MalformedError
-        if there are too many containers, as read_state() does.
-        """
-        containers = dict(self.containers)
-        for report in reports:
-            if report.refused and report.state == "unknown":
-                attempt = (report.pod_uid, report.name)
-                for one in tuple(containers.values()):
-                    if one.refused and one.state == "unknown" and (one.pod_uid, one.name) == attempt:
-                        del containers[one.id]
-            containers[report.id] = report
-        if len(containers) > _MOST_REPORTS:
-            raise MalformedError("backend state", "", f"has {len(containers)} containers, more than {_MOST_REPORTS}")
-        self.containers = containers
-
-    def drop_former(self, container_id: str) -> None:
-        """Forgets a container that such a backend says is gone."""
-        self.containers = {key: report for key, report in self.containers.items() if key != container_id}
 
     def changed(self) -> None:
         """The lease or a report has changed: wakes everything that waits for the backend."""

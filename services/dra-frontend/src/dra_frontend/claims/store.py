@@ -150,7 +150,7 @@ class ClaimStore:
                 self._files, self._metadata, self._complaints, reports, certain, answered, self.journal_lost
             )
             status = backend.status
-            # A backend of 0.1.0, or one that cannot read our news, does not say how far it has read; it is believed.
+            # A backend that cannot read our news does not report how far it has read. Its reports count.
             heard = status.records if status is not None else None
             unheard = frozenset(key for key, at in self._released_at.items() if heard is not None and at > heard)
             restoring = certain and status is not None and status.active

@@ -6,16 +6,15 @@ server.py imports this module when somebody first asks for it: the libraries tak
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
-from numa_contract.errors import MalformedError
 from numa_contract.records import RECORD_VERSION
-from numa_contract.reports import REPORT_VERSION, ContainerReport, RecordsAnswer, StateAnswer
+from numa_contract.reports import REPORT_VERSION, RecordsAnswer, StateAnswer
 from numa_node.probes import Page
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.server import (
@@ -33,8 +32,6 @@ from dra_frontend.state_endpoint.views import (
     machine_view,
     memory_view,
 )
-
-_FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
 
 
 def _add_views(app: FastAPI, state: StateSource) -> None:
@@ -76,37 +73,6 @@ def _response(look: Callable[[], Page]) -> Response:
     return Response(found.body, found.status, dict(found.headers), found.kind)
 
 
-def _add_former_routes(app: FastAPI, state: StateSource, bodies: Bodies) -> None:
-    """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
-
-    A backend of release 0.1.0 reports by these. Kept for one release, for upgrades.
-    """
-
-    async def put(request: Request) -> Response:
-        named = request.path_params.get("id")
-        try:
-            body = await bodies.read(request.receive)
-            reports = _FORMER_LIST.validate_json(body) if named is None else [ContainerReport.model_validate_json(body)]
-        except ValidationError as error:
-            raise HTTPException(422, "a report cannot be read") from error
-        if named is not None and reports[0].id != named:
-            raise HTTPException(422, "the report is about another container than the path")
-        try:
-            state.backend.take_former(reports)
-        except MalformedError as error:
-            raise HTTPException(422, str(error)) from error
-        state.reported()
-        return Response(status_code=204)
-
-    async def delete(request: Request) -> Response:
-        state.backend.drop_former(request.path_params["id"])
-        state.reported()
-        return Response(status_code=204)
-
-    for path, method, endpoint in (("", "PUT", put), ("/{id}", "PUT", put), ("/{id}", "DELETE", delete)):
-        app.add_api_route(f"/v1/containers{path}", endpoint, methods=[method], include_in_schema=False)
-
-
 def state_app(state: StateSource, bodies: Bodies) -> FastAPI:
     """Returns the application of the unix socket."""
     app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
@@ -135,7 +101,6 @@ def state_app(state: StateSource, bodies: Bodies) -> FastAPI:
         assert isinstance(error, RequestRefusedError)  # noqa: S101  for the type checker: no other comes here
         return JSONResponse({"detail": str(error)}, error.status)
 
-    _add_former_routes(app, state, bodies)
     for path, look in {**pages(state), **page(state)}.items():
         show = _showing(partial(_response, look))
         app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)

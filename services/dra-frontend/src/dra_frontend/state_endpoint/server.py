@@ -44,7 +44,7 @@ class StateSource(Protocol):
     backend: BackendView
 
     def reported(self) -> None:
-        """Called after each lease and each report."""
+        """Called after each lease."""
 
     def unready(self) -> Sequence[str]:
         """Returns why the pod is not ready; nothing when it is."""
@@ -133,8 +133,7 @@ def take_state(state: StateSource, body: bytes) -> StateAnswer:
         raise RequestRefusedError(422, str(error)) from error
     state.backend.renew(status, reports)
     state.reported()
-    known, generation = state.backend.former.known, state.backend.generation
-    return StateAnswer(instance=state.instance, known=known, generation=generation)
+    return StateAnswer(instance=state.instance, generation=state.backend.generation)
 
 
 async def records_after(state: StateSource, after: int | None) -> RecordsAnswer:

@@ -160,5 +160,5 @@ def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
 def backend_view(backend: BackendView) -> dict[str, Any]:
     """Returns the backend's lease; its metrics are shown elsewhere."""
     status = backend.status
-    shown = None if status is None else status.model_dump(mode="json", exclude={"metrics", "epoch", "complete"})
+    shown = None if status is None else status.model_dump(mode="json", exclude={"metrics"})
     return {"live": backend.live, "problem": backend.problem, "age": backend.age, "status": shown}

@@ -9,7 +9,6 @@ The frontend may be away for any time: nothing in the backend waits for it, and 
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -17,7 +16,7 @@ from numa_contract.reports import RECORDS_WAIT_SECONDS, BackendStatus, RecordsAn
 from numa_node.backoff import Backoff
 from numa_node.ticks import until_tick
 
-from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, FrontendError, HttpConnection, connected
+from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, HttpConnection, connected
 from nri_backend.frontend_link.reports import Reports
 
 AT_ONCE: Final = 4
@@ -27,8 +26,6 @@ PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
 ABSENT_SECONDS: Final = 60.0
 """Time after which a frontend that has never answered is reported in the log: its socket may not be mounted."""
-FORMER_RENEW_SECONDS: Final = 1.0
-"""The lease of a frontend of 0.1.0 ends after three."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,37 +43,6 @@ class _Pace:
         self._at = now
         if self._left < 0:
             await asyncio.sleep(-self._left / A_SECOND)
-
-
-class _FormerFrontend:
-    """What was sent to a frontend of release 0.1.0 on one connection. Kept for one release, for upgrades.
-
-    Reports come in epochs. An epoch begins with a lease that says ``complete: false``, which makes the frontend forget
-    all containers; one request lists them; a lease that says ``complete: true`` ends the list. Each change begins a new
-    epoch.
-    """
-
-    def __init__(self, http: HttpConnection) -> None:
-        self._http = http
-        self._told = -1
-        self._epoch = ""
-
-    async def tell(self, status: BackendStatus, reports: Reports) -> None:
-        """Renews the lease, and first sends a new epoch if containers have changed. Raises as HttpConnection does."""
-        if (generation := reports.generation) != self._told:
-            self._epoch = os.urandom(8).hex()
-            await self._lease(status, complete=False)
-            code, _ = await self._http.request("PUT", "/v1/containers", reports.containers())
-            if not 200 <= code < 300:
-                raise FrontendError(f"PUT /v1/containers was answered with status {code}")
-            self._told = generation
-        # Before the runtime has sent its state, the list may be incomplete.
-        if not await self._lease(status, complete=generation > 0):
-            self._told = -1
-
-    async def _lease(self, status: BackendStatus, *, complete: bool) -> bool:
-        told = status.model_copy(update={"epoch": self._epoch, "complete": complete})
-        return (await self._http.ask(StateAnswer, "PUT", "/v1/backend", told.model_dump_json().encode())).known
 
 
 class FrontendClient:
@@ -150,24 +116,19 @@ class FrontendClient:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _report(self, http: HttpConnection, backoff: Backoff) -> None:
-        former = _FormerFrontend(http)
-        held: int | None = 0
+        held = 0
         while True:
             await self._pace.wait()
             self._news.clear()
             before, generation, wait = held, self._reports.refresh(), until_tick()
-            if before is None:
-                await former.tell(self._status(), self._reports)
-                wait = FORMER_RENEW_SECONDS
-            else:
-                body = self._reports.body(self._status(), before)
-                answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
-                held = answer.generation
-                if not self._connected:
-                    self._connected = True
-                    _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
-                if held is None or before == generation != held:
-                    wait = 0  # it has forgotten the containers, or wants them in another form
+            body = self._reports.body(self._status(), before)
+            answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
+            held = answer.generation
+            if not self._connected:
+                self._connected = True
+                _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
+            if before == generation != held:
+                wait = 0  # it has forgotten the containers
             backoff.reset()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):

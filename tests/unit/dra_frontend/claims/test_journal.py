@@ -104,19 +104,6 @@ def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
     assert Journal(path).read() == Entries(NAMES)
 
 
-def test_the_former_releases_journal_is_read(path: Path) -> None:
-    """An instance of the former release notes its releases as JSON, in the same place, as long as it lives."""
-    journal = Journal(path)
-    journal.write(Entries(NAMES))
-    path.write_text(json.dumps({"generation": 7, "releases": [list(A)]}))
-    assert (journal.read().present, journal.foreign) == ({B: NAMES[B]}, True)
-    journal.write(journal.read())
-    assert Journal(path).read().present == {B: NAMES[B]}
-    path.write_text(json.dumps({"generation": 8, "releases": []}))
-    fresh = Journal(path)
-    assert (fresh.read(), fresh.found) == (Entries(), True)
-
-
 def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
     """It is neither waited for nor followed, and replaced at the next write."""
     path.parent.mkdir()

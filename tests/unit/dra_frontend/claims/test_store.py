@@ -311,9 +311,8 @@ async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> Non
 
 
 async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
-    """Temporary files of writes that never ended do not lie around for ever, nor those of the former release."""
-    leftovers = [node.root / f".claims.journal.{suffix}" for suffix in ("12345678", "0123")]
-    leftovers.append(node.path / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp")
+    """Temporary files of writes that never ended do not lie around for ever."""
+    leftovers = (node.root / ".claims.journal.12345678", node.path / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp")
     node.path.mkdir()
     for leftover in leftovers:
         leftover.write_text("{")

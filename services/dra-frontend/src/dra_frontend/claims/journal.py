@@ -90,11 +90,6 @@ class Journal:
                 self.found, self.problem = True, ""
                 return
         self.problem = f"{self._path} is not a journal of this release"
-        released = _former_releases(descriptor)
-        if released is not None:
-            self.found = True
-            present = {key: name for key, name in self._entries.present.items() if key not in released}
-            self._entries = Entries(present, self._entries.releasing)
 
     def write(self, entries: Entries) -> None:
         """Makes the journal say this, as soon as the disk allows it. Raises nothing."""
@@ -140,18 +135,9 @@ class Journal:
         return descriptor
 
     def clear_leftovers(self) -> None:
-        """Removes temporary files of an instance that died while it made the journal, also of former releases."""
+        """Removes temporary files of an instance that died while it made the journal."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
-
-
-def _former_releases(descriptor: int) -> frozenset[ClaimKey] | None:
-    """Returns what an instance of the former release has noted in the same place: its releases, as JSON."""
-    try:
-        document = parse_json(os.pread(descriptor, 2 * SLOT_BYTES, 0), 2 * SLOT_BYTES, "journal", "of a former release")
-        return frozenset((str(driver), str(uid)) for driver, uid in document["releases"])
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def _dump(entries: Entries) -> bytes:

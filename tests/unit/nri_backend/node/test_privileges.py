@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nri_backend.node.cgroups import EXCLUSIVE, PARTITION, CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import EXCLUSIVE, PARTITION, CgroupTree
 from nri_backend.node.host import read_host
 from nri_backend.node.privileges import (
     CAP_SYS_ADMIN,
@@ -200,28 +200,20 @@ def test_a_kernel_that_does_not_answer_is_logged(
 @pytest.mark.parametrize(
     ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
 )
-@pytest.mark.parametrize("name", ["dra-driver-numa-probe", "dra-driver-numa-probe-01234567"])
-def test_cgroups_of_a_killed_probe_are_removed_at_each_start(
-    tmp_path: Path, permitted: str, partitions: bool, name: str
-) -> None:
-    """Without the capability, and in pool mode too: those of earlier releases reserve every CPU of the machine."""
+def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
+    """Without the capability, and in pool mode too."""
     tree = ProbedTree(tmp_path / "cgroup")
-    tree.make(f"{name}/partition")
-    for path in (name, f"{name}/partition"):
-        tree.set(path, EXCLUSIVE, "0-7")
-    with pytest.raises(CgroupRefusedError):
-        tree.write("kubepods", EXCLUSIVE, "2-3")
+    tree.make("dra-driver-numa-probe-01234567/partition")
     read_privileges(tree, host(tmp_path, permitted), partitions=partitions)
     assert tree.children("") == ["kubepods"]
-    tree.write("kubepods", EXCLUSIVE, "2-3")
 
 
 def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A process may have been moved there. The start goes on."""
-    (tmp_path / "dra-driver-numa-probe/partition/file").mkdir(parents=True)
+    (tmp_path / "dra-driver-numa-probe-01234567/partition/file").mkdir(parents=True)
     read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
     (record,) = (record for record in caplog.records if "rmdir" in record.message)
-    assert record.__dict__["cgroup"] == f"{tmp_path}/dra-driver-numa-probe"
+    assert record.__dict__["cgroup"] == f"{tmp_path}/dra-driver-numa-probe-01234567"
 
 
 _DENIED = """

@@ -34,7 +34,7 @@ _VERSION_3: Final = 0x20080522
 _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
-"""Beginning of the names of the probe's cgroups. Earlier releases used it as the whole name."""
+"""Beginning of the names of the probe's cgroups."""
 _PROBE_ATTEMPTS: Final = 3
 # perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
 _NOT_PERMITTED: Final = "not permitted"
@@ -261,10 +261,7 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
 
 
 def remove_leftovers(tree: CgroupTree) -> None:
-    """Removes the cgroups of probes that were killed before they could do so.
-
-    Those of earlier releases reserve every CPU of the machine, so that the kernel grants no other cgroup a partition.
-    """
+    """Removes the cgroups of probes that were killed before they could do so."""
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
     except CgroupRefusedError as error:
@@ -278,5 +275,5 @@ def remove_leftovers(tree: CgroupTree) -> None:
         except FileNotFoundError:
             continue  # of another instance, which has removed it
         except (OSError, CgroupRefusedError) as error:
-            text = "a cgroup of an earlier start cannot be removed, so partitions may fail; remove it with rmdir"
+            text = "a cgroup of an earlier start cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

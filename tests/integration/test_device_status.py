@@ -104,7 +104,7 @@ async def test_entries_of_other_drivers_are_not_ours_to_write(tmp_path: Path) ->
 
 
 async def test_without_the_right_to_the_status_nothing_is_written(tmp_path: Path) -> None:
-    """Older charts did not give it."""
+    """A role that is narrower than the chart's may lack it."""
     async with cluster(tmp_path, "1.34", rules=[]) as (server, client):
         with pytest.raises(ForbiddenError, match=re.escape('resources: ["resourceclaims/status"]')):
             await apply(server, client, CPU)

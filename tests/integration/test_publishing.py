@@ -159,7 +159,7 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
     assert {one.verb for one in rig.server.served[asked:]} <= {"list", "watch"}
 
 
-async def test_slices_of_an_earlier_release_are_taken_over(rig: Rig) -> None:
+async def test_slices_of_another_writer_are_taken_over(rig: Rig) -> None:
     """Found under generated names, they go when ours are all there: of a single slice consumers see no gap at all."""
     for pool, documents in POOLS.items():
         for index, one in enumerate(documents):

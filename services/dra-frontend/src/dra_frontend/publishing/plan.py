@@ -3,8 +3,8 @@
 
 Slices have deterministic names. Each is equal, replaced or created; others of the pool are deleted. While one object
 changes, the pool is whole before and after it. If more do, the generation is raised: consumers see the new slices once
-all of them are there, and never a mixture; so what is superseded (slices of an earlier release, under generated names)
-is deleted last.
+all of them are there, and never a mixture; so what is superseded (such as slices that another writer made under
+generated names) is deleted last.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -16,13 +16,13 @@ from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.containers.answers import crowded
 from nri_backend.containers.container import Identity, Tracked, problem_of
 from nri_backend.containers.state import NodeState
+from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
+from nri_backend.host_isolation.isolation import HostIsolation
+from nri_backend.host_isolation.originals import OriginalsFile
+from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.privileges import PartitionRight, capability_problem
 from nri_backend.nri.model import Pod
-from nri_backend.quiet.keeper import Keeper, Kind, Wanted
-from nri_backend.quiet.moves import Cpus
-from nri_backend.quiet.quiet import Quiet
-from nri_backend.quiet.things import StoreFile
 from nri_backend.settings import load_settings
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -112,20 +112,20 @@ def test_the_remedy_for_a_missing_cdi_directory(tmp_path: Path) -> None:
 
 
 class Unwritable:
-    """Things whose directory is mounted read-only."""
+    """Movables whose directory is mounted read-only."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def present(self, _taken: Cpus, _moved: Collection[str]) -> dict[str, Cpus | None]:
+    def affinities(self, _cpus_to_vacate: Cpus, _moved: Collection[str]) -> dict[str, Cpus | None]:
         """Raises OSError as the kernel would."""
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
 
-    def write(self, _name: str, _cpus: Cpus) -> bool:
+    def set_affinity(self, _name: str, _cpus: Cpus) -> bool:
         """Moves nothing."""
         return False
 
-    def staying(self, _names: Collection[str], _taken: Cpus) -> int:
+    def count_on(self, _names: Collection[str], _cpus: Cpus) -> int:
         """Counts nothing."""
         return 0
 
@@ -141,15 +141,15 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
     noun: str, path: str, remedy: str, tmp_path: Path
 ) -> None:
     """Interrupts and host daemons are moved through different mounts."""
-    kind = Kind(Unwritable(path), StoreFile(str(tmp_path / "store")), noun, 60.0, elsewhere=True)
-    keeper = Keeper(kind, lambda: Wanted(frozenset({2}), frozenset(range(8))))
-    keeper.wake()
-    running = asyncio.create_task(keeper.run_forever())
-    await eventually(lambda: keeper.problems)
+    movables = AffinityClass(Unwritable(path), OriginalsFile(str(tmp_path / "store")), noun, 60.0, may_relocate=True)
+    evictor = Evictor(movables, lambda: DesiredIsolation(frozenset({2}), frozenset(range(8))))
+    evictor.wake()
+    running = asyncio.create_task(evictor.run_forever())
+    await eventually(lambda: evictor.problems)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    (text,) = keeper.problems
+    (text,) = evictor.problems
     assert path in text
     assert remedy in cause_of(text).remedy
 
@@ -160,10 +160,10 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
 ) -> None:
     """The configuration asks for moved interrupts, and otherwise only the log of the start would contain it."""
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
-    quiet = Quiet(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
-    assert bool(quiet.problems) is reported
+    isolation = HostIsolation(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
+    assert bool(isolation.problems) is reported
     files = ("/no/such/root/proc/irq", "/no/such/root/sys/devices/virtual/workqueue/cpumask")
-    for text, path in zip(quiet.problems, files, strict=reported):
+    for text, path in zip(isolation.problems, files, strict=reported):
         assert f"{path} cannot be written" in text
         assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(text).remedy
 

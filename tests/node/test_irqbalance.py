@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nri_backend.quiet.irqbalance import Irqbalance, NoBalancerError
+from nri_backend.host_isolation.irqbalance import Irqbalance, IrqbalanceNotRunningError
 
 from tests.node.conftest import IRQBALANCE
 from tests.node.rig.cluster import Cluster
@@ -22,7 +22,7 @@ OWN = frozenset({1})
 
 def banned() -> frozenset[int]:
     """The CPUs that it leaves out, by its own word; none before it answers."""
-    with contextlib.suppress(NoBalancerError):
+    with contextlib.suppress(IrqbalanceNotRunningError):
         if (allowed := Irqbalance("/", "/").allowed()) is not None:
             return CPUS - allowed
     return frozenset()

@@ -38,7 +38,7 @@ MESSAGES = {
     "backend mount nri": r"/var/run/nri/nri\.sock",
     "backend mount cgroup": r"/sys/fs/cgroup is mounted read-only.*volume cgroup of the chart",
     "backend mount irq": r"interrupts are not moved off claimed CPUs: /host/proc/irq cannot be written",
-    "backend mount workqueue": r"work of the kernel stays on claimed CPUs: /host/sys/devices/virtual/workqueue/",
+    "backend mount workqueue": r"unbound kernel workers stay on claimed CPUs: /host/sys/devices/virtual/workqueue/",
     "backend mount irqbalance": r"run/irqbalance is not mounted",
 }
 """What the message must contain, by the right that is missing.

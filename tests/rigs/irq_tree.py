@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory tree that behaves like /proc/irq and the workqueues of sysfs, as far as sets of CPUs go."""
+"""A directory tree with the CPU affinity files of /proc/irq and of the workqueues in sysfs."""
 
 from pathlib import Path
 
-from nri_backend.quiet.interrupts import DEFAULT, WORKQUEUES, Interrupts
-from nri_backend.quiet.irqbalance import Irqbalance
-from nri_backend.quiet.masks import format_mask, parse_mask
+from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY, WORKQUEUES, Interrupts
+from nri_backend.host_isolation.irqbalance import Irqbalance
+from nri_backend.host_isolation.masks import format_mask, parse_mask
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 
 class IrqTree(Interrupts):
-    """Plain files; interrupts that are managed, and those that would be left without a CPU, refuse to be written."""
+    """Regular files. Writes to managed interrupts fail, and so do affinities without an online CPU."""
 
     def __init__(self, root: Path, cpus: str = "0-7") -> None:
         super().__init__(str(root), Irqbalance(str(root), str(root)))
@@ -18,7 +18,7 @@ class IrqTree(Interrupts):
         self.managed: set[str] = set()
         self.online = parse_cpu_list(cpus)
         self.written: list[str] = []
-        """Names, in the order of the writes, refused ones among them."""
+        """Names of the movables in the order of the writes, failed writes included."""
         (root / "proc/irq").mkdir(parents=True)
         (root / "sys/devices/virtual/workqueue").mkdir(parents=True)
         every = format_mask(parse_cpu_list(cpus)) + "\n"
@@ -28,7 +28,7 @@ class IrqTree(Interrupts):
         (root / "sys/devices/virtual/workqueue/cpumask").write_text(every)
 
     def add(self, number: int, cpus: str, handler: str = "eth0", *, managed: bool = False) -> None:
-        """An interrupt; of its CPUs it uses the first one."""
+        """Adds an interrupt. It is delivered to the first CPU of its affinity."""
         directory = self.root / f"proc/irq/{number}"
         directory.mkdir()
         if handler:
@@ -38,30 +38,30 @@ class IrqTree(Interrupts):
         self.set(str(number), cpus)
 
     def set(self, name: str, cpus: str) -> None:
-        """Somebody writes an affinity."""
+        """Writes an affinity as another program would."""
         directory = self.root / "proc/irq" / name
         (directory / "smp_affinity_list").write_text(f"{cpus}\n")
         (directory / "effective_affinity_list").write_text(f"{min(parse_cpu_list(cpus))}\n")
 
     def next_instance(self) -> None:
-        """Whoever looks now has not told irqbalance anything."""
-        self._balancer = Irqbalance(str(self.root), str(self.root))
+        """Forgets what was requested of irqbalance, as a new process does."""
+        self._irqbalance = Irqbalance(str(self.root), str(self.root))
 
-    def says(self) -> dict[str, str]:
-        """What everything says, by name, as lists."""
+    def all_affinities(self) -> dict[str, str]:
+        """Returns all affinities by name, as CPU lists."""
         irqs = self.root / "proc/irq"
         workqueues = self.root / "sys/devices/virtual/workqueue"
-        masks = {DEFAULT: irqs / "default_smp_affinity", WORKQUEUES: workqueues / "cpumask"}
+        masks = {DEFAULT_AFFINITY: irqs / "default_smp_affinity", WORKQUEUES: workqueues / "cpumask"}
         found = {name: format_cpu_list(parse_mask(path.read_text())) for name, path in masks.items()}
         lists = {path.parent.name: path.read_text().strip() for path in irqs.glob("*/smp_affinity_list")}
         return found | lists
 
-    def write(self, name: str, cpus: frozenset[int]) -> bool:
-        """Writes as the kernel would let us."""
+    def set_affinity(self, name: str, cpus: frozenset[int]) -> bool:
+        """Writes an affinity, or returns False where the kernel would reject it."""
         self.written.append(name)
-        # Without a CPU that is online, EINVAL (write_irq_affinity in kernel/irq/proc.c).
+        # EINVAL without an online CPU (write_irq_affinity in kernel/irq/proc.c).
         offline = name.isdecimal() and not cpus & self.online
-        if name in self.managed or offline or not super().write(name, cpus):
+        if name in self.managed or offline or not super().set_affinity(name, cpus):
             return False
         if name.isdecimal():
             self.set(name, format_cpu_list(cpus))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for irqbalance: its socket, and what it does with what it is told (sock_handle in irqbalance.c)."""
+"""A stand-in for irqbalance with its socket and the requests that the backend sends (sock_handle in irqbalance.c)."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from nri_backend.quiet.masks import format_mask
+from nri_backend.host_isolation.masks import format_mask
 from numa_contract.cpuset import parse_cpu_list
 
 
 class IrqbalanceStandIn:
-    """Bans CPUs: those of its environment, or those that it was told, from its next round on."""
+    """Bans the CPUs of its environment, or those of the last request from the next round on."""
 
     def __init__(self, root: Path, environment: str, pid: int) -> None:
         self.banned = self._own = parse_cpu_list(environment)
         self.requests: list[str] = []
         self.busy = False
-        """It takes connections and answers none of them."""
+        """Whether it accepts connections without replying."""
         self._next = self._own
         directory = root / "run/irqbalance"
         directory.mkdir(parents=True, exist_ok=True)
@@ -30,11 +30,11 @@ class IrqbalanceStandIn:
         self._listener.listen()
 
     def round(self) -> None:
-        """What it does every ten seconds."""
+        """Applies the last request, as irqbalance does every ten seconds."""
         self.banned = self._next
 
     def serve(self) -> None:
-        """Answers until it is closed; one request for each connection."""
+        """Handles one request for each connection until it is closed."""
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -50,20 +50,20 @@ class IrqbalanceStandIn:
         request = data.decode()
         self.requests.append(request)
         if request.startswith("settings cpus "):
-            told = request.removeprefix("settings cpus ")
-            self._next = self._own if told.startswith("NULL") else parse_cpu_list(told)
+            banned = request.removeprefix("settings cpus ")
+            self._next = self._own if banned.startswith("NULL") else parse_cpu_list(banned)
         elif request.startswith("setup"):
             connection.send(f"SLEEP 10 BANNED {format_mask(self.banned)}".encode())
 
     def close(self) -> None:
-        """Ends it; its socket's name stays."""
+        """Stops listening. The socket file stays, as after a crash."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 @contextlib.contextmanager
 def irqbalance(root: Path, environment: str = "", pid: int = 1) -> Iterator[IrqbalanceStandIn]:
-    """One that runs, in a thread."""
+    """Runs a stand-in in a thread."""
     stand_in = IrqbalanceStandIn(root, environment, pid)
     thread = threading.Thread(target=stand_in.serve)
     thread.start()

@@ -36,6 +36,7 @@ from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.partitions import lost_before, lost_text
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
+from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.host import HostError, read_host
@@ -46,7 +47,6 @@ from nri_backend.node.worker import MAX_STUCK
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
-from nri_backend.quiet.quiet import Quiet
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
@@ -90,7 +90,7 @@ class Backend:
         )
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
-        self._quiet = Quiet(state, lambda: enforcer.active, deps.tree, settings)
+        self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
         # It tells who is woken by changes.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):

@@ -16,13 +16,13 @@ KERNEL = {
     "No space left",
 }
 NOUNS = ("interrupts", "host daemons")
-"""The two nouns that the sentences of quiet/keeper.py are about."""
+"""The two nouns that the sentences of host_isolation/evictor.py are about."""
 
 
 def test_every_phrase_is_one_that_the_backend_or_the_kernel_uses() -> None:
     """A text that is changed in the backend changes the table, too."""
     source = "\n".join(path.read_text() for path in BACKEND.rglob("*.py"))
-    texts = [source, *(source.replace("{kind.noun}", noun) for noun in NOUNS)]
+    texts = [source, *(source.replace("{one.noun}", noun) for noun in NOUNS)]
     phrases = [phrase for cause in CAUSES for phrase in cause.phrases if phrase not in KERNEL]
     assert [phrase for phrase in phrases if not any(phrase in text for text in texts)] == []
 

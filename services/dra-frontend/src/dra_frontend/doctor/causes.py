@@ -66,7 +66,7 @@ CAUSES: Final = (
         "mount the node's cdiDir into the container backend (the chart's volume cdi), or correct cdiDir",
     ),
     Cause(
-        ("interrupts are not moved", "work of the kernel stays"),
+        ("interrupts are not moved", "unbound kernel workers stay"),
         "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
         "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
         "or set irqs: leave",

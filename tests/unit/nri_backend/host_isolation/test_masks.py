@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.quiet.masks import format_mask, parse_mask
+from nri_backend.host_isolation.masks import format_mask, parse_mask
 from numa_contract.cpuset import HIGHEST_CPU
 from numa_contract.errors import MalformedError
 
@@ -11,21 +11,21 @@ from numa_contract.errors import MalformedError
     ("text", "cpus"),
     [("ff", set(range(8))), ("00000001,00000000\n", {32}), ("0", set()), ("8,00000003", {0, 1, 35})],
 )
-def test_masks_of_the_kernel(text: str, cpus: set[int]) -> None:
-    """Groups of 32 bits, the highest first; the first one may be shorter."""
+def test_masks_of_the_kernel_are_parsed(text: str, cpus: set[int]) -> None:
+    """Groups of 32 bits, most significant first; the first group may have fewer digits."""
     assert parse_mask(text) == cpus
 
 
 @given(st.frozensets(st.integers(0, HIGHEST_CPU), max_size=40))
-def test_what_is_written_is_read(cpus: frozenset[int]) -> None:
-    """Each group but the first has eight digits, as the kernel wants it (bitmap_parse)."""
+def test_a_formatted_mask_parses_to_the_same_cpus(cpus: frozenset[int]) -> None:
+    """Each group has eight digits, as the kernel requires of all but the first (bitmap_parse)."""
     text = format_mask(cpus)
     assert parse_mask(text) == cpus
     assert all(len(group) == 8 for group in text.split(","))
 
 
 @pytest.mark.parametrize("text", ["", "0-3", "ff,f", "fffffffff", "f" * 8 + ",00000000" * 300])
-def test_other_texts_are_refused(text: str) -> None:
-    """Whatever another program answers, it is not expanded."""
+def test_other_texts_are_rejected(text: str) -> None:
+    """The text may come from another program, so its length is limited, too."""
     with pytest.raises(MalformedError, match="CPU mask"):
         parse_mask(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs are left by what, as the state tells it."""
+"""Which CPUs interrupts must vacate, computed from the state of the node."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,9 @@ from pathlib import Path
 from nri_backend.containers.container import tracked_as
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
+from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY
+from nri_backend.host_isolation.isolation import HostIsolation, cpus_without_interrupts
 from nri_backend.limits.difference import Host
-from nri_backend.quiet.interrupts import DEFAULT
-from nri_backend.quiet.quiet import Quiet, vacated
 from nri_backend.settings import Settings, load_settings
 from numa_contract.cpuset import parse_cpu_list
 
@@ -26,7 +26,7 @@ NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
 
 
 def node() -> NodeState:
-    """Both claims are prepared."""
+    """The state of a node on which both claims are prepared."""
     state = NodeState(config("0"))
     state.set_host(Host(parse_cpu_list("0-7"), ()))
     state.set_claim_files(files_of(ONE, NIC))
@@ -34,23 +34,23 @@ def node() -> NodeState:
 
 
 def put(state: NodeState, phase: Phase) -> None:
-    """Both claims' containers, in this phase."""
+    """Stores a container of each claim in this phase."""
     for id_, record, uid in (("a", ONE, "p1"), ("b", NIC, "p2")):
         tracked = state.assessed(tracked_as(pod(uid), container(id_, *env_of(record), of=uid)))
         state.put(replace(tracked, phase=phase))
 
 
 def settings(root: Path) -> Settings:
-    """Of a node below this directory."""
+    """Settings with all directories below this root."""
     arguments = [f"--host-root={root}", f"--kernel-root={root}", f"--run-dir={root}"]
     (root / "backend").mkdir()
     return load_settings(arguments, {"POD_UID": "u", "NODE_NAME": "n"})
 
 
-def test_interrupts_leave_while_a_container_runs() -> None:
-    """From its start until its last process has gone, but for requests that want to keep them."""
+def test_interrupts_vacate_the_cpus_of_running_containers() -> None:
+    """From the container's start until its last process has ended, except for claims with ``irqs: keep``."""
     state = node()
-    assert vacated(state) == frozenset()
+    assert cpus_without_interrupts(state) == frozenset()
     for phase, cpus in (
         (Phase.CREATED, set[int]()),
         (Phase.RUNNING, {2, 3}),
@@ -58,37 +58,37 @@ def test_interrupts_leave_while_a_container_runs() -> None:
         (Phase.STOPPED, set[int]()),
     ):
         put(state, phase)
-        assert vacated(state) == cpus
+        assert cpus_without_interrupts(state) == cpus
     put(state, Phase.RUNNING)
     state.set_host(Host(parse_cpu_list("0-2,4-7"), ()))
-    assert vacated(state) == {2}
+    assert cpus_without_interrupts(state) == {2}
 
 
-async def test_nothing_happens_before_the_runtime_has_told_its_containers(tmp_path: Path) -> None:
-    """A standby, or one that has just started, cannot know which claims are in use."""
+async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_containers(tmp_path: Path) -> None:
     tree, state = IrqTree(tmp_path), node()
     tree.add(24, "0-7")
     active: list[bool] = []
-    quiet = Quiet(state, lambda: bool(active), KernelTree(tmp_path / "cgroup"), settings(tmp_path))
-    task = asyncio.create_task(quiet.run_forever())
+    isolation = HostIsolation(state, lambda: bool(active), KernelTree(tmp_path / "cgroup"), settings(tmp_path))
+    task = asyncio.create_task(isolation.run_forever())
     put(state, Phase.RUNNING)
     for _ in range(2):
-        quiet.wake()
+        isolation.wake()
         await asyncio.sleep(0.05)
-        assert tree.says()[DEFAULT] == "0-7"
+        assert tree.all_affinities()[DEFAULT_AFFINITY] == "0-7"
         active.append(True)
     state.replace_containers(tuple(state))
-    quiet.wake()
-    await eventually(lambda: quiet.gauges() == {"interrupts_moved": 1, "interrupts_staying": 0})
-    assert tree.says()["24"] == tree.says()[DEFAULT] == "0-1,4-7"
+    isolation.wake()
+    await eventually(lambda: isolation.gauges() == {"interrupts_moved": 1, "interrupts_staying": 0})
+    assert tree.all_affinities()["24"] == tree.all_affinities()[DEFAULT_AFFINITY] == "0-1,4-7"
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
-async def test_without_a_root_nothing_is_moved(tmp_path: Path) -> None:
-    """Whoever starts the program by hand keeps his interrupts."""
+async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> None:
+    """The default of --kernel-root: a backend that is started by hand leaves interrupts alone."""
     state = node()
     state.replace_containers(())
-    quiet = Quiet(state, lambda: True, KernelTree(tmp_path / "cgroup"), replace(settings(tmp_path), kernel_root=""))
-    assert quiet._interrupts_wanted() is None
+    tree = KernelTree(tmp_path / "cgroup")
+    isolation = HostIsolation(state, lambda: True, tree, replace(settings(tmp_path), kernel_root=""))
+    assert isolation._desired_for_interrupts() is None

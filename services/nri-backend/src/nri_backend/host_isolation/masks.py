@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of CPUs as the kernel's hexadecimal masks: groups of 32 bits, the highest first, with commas between them."""
+"""Parses and formats the kernel's hexadecimal CPU masks: comma-separated 32-bit groups, most significant first."""
 
 import re
 from collections.abc import Collection
@@ -10,20 +10,20 @@ from numa_contract.errors import MalformedError
 
 _GROUP_BITS: Final = 32
 _MASK: Final = re.compile(r"[0-9a-f]{1,8}(,[0-9a-f]{8})*", re.ASCII)
-_LONGEST: Final = HIGHEST_CPU // 4 + HIGHEST_CPU // _GROUP_BITS + 2
+_MAX_LENGTH: Final = HIGHEST_CPU // 4 + HIGHEST_CPU // _GROUP_BITS + 2
 
 
 def parse_mask(text: str) -> frozenset[int]:
-    """Reads a mask such as ``ff,00000001``; MalformedError for anything else."""
+    """Parses a mask such as ``ff,00000001``. Raises MalformedError if the text is not a mask."""
     text = text.strip()
-    if len(text) > _LONGEST or not _MASK.fullmatch(text):
-        raise MalformedError("CPU mask", text, "is not a mask as the kernel writes it")
+    if len(text) > _MAX_LENGTH or not _MASK.fullmatch(text):
+        raise MalformedError("CPU mask", text, "is not a CPU mask in the kernel's format")
     bits = int(text.replace(",", ""), 16)
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
 
 
 def format_mask(cpus: Collection[int]) -> str:
-    """Writes a mask; ``0`` for no CPU."""
+    """Formats a mask in full groups of eight digits; an empty set becomes ``00000000``."""
     bits = sum(1 << cpu for cpu in cpus)
     groups = range(max(cpus, default=0) // _GROUP_BITS, -1, -1)
     return ",".join(f"{bits >> group * _GROUP_BITS & 0xFFFFFFFF:08x}" for group in groups)

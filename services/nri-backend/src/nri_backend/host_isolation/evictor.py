@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evicts one class of movables from claimed CPUs while there are claims, and restores their affinities afterwards.
+
+Interrupts (with workqueues and irqbalance) are one class, the slices of host daemons another. Each class has an
+`Evictor`, an asyncio task that runs a pass of `evict()` in a thread. A pass
+
+1. reads the current affinities,
+2. plans the new ones (plan.py),
+3. writes the originals of all movables that it is about to change to a file (originals.py),
+4. writes the new affinities,
+5. removes from the file the originals that were restored, and reverts the entries of movables whose write failed.
+
+Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
+can restore every original. If step 3 fails, nothing is moved.
+
+A pass runs when the CPUs to vacate or the online CPUs change. While something is moved it also runs periodically,
+because other programs write the same files: irqbalance those of interrupts, a ``systemctl daemon-reload`` those of
+slices. A movable whose write the kernel rejected is unmovable and is not written again before the next such change.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NoReturn, Protocol
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import cut_answer
+
+from nri_backend.host_isolation.originals import OriginalsFile
+from nri_backend.host_isolation.plan import Cpus, plan_eviction, revert_failed
+
+DEBOUNCE_SECONDS: Final = 0.2
+"""Delay before each pass, so that hooks run first and a burst of new pods causes only one pass."""
+CONTESTED_PASSES: Final = 3
+"""Number of consecutive passes with contested movables after which a problem is reported."""
+_log = logging.getLogger(__name__)
+
+
+class Movables(Protocol):
+    """The movables of one class, by name. The methods block."""
+
+    def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
+        """Returns the affinities of the ``moved`` movables and at least of all others that use CPUs to vacate.
+
+        None stands for a movable that exists but whose affinity cannot be read now.
+        """
+
+    def set_affinity(self, name: str, cpus: Cpus) -> bool:
+        """Writes an affinity. Returns False if the kernel rejects it for this movable.
+
+        Raises OSError for a failure that does not depend on the movable.
+        """
+
+    def count_on(self, names: Collection[str], cpus: Cpus) -> int:
+        """Returns how many of these movables really run on the CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredIsolation:
+    """The desired state of an affinity class."""
+
+    cpus_to_vacate: Cpus
+    """CPUs that all movables must leave. If empty, original affinities are restored."""
+    online: Cpus
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionResult:
+    """The state after one pass."""
+
+    moved: frozenset[str] = frozenset()
+    """Movables whose affinity differs from the original."""
+    unmovable: frozenset[str] = frozenset()
+    """Movables whose new affinity the kernel rejected."""
+    remaining: int = 0
+    """Number of movables that still run on CPUs to vacate."""
+    contested: int = 0
+    """Number of movables that another program had moved back since the last pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityClass:
+    """A class of movables, and how they are treated and reported."""
+
+    movables: Movables
+    originals: OriginalsFile
+    noun: str
+    """Plural noun for log lines and problems."""
+    interval_seconds: float
+    """Seconds between two passes while something is moved."""
+    may_relocate: bool
+    """Whether a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
+    contested_remedy: str = ""
+    """Remedy to report if another program keeps moving them back. If empty, that is not reported as a problem."""
+    remaining_remedy: str = ""
+    """Reason and remedy to report if some stay on claimed CPUs. If empty, that is not reported as a problem."""
+
+
+def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: frozenset[str]) -> EvictionResult:
+    """Runs one pass. Blocks.
+
+    Raises OSError or ValueError if a step fails. If the originals cannot be stored, nothing is moved.
+    """
+    originals = affinity_class.originals.load()
+    cpus_to_vacate = desired.cpus_to_vacate
+    if not cpus_to_vacate and not originals:
+        return EvictionResult()
+    unmovable = unmovable if cpus_to_vacate else frozenset()
+    current = affinity_class.movables.affinities(cpus_to_vacate, originals.keys())
+    movable = {name: cpus for name, cpus in current.items() if cpus is not None and name not in unmovable}
+    # Movables that this pass skips keep their stored original, so that a later pass can restore it.
+    skipped = {name: stored for name, stored in originals.items() if name in current and name not in movable}
+    plan = plan_eviction(movable, originals, cpus_to_vacate, desired.online, may_relocate=affinity_class.may_relocate)
+    before_writes = {**skipped, **plan.before_writes} if plan.writes else originals
+    if plan.writes:
+        affinity_class.originals.save(before_writes)
+    failed = {name for name, cpus in plan.writes.items() if not affinity_class.movables.set_affinity(name, cpus)}
+    after_writes = {**skipped, **revert_failed(plan.after_writes, originals, failed)}
+    if after_writes != before_writes:
+        affinity_class.originals.save(after_writes)
+    unmovable = (unmovable | failed) & current.keys() if cpus_to_vacate else frozenset()
+    planned = {**movable, **plan.writes}
+    overlapping = unmovable | {name for name, cpus in planned.items() if not cpus.isdisjoint(cpus_to_vacate)}
+    remaining = affinity_class.movables.count_on(overlapping, cpus_to_vacate)
+    return EvictionResult(frozenset(after_writes), unmovable, remaining, len(plan.contested))
+
+
+class Evictor:
+    """The task of one affinity class. While there are no claims and no originals, it does no I/O."""
+
+    def __init__(self, affinity_class: AffinityClass, desired: Callable[[], DesiredIsolation | None]) -> None:
+        """``desired`` is called on the event loop. It returns None while this instance must not act."""
+        self.result = EvictionResult()
+        self._class = affinity_class
+        self._desired = desired
+        self._changed = asyncio.Event()
+        self._applied: DesiredIsolation | None = None
+        """Desired state of the last pass, successful or not."""
+        self._next_pass: float | None = None
+        """Loop time of the next periodic pass, or None if none is needed."""
+        self._contested_passes = 0
+        self._error = ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Problems that an operator should look at, one sentence each."""
+        one = self._class
+        found = {
+            f"{one.noun} are not moved off claimed CPUs: {self._error}": self._error,
+            f"another process moves {one.noun} back to claimed CPUs: {one.contested_remedy}": one.contested_remedy
+            and self._contested_passes >= CONTESTED_PASSES,
+            f"{one.noun} stay on claimed CPUs: {one.remaining_remedy}": one.remaining_remedy and self.result.remaining,
+        }
+        return tuple(text for text, present in found.items() if present)
+
+    def wake(self) -> None:
+        """Requests a check of the desired state."""
+        self._changed.set()
+
+    async def run_forever(self) -> NoReturn:
+        """Runs a pass when the desired state changes, and periodically while something is moved."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._next_pass):
+                    await self._changed.wait()
+            await asyncio.sleep(DEBOUNCE_SECONDS)
+            self._changed.clear()
+            desired = self._desired()
+            due = self._next_pass is not None and asyncio.get_running_loop().time() >= self._next_pass
+            if desired is not None and (due or desired != self._applied):
+                await self._run_pass(desired)
+
+    async def _run_pass(self, desired: DesiredIsolation) -> None:
+        loop = asyncio.get_running_loop()
+        # After a change every movable is tried again: the kernel may have rejected the previous CPUs only because
+        # none of them was online or had a free vector.
+        unmovable = self.result.unmovable if desired == self._applied else frozenset[str]()
+        job = loop.run_in_executor(None, partial(evict, self._class, desired, unmovable))
+        try:
+            self._store_result(desired, await asyncio.shield(job))
+        except asyncio.CancelledError:
+            # The pass must end before this instance releases the lock: the next one starts from the stored originals.
+            await asyncio.wait([job])
+            raise
+        except Exception as error:  # noqa: BLE001 - reported; an unexpected error must not end the enforcement of claims
+            unexpected = None if isinstance(error, OSError | ValueError) else error
+            if not self._error:
+                _log.warning("%s are not moved", self._class.noun, extra={"error": str(error)}, exc_info=unexpected)
+            self._error = cut_answer(str(error) or repr(error))
+        repeat = bool(desired.cpus_to_vacate or self.result.moved or self._error)
+        self._next_pass = loop.time() + self._class.interval_seconds if repeat else None
+        self._applied = desired
+
+    def _store_result(self, desired: DesiredIsolation, result: EvictionResult) -> None:
+        if (result.moved, result.remaining) != (self.result.moved, self.result.remaining):
+            numbers = {"moved": len(result.moved), "remaining": result.remaining}
+            cpus = format_cpu_list(desired.cpus_to_vacate)
+            _log.info("%s moved off claimed CPUs", self._class.noun, extra={"cpus": cpus, **numbers})
+        contested = bool(result.contested) and desired == self._applied
+        self._contested_passes = self._contested_passes + 1 if contested else 0
+        self.result = result
+        self._error = ""

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Affinities of device interrupts, of the kernel's unbound workqueues and of irqbalance. Every call blocks.
+
+Documentation/core-api/irq/irq-affinity.rst, Documentation/core-api/workqueue.rst.
+"""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+
+from nri_backend.host_isolation.irqbalance import Irqbalance, IrqbalanceNotRunningError
+from nri_backend.host_isolation.masks import format_mask, parse_mask
+from nri_backend.host_isolation.plan import Cpus
+
+DEFAULT_AFFINITY: Final = "default"
+"""Name of the default affinity, which the kernel gives to interrupts that are requested later."""
+WORKQUEUES: Final = "workqueues"
+"""Name of the CPU mask of the unbound workqueues."""
+IRQBALANCE: Final = "irqbalance"
+"""Name of the CPUs that irqbalance may use."""
+
+
+class Interrupts:
+    """The movables below a root with ``proc/irq`` and ``sys/devices/virtual/workqueue``.
+
+    The name of an interrupt is its number. The other names are the constants of this module.
+    """
+
+    def __init__(self, root: str, irqbalance: Irqbalance) -> None:
+        self._irqbalance = irqbalance
+        self._irqs = Path(root, "proc/irq")
+        self._default = self._irqs / "default_smp_affinity"
+        self._workqueues = Path(root, "sys/devices/virtual/workqueue")
+
+    @property
+    def writable(self) -> bool:
+        """Whether affinities below this root can be written. A container's own /proc/irq is read-only."""
+        return os.access(self._default, os.W_OK)
+
+    @property
+    def unwritable_workqueues(self) -> str:
+        """Path of the CPU mask of unbound workqueues if it cannot be written, else "".
+
+        Every kernel has the file. It is missing only if the directory is not mounted.
+        """
+        path = self._workqueues / "cpumask"
+        return "" if os.access(path, os.W_OK) else str(path)
+
+    @property
+    def irqbalance_mounted(self) -> bool:
+        """Whether the directory is mounted in which irqbalance would create its socket."""
+        return self._irqbalance.directory.is_dir()
+
+    def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
+        """Returns the affinities of moved movables, and of interrupts with a handler that use CPUs to vacate.
+
+        None stands for an affinity that cannot be read now.
+        """
+        found: dict[str, Cpus | None] = {}
+        # irqbalance comes first, so that its ban is in effect before interrupts are moved and it does not undo that.
+        with contextlib.suppress(IrqbalanceNotRunningError):
+            found[IRQBALANCE] = self._irqbalance.allowed()
+        found[DEFAULT_AFFINITY] = parse_mask(self._default.read_text())
+        found[WORKQUEUES] = self._requested_workqueue_cpus()
+        for name in filter(str.isdecimal, os.listdir(self._irqs)):  # noqa: PTH208
+            # The interrupt may be freed during the scan.
+            with contextlib.suppress(OSError, ValueError):
+                cpus = self._affinity(name)
+                if name in moved or (not cpus.isdisjoint(cpus_to_vacate) and self._has_handler(name)):
+                    found[name] = cpus
+        return found
+
+    def set_affinity(self, name: str, cpus: Cpus) -> bool:
+        """Writes an affinity. Returns False if the kernel rejects it, as it does for managed interrupts."""
+        if name == IRQBALANCE:
+            self._irqbalance.allow(cpus)
+            return True
+        masks = {DEFAULT_AFFINITY: self._default, WORKQUEUES: self._workqueues / "cpumask"}
+        path = masks.get(name) or self._irqs / name / "smp_affinity_list"
+        try:
+            path.write_text(format_mask(cpus) if name in masks else format_cpu_list(cpus))
+        except OSError:
+            return False
+        return True
+
+    def count_on(self, names: Iterable[str], cpus: Cpus) -> int:
+        """Returns how many of these interrupts are delivered to the CPUs.
+
+        The kernel may deliver an interrupt to a single CPU of its affinity, so this reads the effective affinity.
+        """
+        count = 0
+        for name in filter(str.isdecimal, names):
+            with contextlib.suppress(OSError, ValueError):
+                count += not self._affinity(name, "effective_affinity_list").isdisjoint(cpus)
+        return count
+
+    def _affinity(self, name: str, file: str = "smp_affinity_list") -> Cpus:
+        # Unbuffered and without pathlib: a node has thousands of these files.
+        with open(f"{self._irqs}/{name}/{file}", "rb", buffering=0) as opened:  # noqa: PTH123
+            return parse_cpu_list(opened.read().decode())
+
+    def _has_handler(self, name: str) -> bool:
+        """Returns True if a driver handles the interrupt: each handler has a directory."""
+        with os.scandir(f"{self._irqs}/{name}") as entries:
+            return any(entry.is_dir() for entry in entries)
+
+    def _requested_workqueue_cpus(self) -> Cpus | None:
+        # Since Linux 6.8 cpumask contains the effective CPUs, without those of isolated partitions.
+        requested = self._workqueues / "cpumask_requested"
+        with contextlib.suppress(OSError, ValueError):
+            return parse_mask((requested if requested.exists() else self._workqueues / "cpumask").read_text())
+        return None

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of irqbalance, the daemon that distributes interrupts over CPUs. Every call blocks.
+
+irqbalance accepts one request for each connection to its unix socket and authenticates the sender by its credentials.
+``settings cpus LIST`` bans the CPUs of the list, and the reply to ``setup`` contains the banned mask (sock_handle in
+irqbalance.c). A ban lasts until the daemon exits.
+"""
+
+import contextlib
+import os
+import re
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend.host_isolation.masks import parse_mask
+from nri_backend.host_isolation.plan import Cpus
+from nri_backend.node.host import possible_cpus
+
+SETTLE_SECONDS: Final = 15.0
+"""For this long after a request, the client returns the CPUs that it requested instead of those in the reply.
+
+irqbalance applies a setting in its next round and returns the old mask until then; rounds are ten seconds apart."""
+_TIMEOUT_SECONDS: Final = 1.0
+_MAX_REPLY_BYTES: Final = 1 << 16
+_BANNED: Final = re.compile(r"\bBANNED ([0-9a-f,]+)\s*$", re.ASCII)
+
+
+class IrqbalanceNotRunningError(Exception):
+    """No irqbalance listens on the node."""
+
+
+class Irqbalance:
+    """The irqbalance of the node, with its sockets in ``run/irqbalance`` below ``root``."""
+
+    def __init__(self, root: str, host_root: str) -> None:
+        self.directory = Path(root, "run/irqbalance")
+        """Directory in which irqbalance creates its socket."""
+        self._host_root = host_root
+        self._last_setting: tuple[str, Cpus, float] | None = None
+        """Socket path, allowed CPUs and time of the last accepted setting."""
+
+    def allowed(self) -> Cpus | None:
+        """Returns the CPUs that irqbalance may use, or None if it does not reply.
+
+        Raises IrqbalanceNotRunningError.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            path, reply = self._request("setup")
+            if banned := _BANNED.search(reply):
+                last = self._last_setting
+                if last and last[0] == path and time.monotonic() - last[2] < SETTLE_SECONDS:
+                    return last[1]
+                return possible_cpus(self._host_root) - parse_mask(banned[1])
+        return None
+
+    def allow(self, cpus: Cpus) -> None:
+        """Bans all other CPUs. Errors are ignored: the next call of `allowed()` shows whether the ban is in effect."""
+        # NULL removes the ban, and irqbalance returns to the list of its environment.
+        with contextlib.suppress(OSError, ValueError, IrqbalanceNotRunningError):
+            banned = format_cpu_list(possible_cpus(self._host_root) - cpus)
+            path, _ = self._request(f"settings cpus {banned or 'NULL'}")
+            self._last_setting = path, cpus, time.monotonic()
+
+    def _request(self, request: str) -> tuple[str, str]:
+        """Returns the path of the first socket that accepts a connection, and the reply, which may be empty.
+
+        Sockets of processes that have died are skipped. Raises OSError if irqbalance does not reply in time, and
+        IrqbalanceNotRunningError.
+        """
+        error: Exception = IrqbalanceNotRunningError()
+        for path in sorted(self.directory.glob("irqbalance*.sock")):
+            try:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(_TIMEOUT_SECONDS)
+                    connection.connect(str(path))
+                    sender = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
+                    credentials = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]
+                    connection.sendmsg([request.encode()], credentials)
+                    return str(path), connection.recv(_MAX_REPLY_BYTES).decode(errors="replace")
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError as caught:
+                error = caught
+        raise error

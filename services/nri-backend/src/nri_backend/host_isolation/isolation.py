@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which CPUs interrupts and host daemons must vacate, runs an evictor for each, and reports their state."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from nri_backend.containers.state import NodeState
+from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
+from nri_backend.host_isolation.interrupts import Interrupts
+from nri_backend.host_isolation.irqbalance import Irqbalance
+from nri_backend.host_isolation.originals import OriginalsFile
+from nri_backend.host_isolation.plan import Cpus
+from nri_backend.host_isolation.slices import HostSlices
+from nri_backend.node.cgroups import CgroupTree
+from nri_backend.settings import Settings
+
+INTERRUPT_SECONDS: Final = 30.0
+"""Seconds between two passes over the interrupts."""
+SLICE_SECONDS: Final = 5.0
+"""Seconds between two passes over the slices: a daemon-reload gives host daemons every CPU again."""
+_CONTESTED: Final = "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it"
+_CONFINED: Final = "claims hold all CPUs that their slice allows (AllowedCPUs=); allow more CPUs, or reserve some"
+_READ_ONLY_IRQS: Final = "interrupts are not moved off claimed CPUs: {} cannot be written"
+_READ_ONLY_WORKQUEUES: Final = "unbound kernel workers stay on claimed CPUs: {} cannot be written"
+_log = logging.getLogger(__name__)
+
+
+def cpus_without_interrupts(state: NodeState) -> Cpus:
+    """Returns the online CPUs of running claim containers, without those of requests that keep their interrupts."""
+    running = [one.entitlement for one in state if one.occupies and one.own_cpus]
+    claimed = frozenset[int]().union(*(held.cpus for held in running))
+    return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
+
+
+def cpus_without_host_daemons(state: NodeState) -> Cpus:
+    """Returns the online CPUs outside the shared pool, except reserved ones."""
+    return state.pool.held & state.host.online
+
+
+class HostIsolation:
+    """The evictors of interrupts and of host daemons.
+
+    They act only while this instance is active and after the runtime has sent its containers: a standby, or an instance
+    that has just started, does not know which claims are in use.
+    """
+
+    def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:
+        self._state = state
+        self._active = active
+        interrupts = Interrupts(settings.kernel_root, Irqbalance(settings.kernel_root, settings.host_root))
+        self._interrupts_writable = bool(settings.kernel_root) and interrupts.writable
+        self._interrupts = Evictor(
+            AffinityClass(
+                interrupts,
+                OriginalsFile(f"{settings.own_dir}/interrupts.json"),
+                "interrupts",
+                INTERRUPT_SECONDS,
+                may_relocate=True,
+                contested_remedy=_CONTESTED,
+            ),
+            self._desired_for_interrupts,
+        )
+        self._slices = Evictor(
+            AffinityClass(
+                HostSlices(tree, settings.host_root),
+                OriginalsFile(f"{settings.own_dir}/host-slices.json"),
+                "host daemons",
+                SLICE_SECONDS,
+                may_relocate=False,
+                remaining_remedy=_CONFINED,
+            ),
+            self._desired_for_slices,
+        )
+        self._mount_problems: tuple[str, ...] = ()
+        """Directories that are not mounted read-write, found at the start."""
+        if settings.kernel_root and not self._interrupts_writable:
+            self._mount_problems += (_READ_ONLY_IRQS.format(f"{settings.kernel_root.rstrip('/')}/proc/irq"),)
+        if settings.kernel_root and (path := interrupts.unwritable_workqueues):
+            self._mount_problems += (_READ_ONLY_WORKQUEUES.format(path),)
+        for text in self._mount_problems:
+            _log.warning(text)
+        if settings.kernel_root and not interrupts.irqbalance_mounted:
+            text = "run/irqbalance is not mounted, so irqbalance may move interrupts back to claimed CPUs"
+            _log.warning(text, extra={"root": settings.kernel_root})
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Problems that an operator should look at, one sentence each."""
+        mount_problems = self._mount_problems if self._state.config.irqs == "move" else ()
+        return mount_problems + self._interrupts.problems + self._slices.problems
+
+    def gauges(self) -> dict[str, float]:
+        """Returns the current values of this package's metrics."""
+        result = self._interrupts.result
+        return {"interrupts_moved": sum(map(str.isdecimal, result.moved)), "interrupts_staying": result.remaining}
+
+    def wake(self) -> None:
+        """Requests a check after a change of the node's state, or after this instance has become active."""
+        self._interrupts.wake()
+        self._slices.wake()
+
+    async def run_forever(self) -> None:
+        """Runs both evictors. Never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._interrupts.run_forever(), name="interrupts")
+            tasks.create_task(self._slices.run_forever(), name="host slices")
+
+    def _desired_for_interrupts(self) -> DesiredIsolation | None:
+        if not self._interrupts_writable:
+            return None
+        return self._desired(cpus_without_interrupts, enabled=self._state.config.irqs == "move")
+
+    def _desired_for_slices(self) -> DesiredIsolation | None:
+        return self._desired(cpus_without_host_daemons, enabled=self._state.config.host_slices)
+
+    def _desired(self, cpus_to_vacate: Callable[[NodeState], Cpus], *, enabled: bool) -> DesiredIsolation | None:
+        """Returns the desired state, or None if this instance must not act. If disabled, originals are restored."""
+        if not (self._active() and self._state.told):
+            return None
+        return DesiredIsolation(cpus_to_vacate(self._state) if enabled else frozenset(), self._state.host.online)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes the affinity of each movable while some CPUs must be vacated, and the originals to restore later. Pure.
+
+A movable is anything with a set of CPUs that the backend may overwrite: an interrupt, the unbound workqueues, a systemd
+slice. The affinity that it had before is its original. Originals are stored in a file before they are overwritten, so
+that a later instance can restore them. Two rules make this safe against crashes and against other programs:
+
+* With each original the file contains the last two affinities that the backend expects to read back: the one before its
+  latest write and the one that it wrote. If the process dies between two writes, either of them may be in effect, and
+  the original still counts.
+* If the current affinity is neither of these two, another program has written it. The program's choice is respected: it
+  becomes the new original. Only if it contains CPUs to vacate, the movable is moved again, and counted as contested if
+  that happened between two passes.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from numa_contract.records import CpuSet, Document
+from pydantic import Field
+
+Cpus = frozenset[int]
+Affinities = Mapping[str, Cpus]
+"""Affinities by the name of the movable."""
+
+
+class OriginalAffinity(Document):
+    """The original affinity of a movable that the backend has moved, as it is stored on disk."""
+
+    original: CpuSet = Field(alias="former")
+    """Affinity to restore when no CPUs must be vacated."""
+    expected: Annotated[tuple[CpuSet, ...], Field(alias="known", min_length=1)]
+    """Affinities that the movable has unless another program wrote it: before and after the backend's last write."""
+
+
+Originals = Mapping[str, OriginalAffinity]
+"""Stored originals by the name of the movable."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlan:
+    """The writes of one pass, and the originals to store around them."""
+
+    writes: Affinities
+    before_writes: Originals
+    """Originals to store before the first write. They are sufficient to restore after any number of these writes."""
+    after_writes: Originals
+    """Originals to store after the last write: those of movables that are still moved."""
+    contested: tuple[str, ...]
+    """Movables that were moved earlier and that another program has moved back to CPUs to vacate."""
+
+
+def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool) -> Cpus:
+    """Returns the original affinity without the CPUs to vacate. An empty original stands for all CPUs.
+
+    If no online CPU remains, the result is every other online CPU with ``may_relocate``, else the unchanged original.
+    """
+    if not cpus_to_vacate or (original and original.isdisjoint(cpus_to_vacate)):
+        return original
+    remaining = (original or online) - cpus_to_vacate
+    if remaining & online:
+        return remaining
+    return (online - cpus_to_vacate if may_relocate else frozenset()) or original
+
+
+def plan_eviction(
+    current: Affinities, originals: Originals, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool = True
+) -> EvictionPlan:
+    """Plans the writes that move ``current`` off the CPUs to vacate and restore everything else.
+
+    Originals of movables that are not in ``current`` are dropped: these no longer exist.
+    """
+    writes, after_writes, contested = {}, {}, []
+    new = OriginalAffinity.model_construct  # without validation
+    for name, now in current.items():
+        stored = originals.get(name)
+        unchanged = stored is not None and now in stored.expected
+        original = stored.original if stored is not None and unchanged else now
+        if (target := reduced_affinity(original, cpus_to_vacate, online, may_relocate=may_relocate)) != now:
+            writes[name] = target
+            if stored is not None and now != stored.expected[-1]:
+                contested.append(name)
+        if target != original:
+            # Reuse an equal entry: building thousands of them would take 0.1 s in each pass.
+            same = stored is not None and unchanged and stored.expected[-1] == now == target
+            after_writes[name] = stored if stored and same else new(original=original, expected=(now, target))
+    overwritten = {name: stored for name, stored in originals.items() if name in writes}
+    return EvictionPlan(writes, {**overwritten, **after_writes}, after_writes, tuple(contested))
+
+
+def revert_failed(after: Originals, before: Originals, failed: Collection[str]) -> Originals:
+    """Returns ``after``, but with the entries of ``before`` for the movables whose write failed."""
+    return {**{n: m for n, m in after.items() if n not in failed}, **{n: before[n] for n in failed if n in before}}

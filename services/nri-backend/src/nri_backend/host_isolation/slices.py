@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cgroups in which systemd runs host daemons and login sessions. Every call blocks."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+
+from nri_backend.host_isolation.plan import Cpus
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
+from nri_backend.node.host import possible_cpus
+
+SLICES: Final = ("system.slice", "user.slice", "init.scope")
+"""Top-level cgroups of systemd next to those of the pods. Not all of them exist on every node."""
+
+
+class HostSlices:
+    """Reads and writes ``cpuset.cpus`` of the slices.
+
+    An empty ``cpuset.cpus`` means every CPU. It cannot be restored: it becomes a list of all possible CPUs.
+    """
+
+    def __init__(self, tree: CgroupTree, host_root: str) -> None:
+        self._tree = tree
+        self._host_root = host_root
+
+    def affinities(self, _cpus_to_vacate: Cpus, _moved: Collection[str]) -> dict[str, Cpus]:
+        """Returns ``cpuset.cpus`` of every slice that exists. Raises OSError if one lacks the file or is unreadable."""
+        return {name: cpus for name in SLICES if (cpus := self._read(name, "cpuset.cpus")) is not None}
+
+    def set_affinity(self, name: str, cpus: Cpus) -> bool:
+        """Writes ``cpuset.cpus`` of a slice and returns True. Raises OSError if that fails."""
+        # The kernel rejects an empty list for a cgroup that has processes (ENOSPC, validate_change in cpuset.c).
+        possible = possible_cpus(self._host_root)
+        Path(self._tree.root, name, "cpuset.cpus").write_text(format_cpu_list(cpus or possible))
+        return True
+
+    def count_on(self, names: Collection[str], cpus: Cpus) -> int:
+        """Returns how many of these slices have an effective cpuset that contains one of the CPUs."""
+        return sum(bool(cpus & (self._read(name, "cpuset.cpus.effective") or frozenset())) for name in names)
+
+    def _read(self, name: str, file: str) -> Cpus | None:
+        try:
+            return parse_cpu_list(self._tree.read(name, file))
+        except CgroupGoneError:
+            return None
+        except CgroupRefusedError as error:
+            raise OSError(str(error)) from error

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ban of claimed CPUs in irqbalance, against a stand-in with a real socket."""
+
+from pathlib import Path
+
+import pytest
+from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, EvictionResult, evict
+from nri_backend.host_isolation.interrupts import IRQBALANCE
+from nri_backend.host_isolation.originals import OriginalsFile
+
+from tests.rigs.irq_tree import IrqTree
+from tests.rigs.irqbalance import irqbalance
+
+ONLINE = frozenset(range(8))
+
+
+class Node:
+    """A node with interrupts, and a backend instance that evicts them from some CPUs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tree = IrqTree(root)
+
+    def evict(self, *cpus: int) -> EvictionResult:
+        """Runs one pass."""
+        originals = OriginalsFile(f"{self.root}/interrupts.json")
+        interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True)
+        return evict(interrupts, DesiredIsolation(frozenset(cpus), ONLINE), frozenset())
+
+
+@pytest.fixture
+def node(short_root: Path) -> Node:
+    """A node below a short path, since the path of a socket is limited to 107 bytes."""
+    return Node(short_root)
+
+
+@pytest.mark.parametrize("own", ["", "1"])
+def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Node, own: str) -> None:
+    """CPUs that the environment of irqbalance bans stay banned during and after claims."""
+    banned = "1-3" if own else "2-3"
+    with irqbalance(node.root, own) as daemon:
+        before = daemon.banned
+        assert IRQBALANCE in node.evict(2, 3).moved
+        daemon.round()
+        assert daemon.banned == before | {2, 3}
+        node.tree.next_instance()
+        node.evict(2, 3)
+        node.evict(2, 3)
+        daemon.round()
+        assert [one for one in daemon.requests if one != "setup"] == [f"settings cpus {banned}"]
+        assert node.evict() == EvictionResult()
+        daemon.round()
+        assert daemon.banned == before
+
+
+def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
+    """Until its next round irqbalance returns the old mask. A claim that ends before that leaves no ban."""
+    with irqbalance(node.root) as daemon:
+        node.evict(2, 3)
+        node.evict()
+        daemon.round()
+        assert not daemon.banned
+
+
+def test_a_restarted_irqbalance_gets_the_ban_again(node: Node) -> None:
+    """The new process has no ban; the socket that the old one left behind is skipped."""
+    with irqbalance(node.root, pid=1):
+        node.evict(2, 3)
+    assert IRQBALANCE not in node.evict(2, 3).moved
+    with irqbalance(node.root, pid=2) as daemon:
+        assert IRQBALANCE in node.evict(2, 3).moved
+        daemon.round()
+        assert daemon.banned == {2, 3}
+
+
+def test_the_original_ban_is_restored_after_a_pass_without_a_reply(node: Node) -> None:
+    """The stored original survives that pass; otherwise the driver's own ban would become the original."""
+    with irqbalance(node.root) as daemon:
+        node.evict(2, 3)
+        daemon.round()
+        node.tree.next_instance()
+        daemon.busy = True
+        node.evict(2, 3)
+        daemon.busy = False
+        node.evict(2, 3)
+        node.evict()
+        daemon.round()
+        assert daemon.banned == set()

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.judge import Claims, assess, read_evidence
-from nri_backend.frontend_link.http import TRANSIENT, connected
+from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
@@ -113,7 +113,7 @@ class _Frontend:
 
         server = await asyncio.start_unix_server(serve, path)
         try:
-            async with connected(str(path)) as http:
+            async with connect(str(path)) as http:
                 await http.ask(StateAnswer, "PUT", "/v1/backend", b"{}")
                 await http.ask(RecordsAnswer, "GET", "/v1/records?after=0")
         finally:
@@ -224,7 +224,7 @@ TARGETS = [
         "frontend-answer",
         _Frontend().ask,
         st.one_of(st.just(_SENT), spoilt(st.just({"instance": "i", "generation": 1})).map(written).map(_http)),
-        TRANSIENT,
+        TRANSIENT_ERRORS,
         milliseconds=500,
         most_bytes=3 << 16,
         bombs=(

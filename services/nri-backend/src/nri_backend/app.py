@@ -155,7 +155,7 @@ class Backend:
         return BackendStatus(
             software=__version__,
             instance=self._instance,
-            records=self._client.heard,
+            records=self._client.records_generation,
             active=enforcer.active and self._lock.active,
             enforced=self._lock.fresh,
             synchronized=link.synchronized,

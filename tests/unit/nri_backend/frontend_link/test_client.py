@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's side of the state endpoint, against a stand-in for the frontend."""
+"""The client of the state endpoint, against a stand-in for the frontend."""
 
 import asyncio
 import contextlib
@@ -20,24 +20,24 @@ from tests.rigs.containers import container, pod
 
 
 class Backend:
-    """A client with a node of two containers behind it."""
+    """A client, and the state of a node with two containers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.news = asyncio.Event()
-        self.state = NodeState(changed=self.news.set)
+        self.state_changed = asyncio.Event()
+        self.state = NodeState(changed=self.state_changed.set)
         self.state.replace_containers([tracked_as(pod(), container(name)) for name in ("aa", "bb")])
         self.synchronized = True
         self.records = 0
         self.woken = asyncio.Event()
-        self.client = FrontendClient(str(path), self.status, Reports(self.state), self.news, self.on_record)
+        self.client = FrontendClient(str(path), self.status, Reports(self.state), self.state_changed, self.on_record)
 
     def status(self) -> BackendStatus:
-        """The lease."""
+        """Returns the status that the client reports."""
         return BackendStatus(instance="b", synchronized=self.synchronized)
 
     def create(self, name: str) -> None:
-        """The runtime creates another container."""
+        """Adds a container, as the runtime does."""
         self.state.put(tracked_as(pod(), container(name)))
 
     def on_record(self) -> None:
@@ -74,14 +74,14 @@ def complete(server: StateServer) -> bool:
 
 @contextlib.asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
-    """A frontend that a backend has told everything."""
+    """A frontend that has stored the complete state of a backend."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await server.until(lambda: complete(server))
         yield server, backend
 
 
-async def test_the_first_lease_brings_everything_and_a_change_is_one_request(path: Path) -> None:
-    """One request is a lease and all containers, which are left out while nothing changes; a change is told at once."""
+async def test_containers_are_reported_with_the_first_lease_and_after_each_change(path: Path) -> None:
+    """Leases between changes omit them. A change is reported within a second, in one request."""
     async with connected(path) as (server, backend):
         assert server.requests[0] == ("PUT", "/v1/backend")
         await server.until(lambda: len(server.leases) >= 2)
@@ -92,11 +92,11 @@ async def test_the_first_lease_brings_everything_and_a_change_is_one_request(pat
         await server.until(lambda: "cc" in server.containers)
         assert asyncio.get_running_loop().time() - began < 1.0
         assert server.tellings == [["aa", "bb"], ["aa", "bb", "cc"]]
-        assert server.connected == 2  # one for the state, one for news of records
+        assert server.connected == 2  # one for reports, one for changes of records
 
 
-async def test_a_storm_is_told_ten_times_a_second(path: Path) -> None:
-    """However much changes, there are at most ten requests a second, and the last one says what is so at the end."""
+async def test_at_most_ten_reports_a_second_are_sent(path: Path) -> None:
+    """500 changes in a burst; the last report contains all of them."""
     async with connected(path) as (server, backend):
         before, began = len(server.leases), asyncio.get_running_loop().time()
         for number in range(500):
@@ -107,20 +107,20 @@ async def test_a_storm_is_told_ten_times_a_second(path: Path) -> None:
         assert len(server.leases) - before <= 10 * max(1.0, passed)
 
 
-async def test_other_news_do_not_wait(path: Path) -> None:
-    """What changes in the lease alone is told as fast: a lost runtime must be known."""
+async def test_a_change_of_the_status_alone_is_reported_at_once(path: Path) -> None:
+    """The connection to the runtime is lost: a lease follows within 0.5 s, without containers."""
     async with connected(path) as (server, backend):
         backend.synchronized = False
-        backend.news.set()
+        backend.state_changed.set()
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=0.5)
         assert server.tellings == [["aa", "bb"]]
 
 
-async def test_a_frontend_that_forgot_is_told_everything(path: Path) -> None:
-    """At once on a connection that lives on, by the answer to a lease alone; and whoever comes after it, too."""
+async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) -> None:
+    """The first one answers with generation 0 on the same connection, the second one drops the connection as well."""
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
-        backend.news.set()
+        backend.state_changed.set()
         await server.until(lambda: complete(server) and len(server.containers) == 2, seconds=1.0)
         assert server.connected == 2
         server.forget("frontend-3")
@@ -129,15 +129,15 @@ async def test_a_frontend_that_forgot_is_told_everything(path: Path) -> None:
         await server.until(lambda: complete(server) and len(server.containers) == 3)
 
 
-async def test_a_frontend_that_takes_no_containers_is_not_flooded(path: Path) -> None:
-    """The answer that the state is not known, after it was told, does not make a loop."""
+async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path) -> None:
+    """It answers generation 0 to a complete report: the next one is sent at the next tick."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.raw_lease = b'{"instance": "f", "generation": 0}'
         await server.until(lambda: bool(server.leases))
-        backend.news.set()
+        backend.state_changed.set()
         await server.until(lambda: len(server.leases) >= 2)
         began = asyncio.get_running_loop().time()
-        # The first of these comes at the next tick, which may be near.
+        # The first of these is sent at the next tick, which may be near.
         await server.until(lambda: len(server.leases) >= 4)
         assert asyncio.get_running_loop().time() - began > 1.0
 
@@ -146,10 +146,10 @@ async def test_a_frontend_that_takes_no_containers_is_not_flooded(path: Path) ->
     "answer",
     [b"{}", b"[]", b"no json", b'{"instance": 1}', b"[" * 60_000, b'{"a": NaN}', b'"' + b"x" * (1 << 20) + b'"', 500],
 )
-async def test_an_unreadable_answer_is_a_reason_to_try_again(
+async def test_after_an_invalid_answer_the_report_is_repeated(
     path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A frontend that refuses, answers nonsense or without end is left alone for a moment, and found again."""
+    """Without a warning in the log: a frontend that is starting, or of another release, is no fault."""
     async with state_server(path) as server:
         if isinstance(answer, int):
             server.refuse["/v1/backend"] = answer
@@ -164,8 +164,8 @@ async def test_an_unreadable_answer_is_a_reason_to_try_again(
     assert [one.message for one in ours if one.levelno > logging.INFO] == []
 
 
-async def test_a_frontend_that_hangs_is_dialled_again(path: Path) -> None:
-    """No answer within two seconds ends the connection; nothing waits longer."""
+async def test_a_request_without_an_answer_times_out_and_the_client_reconnects(path: Path) -> None:
+    """The timeout is two seconds."""
     async with state_server(path) as server:
         server.hang = True
         async with running(Backend(path)):
@@ -174,8 +174,10 @@ async def test_a_frontend_that_hangs_is_dialled_again(path: Path) -> None:
             await server.until(lambda: complete(server), seconds=8)
 
 
-async def test_without_a_frontend_it_is_quiet(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A frontend that is away is no news: nothing above debug is logged, and nobody is blocked."""
+async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The socket exists and nothing listens, as during the frontend's restart. Changes of the state do not block."""
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(path))
@@ -186,15 +188,15 @@ async def test_without_a_frontend_it_is_quiet(path: Path, caplog: pytest.LogCapt
     assert [one.message for one in caplog.records if one.name.startswith("nri_backend")] == []
 
 
-async def test_records_wake_the_backend(path: Path) -> None:
-    """The first answer is news, and so is each change afterwards, also one that nobody listened to."""
+async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> None:
+    """By the first answer, too, and after a reconnection if the generation has changed in the meantime."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await backend.until_records(1)
         for count in (2, 3):
             await server.until(lambda: server.waiting == 1)
             server.change_records()
             await backend.until_records(count)
-            assert backend.client.heard == server.records
+            assert backend.client.records_generation == server.records
         await server.until(lambda: server.waiting == 1)
         server.records += 1
         server.drop()
@@ -202,19 +204,23 @@ async def test_records_wake_the_backend(path: Path) -> None:
         assert backend.records == 4
 
 
-async def test_a_frontend_without_news_of_records(path: Path) -> None:
-    """The state is reported all the same."""
+async def test_a_frontend_that_cannot_report_records_still_receives_reports(path: Path) -> None:
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.refuse["/v1/records"] = 404
         await server.until(lambda: complete(server) and ("GET", "/v1/records?after=0") in server.requests)
-        assert (backend.records, backend.client.heard) == (0, None)
+        assert (backend.records, backend.client.records_generation) == (0, None)
 
 
-async def test_a_frontend_that_never_answers_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its absence for a moment is normal; a run directory that is not mounted lasts for ever."""
+async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The cause may be a run directory that is not mounted, which does not end by itself."""
     backend = Backend(tmp_path / "missing.sock")
     client = FrontendClient(
-        str(backend.path), backend.status, Reports(backend.state), backend.news, backend.on_record, absent_seconds=0.1
+        str(backend.path),
+        backend.status,
+        Reports(backend.state),
+        backend.state_changed,
+        backend.on_record,
+        absent_seconds=0.1,
     )
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's side of the state endpoint. Nothing in enforcement waits for it."""
+"""The client of the frontend's state endpoint. Nothing in the enforcement of claims waits for it."""

@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two things that this backend asks of the frontend in the same pod: to take its state, and for news of records.
+"""Reports the backend's state to the frontend of the same pod, and follows its changes of claim records.
 
-The state is sent whenever it changes, and renews the lease. News of records make others leave a claim's CPUs before its
-containers come; they only make things faster, since every hook, and every tick, look at the claim directory itself.
-The frontend may be away for any time: nothing in the backend waits for it, and this module tries again, quietly.
+Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The reports of all containers
+are in the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
+generation whenever the report of a container changes, and every request contains it. The frontend answers with the
+generation whose containers it has stored of this backend instance, 0 for none. While that acknowledged generation is
+the current one, containers are omitted. If containers were omitted and the answer acknowledges another generation, the
+frontend has restarted and lost them; the complete state is then sent at once. Generation 0 of a backend means that the
+runtime has not sent its containers yet: none are reported, and the frontend retains those that it has. A report is sent
+after each change, at most ten times a second, and otherwise at every tick.
+
+Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
+generation N, or after RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that other
+containers leave the CPUs of a new claim before its container is created. This only reduces latency, because every hook
+and every tick check the directory as well.
+
+The frontend may be absent for any time. Both loops then reconnect with a growing delay, and one warning is logged.
 """
 
 import asyncio
@@ -16,40 +28,41 @@ from numa_contract.reports import RECORDS_WAIT_SECONDS, BackendStatus, RecordsAn
 from numa_node.backoff import Backoff
 from numa_node.ticks import until_tick
 
-from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, HttpConnection, connected
+from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, HttpConnection, connect
 from nri_backend.frontend_link.reports import Reports
 
-AT_ONCE: Final = 4
-A_SECOND: Final = 6
-"""Reports in a burst, and per second after it: a claim may wait for what a change frees, but changes may storm."""
-PAUSE_SECONDS: Final = 0.02
-"""After each news of records: a frontend that always has some keeps nobody busy."""
+BURST: Final = 4
+"""Reports that are sent without delay. A claim may be waiting for CPUs that a container has just released."""
+RATE_PER_SECOND: Final = 6
+"""Reports per second after a burst, however many changes there are."""
+RECORDS_PAUSE_SECONDS: Final = 0.02
+"""Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
 ABSENT_SECONDS: Final = 60.0
-"""Time after which a frontend that has never answered is reported in the log: its socket may not be mounted."""
+"""Time after which a frontend that has never answered is logged as a warning: its socket may not be mounted."""
 _log = logging.getLogger(__name__)
 
 
-class _Pace:
-    """Lets AT_ONCE through, and then A_SECOND: never more than ten within a second."""
+class _RateLimiter:
+    """A token bucket of BURST tokens that is refilled with RATE_PER_SECOND: at most ten reports within a second."""
 
     def __init__(self) -> None:
-        self._left = float(AT_ONCE)
-        self._at = 0.0
+        self._tokens = float(BURST)
+        self._updated_at = 0.0
 
     async def wait(self) -> None:
-        """Returns when the next one may go."""
+        """Takes a token, and waits until the bucket contains it."""
         now = asyncio.get_running_loop().time()
-        self._left = min(AT_ONCE, self._left + (now - self._at) * A_SECOND) - 1
-        self._at = now
-        if self._left < 0:
-            await asyncio.sleep(-self._left / A_SECOND)
+        self._tokens = min(BURST, self._tokens + (now - self._updated_at) * RATE_PER_SECOND) - 1
+        self._updated_at = now
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens / RATE_PER_SECOND)
 
 
 class FrontendClient:
-    """Talks on one socket of the frontend.
+    """The two loops that report state and follow records, each on a connection of its own to the same socket.
 
-    Set ``news`` when something has changed. ``changed`` is called when records have changed, and when a change may have
-    been missed.
+    The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
+    changed, and after a reconnection, since a change may have been missed.
     """
 
     def __init__(
@@ -57,34 +70,34 @@ class FrontendClient:
         path: str,
         status: Callable[[], BackendStatus],
         reports: Reports,
-        news: asyncio.Event,
-        changed: Callable[[], None],
+        state_changed: asyncio.Event,
+        records_changed: Callable[[], None],
         absent_seconds: float = ABSENT_SECONDS,
     ) -> None:
-        self.heard: int | None = None
-        """The generation of records as last heard; None while nobody can be heard."""
+        self.records_generation: int | None = None
+        """Last known generation of the claim records, or None while the frontend does not answer."""
         self._path = path
         self._status = status
         self._reports = reports
-        self._news = news
-        self._changed = changed
-        self._pace = _Pace()
+        self._state_changed = state_changed
+        self._records_changed = records_changed
+        self._rate_limiter = _RateLimiter()
         self._connected = False
         self._absent_seconds = absent_seconds
 
     async def report_forever(self) -> NoReturn:
-        """Keeps the lease alive."""
+        """Reports the state and renews the lease."""
         backoff = Backoff(0.05, 1.0)
         clock = asyncio.get_running_loop().time
         warn_at: float | None = clock() + self._absent_seconds
         while True:
             try:
-                async with connected(self._path) as http:
+                async with connect(self._path) as http:
                     await self._report(http, backoff)
-            except TRANSIENT as error:
+            except TRANSIENT_ERRORS as error:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
                 if self._connected:
-                    _log.warning("the frontend does not answer any more", extra=fields)
+                    _log.warning("the frontend no longer answers", extra=fields)
                 elif warn_at is not None and clock() >= warn_at:
                     text = "no frontend has answered yet; check that it runs and that both mount the same run directory"
                     _log.warning(text, extra=fields)
@@ -93,43 +106,44 @@ class FrontendClient:
             await asyncio.sleep(backoff.next())
 
     async def follow_forever(self) -> NoReturn:
-        """Waits for news of records."""
+        """Follows changes of the claim records."""
         backoff = Backoff(0.05, 2.0)
         while True:
             try:
-                async with connected(self._path) as http:
+                async with connect(self._path) as http:
                     await self._follow(http, backoff)
-            except TRANSIENT as error:
-                _log.debug("no news of records", extra={"socket": self._path, "error": str(error) or repr(error)})
-                self.heard = None
+            except TRANSIENT_ERRORS as error:
+                fields = {"socket": self._path, "error": str(error) or repr(error)}
+                _log.debug("changes of claim records cannot be followed", extra=fields)
+                self.records_generation = None
             await asyncio.sleep(backoff.next())
 
     async def _follow(self, http: HttpConnection, backoff: Backoff) -> None:
         seconds = RECORDS_WAIT_SECONDS + REQUEST_SECONDS
         while True:
-            target = f"/v1/records?after={self.heard or 0}"
+            target = f"/v1/records?after={self.records_generation or 0}"
             answer = await http.ask(RecordsAnswer, "GET", target, seconds=seconds)
             backoff.reset()
-            if answer.generation != self.heard:
-                self.heard = answer.generation
-                self._changed()
-            await asyncio.sleep(PAUSE_SECONDS)
+            if answer.generation != self.records_generation:
+                self.records_generation = answer.generation
+                self._records_changed()
+            await asyncio.sleep(RECORDS_PAUSE_SECONDS)
 
     async def _report(self, http: HttpConnection, backoff: Backoff) -> None:
-        held = 0
+        acked = 0
         while True:
-            await self._pace.wait()
-            self._news.clear()
-            before, generation, wait = held, self._reports.refresh(), until_tick()
-            body = self._reports.body(self._status(), before)
+            await self._rate_limiter.wait()
+            self._state_changed.clear()
+            known, generation, wait = acked, self._reports.refresh(), until_tick()
+            body = self._reports.body(self._status(), known)
             answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
-            held = answer.generation
+            acked = answer.generation
             if not self._connected:
                 self._connected = True
                 _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
-            if before == generation != held:
-                wait = 0  # it has forgotten the containers
+            if known == generation != acked:
+                wait = 0  # the frontend has lost the containers
             backoff.reset()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._news.wait()
+                    await self._state_changed.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 on the frontend's unix socket, requests one after another."""
+"""A minimal HTTP/1.1 client for the frontend's unix socket. Requests on a connection are not pipelined."""
 
 import asyncio
 import contextlib
@@ -15,41 +15,42 @@ from numa_contract.records import Document
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
-"""Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
+"""Default timeout of a request. It is far below LEASE_SECONDS, so that this backend reconnects to a frontend that hangs
+before its lease expires."""
 _MAX_HEAD_BYTES: Final = 8 << 10
-# h11 applies its own limit only while a head is incomplete. Its pattern for header values takes quadratic time on a run
-# of blanks: 7 s for 60 KB.
+# h11 applies its own limit only while a head is incomplete, and its pattern for header values takes quadratic time on a
+# run of blanks: 7 s for 60 KB. Hence the limit and the pattern here.
 _BLANKS: Final = re.compile(rb"[ \t]{64}")
-_MAX_ANSWER: Final = 1 << 16
+_MAX_BODY_BYTES: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
 
 _Answer = TypeVar("_Answer", bound=Document)
 
 
 class FrontendError(Exception):
-    """The frontend answered, but not in a way that this release understands."""
+    """The frontend's answer is not one that this release understands."""
 
 
-TRANSIENT: Final = (OSError, h11.ProtocolError, FrontendError)
-"""What a frontend that is away, restarted or of another release looks like."""
+TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
+"""Errors of a frontend that is absent, restarting or of another release; the caller reconnects."""
 
 
 @asynccontextmanager
-async def connected(path: str) -> AsyncIterator["HttpConnection"]:
-    """A connection to the frontend. Raises OSError if it cannot be opened."""
+async def connect(path: str) -> AsyncIterator["HttpConnection"]:
+    """Opens a connection to the frontend for the block. Raises OSError if that fails."""
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_HEAD_BYTES)
     try:
         yield HttpConnection(reader, writer)
     finally:
-        # Nothing unsent matters, and a frontend that does not read must not delay the end.
+        # Unsent data does not matter, and a frontend that does not read must not delay the shutdown.
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
 class HttpConnection:
-    """Asks, and reads answers."""
+    """Sends HTTP requests and reads the responses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -59,22 +60,23 @@ class HttpConnection:
     async def ask(
         self, answer: type[_Answer], method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> _Answer:
-        """Returns the answer to a request. FrontendError unless its status is 200 and its body such a document.
+        """Sends a request and returns the document in the response body.
 
-        OSError (TimeoutError included) or h11.ProtocolError if the request failed.
+        Raises FrontendError unless the status is 200 and the body is such a document, and OSError (including
+        TimeoutError) or h11.ProtocolError if the request fails.
         """
         status, data = await self.request(method, target, body, seconds)
         if status != 200:
             raise FrontendError(f"{method} {target} was answered with status {status}: {shown(data[:200])}")
         try:
-            return answer.model_validate(parse_json(data, _MAX_ANSWER, "the answer to", target))
+            return answer.model_validate(parse_json(data, _MAX_BODY_BYTES, "the answer to", target))
         except (MalformedError, ValidationError) as error:
             raise FrontendError(f"the answer to {method} {target} cannot be read: {shown(error)}") from error
 
     async def request(
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> tuple[int, bytes]:
-        """Returns status and body of the answer; errors as ask()."""
+        """Sends a request and returns status and body of the response. Raises as ask() does."""
         status, answer = 0, bytearray()
         async with asyncio.timeout(seconds):
             await self._send(method, target, body)
@@ -85,8 +87,8 @@ class HttpConnection:
                     status = event.status_code
                 elif isinstance(event, h11.Data):
                     answer += event.data
-                    if len(answer) > _MAX_ANSWER:
-                        raise FrontendError(f"the answer to {method} {target} has more than {_MAX_ANSWER} bytes")
+                    if len(answer) > _MAX_BODY_BYTES:
+                        raise FrontendError(f"the answer to {method} {target} has more than {_MAX_BODY_BYTES} bytes")
                 elif isinstance(event, h11.ConnectionClosed):
                     raise ConnectionResetError("the frontend closed the connection")
         return status, bytes(answer)
@@ -103,7 +105,7 @@ class HttpConnection:
         await self._writer.drain()
 
     async def _head(self) -> bytes:
-        """Returns the head of an answer, or what there was before the end."""
+        """Reads the head of a response. Returns less if the connection ends before."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:

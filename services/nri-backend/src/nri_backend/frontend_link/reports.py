@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontend is to know of every container, kept as the bytes that are sent. Nothing here waits.
+"""Serializes the reports of all containers for the frontend, and numbers their changes with a generation. No I/O.
 
-A generation counts the changes. The frontend answers which one it has, so that containers that it has already are left
-out, and one that has not changed costs nothing but its place in the body.
+The serialized report of each container is cached: one whose state has not changed costs only its bytes in the body.
+client.py describes the protocol.
 """
 
 import json
@@ -29,7 +29,7 @@ from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import limit_text
 
 MAX_UNKNOWN: Final = 16
-"""Most claims reported that a container names without holding them; a pod's author may write any number."""
+"""Maximum number of claims in a report that a container names but does not hold. The author of a pod controls these."""
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",
     Phase.CREATED: "created",
@@ -46,52 +46,53 @@ _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The reports of all containers and refused attempts, as of the last refresh()."""
+    """The reports of all containers and rejected attempts as of the last refresh()."""
 
     def __init__(self, state: NodeState) -> None:
         self.generation = 0
-        """Changes when a report does; 0 before the runtime has sent its state, when the containers are unknown."""
+        """Incremented whenever a report changes. 0 until the runtime has sent its containers."""
         self._state = state
-        self._kept: dict[str, tuple[Tracked, bytes]] = {}
+        self._cache: dict[str, tuple[Tracked, bytes]] = {}
+        """Container state and its serialized report, by container id."""
 
     def refresh(self) -> int:
-        """Reads the state; returns the generation, a higher one if a report has changed."""
+        """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
         if not self._state.told:
             return 0
-        before = self._kept
-        # A container whose start was refused and that could not be killed is both; it is reported as refused.
+        before = self._cache
+        # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
         present = {one.id: one for one in (*self._state, *self._state.refused.values())}
-        self._kept = {
-            id_: before[id_] if id_ in before and before[id_][0] is one else (one, _bytes(one))
+        self._cache = {
+            id_: before[id_] if id_ in before and before[id_][0] is one else (one, _serialize(one))
             for id_, one in present.items()
         }
-        if not self.generation or [data for _, data in before.values()] != [data for _, data in self._kept.values()]:
+        if not self.generation or [data for _, data in before.values()] != [data for _, data in self._cache.values()]:
             self.generation += 1
         return self.generation
 
     def containers(self) -> bytes:
-        """Returns all reports as a JSON list."""
-        return b"[" + b",".join(data for _, data in self._kept.values()) + b"]"
+        """Returns all reports as a JSON array."""
+        return b"[" + b",".join(data for _, data in self._cache.values()) + b"]"
 
-    def body(self, status: BackendStatus, held: int) -> bytes:
-        """Returns what is sent: the lease, and the containers unless the frontend has this generation (``held``).
+    def body(self, status: BackendStatus, acked: int) -> bytes:
+        """Returns a request body with the status, and the containers unless ``acked`` is the current generation.
 
-        More than the frontend would read is not sent: it says then that containers are missing.
+        If the containers exceed the frontend's limit they are omitted; the generation shows that they are missing.
         """
         lease = status.model_copy(update={"generation": self.generation}).model_dump_json().encode()
-        if held == self.generation:
+        if acked == self.generation:
             return lease
         body = lease[:-1] + f",{json.dumps(CONTAINERS)}:".encode() + self.containers() + b"}"
         if len(body) <= MAX_STATE_BYTES:
             return body
-        _log.error("the containers are too many to be reported", extra={"bytes": len(body), "most": MAX_STATE_BYTES})
+        _log.error("too many containers to report", extra={"bytes": len(body), "maximum": MAX_STATE_BYTES})
         return lease
 
 
 def report(tracked: Tracked) -> ContainerReport:
-    """Returns the report of a container or of a refused attempt."""
+    """Returns the report of a container or of a rejected attempt."""
     refusal, refused_now = tracked.refusal, tracked.phase is Phase.ABSENT
-    # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
+    # A running container without a record was not rejected: the frontend rebuilds the record for it.
     lost = not refused_now and refusal is not None and (bool(tracked.orphaned) or refusal.reason is Reason.NO_RECORD)
     return ContainerReport(
         id=tracked.id,
@@ -100,8 +101,8 @@ def report(tracked: Tracked) -> ContainerReport:
         pod_namespace=tracked.identity.pod.namespace,
         pod_name=tracked.identity.pod.name,
         state=_STATES[tracked.phase],
-        claims=tuple(_use(held, tracked) for held in tracked.rightful),
-        unknown_claims=tracked.orphaned + (_bounded(refusal.unknown) if refusal else ()),
+        claims=tuple(_claim_use(held, tracked) for held in tracked.rightful),
+        unknown_claims=tracked.orphaned + (_truncated(refusal.unknown) if refusal else ()),
         refused_claims=_identities(refusal.about) if refusal and not lost else (),
         cpus=tracked.observed.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.own_cpus else "",
@@ -115,25 +116,25 @@ def report(tracked: Tracked) -> ContainerReport:
     )
 
 
-def _use(held: Held, tracked: Tracked) -> ClaimUse:
-    # Most often the claims' CPUs are those of the cgroup, and are not said again.
+def _claim_use(held: Held, tracked: Tracked) -> ClaimUse:
+    # Usually the CPUs of the claims are those of the cgroup; then they are not repeated.
     cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()
     return ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests, cpus=cpus)
 
 
 def _identities(uses: Sequence[ClaimUse]) -> tuple[ClaimIdentity, ...]:
-    """Returns at most MAX_UNKNOWN claims: their number is chosen by the author of a pod."""
+    """Returns the first MAX_UNKNOWN claims."""
     return tuple(ClaimIdentity(uid=use.uid, driver=use.driver) for use in uses[:MAX_UNKNOWN])
 
 
-def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
-    """Returns at most MAX_UNKNOWN claims, with as many requests in all: a pod's author writes these."""
-    left, kept = MAX_UNKNOWN, []
+def _truncated(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
+    """Returns the first MAX_UNKNOWN claims, with at most MAX_UNKNOWN requests in total."""
+    left, result = MAX_UNKNOWN, []
     for use in uses[:MAX_UNKNOWN]:
-        kept.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))
+        result.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))
         left -= len(use.requests)
-    return tuple(kept)
+    return tuple(result)
 
 
-def _bytes(tracked: Tracked) -> bytes:
+def _serialize(tracked: Tracked) -> bytes:
     return report(tracked).model_dump_json().encode()

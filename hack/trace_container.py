@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.link import PLUGIN_CONNECTION, Trunk, wrap
+from nri_backend.nri.link import PLUGIN_CONNECTION, Demultiplexer, frame_message
 from nri_backend.nri.model import Container, Resources
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
 from nri_backend.ttrpc import REQUEST, Call, ServerConnection, encode_call, encode_frame
@@ -34,19 +34,19 @@ class Runtime:
     """The other end of a connection without a socket."""
 
     def __init__(self, node: Node) -> None:
-        self._server, self._trunk, self._ids = ServerConnection(), Trunk(), count(1, 2)
+        self._server, self._demultiplexer, self._ids = ServerConnection(), Demultiplexer(), count(1, 2)
         self._service = PluginService(node.enforcer, lambda *_: None)
 
     async def call(self, method: str, request: Message, journey: Journey) -> None:
         """Makes the plugin answer a call; from bytes to bytes it is part of the journey."""
         call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
-        sent = wrap(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
+        sent = frame_message(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
         journey.running = True
-        for _, piece in self._trunk.receive_data(sent):
+        for _, piece in self._demultiplexer.receive_data(sent):
             for event in self._server.receive_data(piece):
                 if isinstance(event, Call):
                     answer = await self._service.serve(event)
-                    wrap(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
+                    frame_message(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
         journey.running = False
 
 

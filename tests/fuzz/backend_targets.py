@@ -16,7 +16,7 @@ from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
-from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
+from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Demultiplexer, frame_message
 from nri_backend.nri.messages import read_container, read_pod
 from nri_backend.ttrpc import (
     RESPONSE,
@@ -78,8 +78,8 @@ def _client(data: bytes) -> None:
 
 
 def _mux(data: bytes) -> None:
-    trunk = Trunk()
-    found = [item for piece in _pieces(data) for item in trunk.receive_data(piece)]
+    demultiplexer = Demultiplexer()
+    found = [item for piece in _pieces(data) for item in demultiplexer.receive_data(piece)]
     assert {connection for connection, _ in found} <= {PLUGIN_CONNECTION, RUNTIME_CONNECTION}
 
 
@@ -212,7 +212,7 @@ TARGETS = [
         "mux",
         _mux,
         st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=50))).map(
-            lambda parts: b"".join(wrap(number, data) for number, data in parts)
+            lambda parts: b"".join(frame_message(number, data) for number, data in parts)
         ),
         (PeerError,),
         milliseconds=1000,

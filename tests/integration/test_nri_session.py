@@ -81,8 +81,8 @@ async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> Non
         rig.hooks.before = wait
         start = asyncio.create_task(rig.runtime.start_container(container))
         await asked.wait()
-        await rig.session.answered(0.05)
-        leaving = asyncio.create_task(rig.session.answered(10))
+        await rig.session.drain(0.05)
+        leaving = asyncio.create_task(rig.session.drain(10))
         await asyncio.sleep(0.05)
         assert not leaving.done()
         go.set()

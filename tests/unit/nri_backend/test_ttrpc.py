@@ -196,6 +196,6 @@ def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
 
 
 def test_a_length_that_nobody_sends_is_the_peers_fault() -> None:
-    """Lost borders are noticed instead of skipping gigabytes."""
+    """Lost frame boundaries are detected, instead of gigabytes being skipped."""
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

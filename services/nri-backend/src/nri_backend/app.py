@@ -108,7 +108,7 @@ class Backend:
 
     async def answered(self) -> None:
         """Waits for the hooks that are at work: a start that is cut off kills its container."""
-        await self._session.answered(_LEAVE_SECONDS)
+        await self._session.drain(_LEAVE_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""

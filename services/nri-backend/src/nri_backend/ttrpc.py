@@ -21,7 +21,7 @@ HEADER_BYTES = _HEADER.size
 MAX_DATA = 4 << 20
 """Bytes of data in one frame, header excluded (ttrpc channel.go, messageLengthMax)."""
 # No runtime writes more than 16 MiB at once, not even those that do not check the limit (NRI before 0.7). A longer
-# length means that we have lost the borders of the frames; skipping up to 4 GiB would not find them again.
+# length means that frame boundaries are lost, and skipping up to 4 GiB would not find them again.
 _MAX_SKIPPED = 16 << 20
 
 REQUEST = 1
@@ -120,7 +120,7 @@ class FrameReader:
             return None
         length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
         if length > _MAX_SKIPPED:
-            raise PeerError(f"a ttrpc frame claims {length} bytes; the borders between frames are lost")
+            raise PeerError(f"a ttrpc frame claims {length} bytes; frame boundaries are lost")
         if length > MAX_DATA:
             return Frame(stream_id, frame_type, length, None) if self._skip(length) else None
         end = HEADER_BYTES + length

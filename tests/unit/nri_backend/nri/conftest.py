@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-from tests.fakes.clock import pytest_asyncio_loop_factories  # noqa: F401  no test here waits
+from tests.fakes.clock import pytest_asyncio_loop_factories  # noqa: F401  time is virtual

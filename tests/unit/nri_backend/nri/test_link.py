@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pump over real sockets, against a peer that reads as Go does."""
+"""The connection over real sockets, against a peer with the limits of the Go reader."""
 
 import asyncio
 import struct
@@ -26,7 +26,7 @@ async def _echo(call: Call) -> bytes:
 
 
 async def _blob(payload: bytes) -> Message:
-    """A method of the runtime that sends its request back."""
+    """A method of the runtime that returns its request."""
     return pb.RegisterPluginRequest.FromString(payload)
 
 
@@ -34,7 +34,7 @@ async def _blob(payload: bytes) -> Message:
 async def _linked(
     folder: Path, serve: Serve = _echo, **methods: Method
 ) -> AsyncIterator[tuple[Link, RuntimeEnd, asyncio.Task[str]]]:
-    """A running link and the other end of it."""
+    """Yields a running link, the runtime's end of it, and the task of run()."""
     socket = folder / "nri.sock"
     async with bare_runtime(socket, lambda _end: methods) as ends, asyncio.TaskGroup() as tasks:
         link = await dial(socket)
@@ -52,7 +52,7 @@ def _text(size: int) -> Message:
 @pytest.mark.parametrize("size", [0, 4000, 4060, 4070, 4080, 4090, 4096, 4100, 5000, 8192, 100_000, 4_000_000])
 @pytest.mark.fault("protocol trap 1.7")
 async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Path, size: int) -> None:
-    """The Go reader's buffer kills connections that only ever meet long messages in production."""
+    """A message in a frame that exceeds the Go reader's buffer would close the connection."""
     async with _linked(tmp_path, Blob=_blob) as (link, end, _):
         payload = _text(size).SerializeToString()
         assert await end.call("Echo", _text(size)) == payload
@@ -68,8 +68,10 @@ async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Pat
     ids=["a long message in one frame", "257 unread frames"],
 )
 @pytest.mark.fault("protocol trap 2.1", "protocol trap 2.2")
-async def test_the_stand_in_dies_as_go_does(tmp_path: Path, wire: bytes, reason: str) -> None:
-    """Shows that the test above proves something."""
+async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
+    tmp_path: Path, wire: bytes, reason: str
+) -> None:
+    """Without these limits of the stand-in, the test above would pass with any framing."""
     async with _linked(tmp_path) as (link, end, run):
         link._writer.write(wire)
         assert await run == "the runtime closed the connection"
@@ -77,8 +79,8 @@ async def test_the_stand_in_dies_as_go_does(tmp_path: Path, wire: bytes, reason:
 
 
 @pytest.mark.fault("protocol trap 1.4")
-async def test_a_slow_call_does_not_delay_the_others(tmp_path: Path) -> None:
-    """Every call is a task of its own; whoever leaves waits until none is left without its answer, or its error."""
+async def test_calls_run_concurrently_and_drain_waits_for_all_responses(tmp_path: Path) -> None:
+    """Two calls wait, one of which then fails; a third one is answered in the meantime."""
     release = asyncio.Event()
 
     async def serve(call: Call) -> bytes:
@@ -89,20 +91,19 @@ async def test_a_slow_call_does_not_delay_the_others(tmp_path: Path) -> None:
         return call.payload
 
     async with _linked(tmp_path, serve) as (link, end, _):
-        await link.answered()
+        await link.drain()
         slow, failing = (asyncio.create_task(_outcome(end, method)) for method in ("Slow", "Fail"))
         await eventually(lambda: len(link._running) == 2)
         assert await end.call("Quick", _text(2)) == _text(2).SerializeToString()
-        leaving = asyncio.create_task(link.answered())
+        draining = asyncio.create_task(link.drain())
         await asyncio.sleep(1)
-        assert not leaving.done()
+        assert not draining.done()
         release.set()
-        await leaving
+        await draining
         assert (await slow, await failing) == ((0, ""), (9, "not now"))
 
 
-async def test_calls_beyond_the_bound_are_refused(tmp_path: Path) -> None:
-    """A peer that floods us gets errors instead of our memory."""
+async def test_calls_beyond_the_limit_are_answered_with_an_error(tmp_path: Path) -> None:
 
     async def never(_call: Call) -> bytes:
         await asyncio.Event().wait()
@@ -111,7 +112,7 @@ async def test_calls_beyond_the_bound_are_refused(tmp_path: Path) -> None:
     async with _linked(tmp_path, never) as (link, end, run), asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(_outcome(end, "Any")) for _ in range(70)]
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        assert {await call for call in done} == {(RESOURCE_EXHAUSTED, "64 calls are being carried out already")}
+        assert {await call for call in done} == {(RESOURCE_EXHAUSTED, "64 calls are already in progress")}
         link.close("enough")
         await run
 
@@ -126,8 +127,7 @@ async def _outcome(end: RuntimeEnd, method: str) -> tuple[int, str]:
     return 0, ""
 
 
-async def test_an_answer_over_4_mib_becomes_an_error_and_the_connection_lives_on(tmp_path: Path) -> None:
-    """Nobody waits in vain for an answer that cannot be sent."""
+async def test_a_response_over_4_mib_becomes_an_error_and_the_connection_stays_open(tmp_path: Path) -> None:
 
     async def serve(call: Call) -> bytes:
         return bytes(5 << 20) if call.method == "Long" else call.payload
@@ -137,8 +137,8 @@ async def test_an_answer_over_4_mib_becomes_an_error_and_the_connection_lives_on
         assert await _outcome(end, "Short") == (0, "")
 
 
-async def test_a_call_that_is_not_answered_times_out_and_the_connection_lives_on(tmp_path: Path) -> None:
-    """The caller gives up; a late answer harms nobody."""
+async def test_a_call_to_the_runtime_times_out_and_the_connection_stays_open(tmp_path: Path) -> None:
+    """The response that arrives after the timeout is ignored."""
     release = asyncio.Event()
 
     async def slow(_payload: bytes) -> Message:
@@ -152,16 +152,16 @@ async def test_a_call_that_is_not_answered_times_out_and_the_connection_lives_on
         assert await _outcome(end, "Any") == (0, "")
 
 
-async def test_an_error_of_the_runtime_is_raised_with_its_code(tmp_path: Path) -> None:
-    """An unknown method is Unimplemented, on our side of the wire too."""
+async def test_an_error_response_of_the_runtime_is_raised_with_its_code(tmp_path: Path) -> None:
+    """The runtime does not implement the method."""
     async with _linked(tmp_path) as (link, _, _):
         with pytest.raises(StatusError, match="UNIMPLEMENTED: unknown method") as caught:
             await link.call(RUNTIME, "Nothing", b"", 5.0)
         assert caught.value.code == Code.UNIMPLEMENTED
 
 
-async def test_the_end_of_the_runtime_fails_outstanding_calls_and_cancels_hooks(tmp_path: Path) -> None:
-    """Nothing of a dead connection goes on."""
+async def test_the_end_of_the_connection_fails_outstanding_calls_and_cancels_hooks(tmp_path: Path) -> None:
+    """One call in each direction; a call after the end fails with the same reason."""
     both_wait = asyncio.Barrier(3)
     cancelled = asyncio.Event()
 
@@ -194,15 +194,14 @@ async def _closed(link: Link) -> str:
     return str(caught.value)
 
 
-async def test_bytes_that_are_no_protocol_end_the_connection_with_a_reason(tmp_path: Path) -> None:
-    """A desynchronised stream is given up, not interpreted."""
+async def test_invalid_bytes_close_the_connection_with_a_reason(tmp_path: Path) -> None:
     async with _linked(tmp_path) as (_, end, run):
         end.writer.write(b"\xff" * 64)
-        assert "borders between frames are lost" in await run
+        assert "frame boundaries are lost" in await run
 
 
-async def test_closing_ends_the_connection_even_when_the_peer_does_not_read(tmp_path: Path) -> None:
-    """A stuck runtime must not keep us from connecting anew."""
+async def test_a_connection_can_be_closed_while_the_peer_does_not_read(tmp_path: Path) -> None:
+    """Otherwise a runtime that hangs would prevent the reconnection."""
     stuck = asyncio.Event()
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

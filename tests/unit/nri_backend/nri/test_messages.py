@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI messages to domain values and back."""
+"""Conversion between NRI messages and the plugin's values."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ _EVERYTHING = Resources(
 )
 
 
-def test_a_pod_keeps_its_identity_and_its_cgroup() -> None:
-    """The id is the sandbox's, the uid the pod's."""
+def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
+    """The id is that of the sandbox, the uid that of the pod."""
     message = pb.PodSandbox(
         id="s",
         uid="u",
@@ -32,8 +32,8 @@ def test_a_pod_keeps_its_identity_and_its_cgroup() -> None:
 
 
 @pytest.mark.fault("protocol trap 3.13")
-def test_a_container_is_known_by_its_environment_not_by_its_cdi_devices() -> None:
-    """Only some runtimes fill CDI_devices; the environment that CDI made is there everywhere."""
+def test_a_container_has_the_drivers_variables_and_not_its_cdi_devices() -> None:
+    """Only some runtimes set CDI_devices; all of them send the environment that CDI has edited."""
     message = pb.Container(
         id="c",
         pod_sandbox_id="s",
@@ -57,15 +57,14 @@ def test_a_container_is_known_by_its_environment_not_by_its_cdi_devices() -> Non
 @pytest.mark.parametrize(
     ("number", "state"), [(0, "UNKNOWN"), (1, "CREATED"), (2, "PAUSED"), (3, "RUNNING"), (4, "STOPPED"), (9, "UNKNOWN")]
 )
-def test_every_state_has_a_meaning(number: int, state: str) -> None:
-    """A state of a later runtime is unknown, not an error."""
+def test_states_are_converted_and_new_ones_are_unknown(number: int, state: str) -> None:
     message = pb.Container()
     message.ParseFromString(b"\x20" + bytes([number]))
     assert read_container(message).state is ContainerState[state]
 
 
-def test_wrappers_that_hold_zero_mean_not_given() -> None:
-    """Runtimes relay CRI's zeros; nothing can be unset through them."""
+def test_wrappers_with_the_value_0_are_unset_fields() -> None:
+    """Runtimes relay the zeros of CRI, in which 0 means that the kubelet has not set the field."""
     message = pb.LinuxResources(
         cpu=pb.LinuxCPU(
             quota=pb.OptionalInt64(), period=pb.OptionalUInt64(), shares=pb.OptionalUInt64(), cpus="", mems=""
@@ -76,15 +75,15 @@ def test_wrappers_that_hold_zero_mean_not_given() -> None:
 
 
 @pytest.mark.fault("protocol trap 3.8")
-def test_of_two_hugepage_limits_the_last_is_the_one_that_holds() -> None:
-    """An update appends to the runtime's list, and runc writes the entries in order."""
+def test_the_last_of_two_hugepage_limits_applies() -> None:
+    """Runtimes append an update to their list, and runc writes the entries in order."""
     limits = [pb.HugepageLimit(page_size="2MB", limit=limit) for limit in (1, 2)]
     assert read_resources(pb.LinuxResources(hugepage_limits=limits)).hugepage_limits == {"2MB": 2}
 
 
 @pytest.mark.fault("protocol trap 3.14")
-def test_page_sizes_and_lists_are_passed_in_the_runtimes_spelling() -> None:
-    """``2MB`` and ``0-3,8`` go out as they are, and what goes out can be read back."""
+def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> None:
+    """``2MB`` and ``0-3,8``. Resources that were sent parse to the same value."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [limit.page_size for limit in message.hugepage_limits] == ["2MB", "1GB"]
     assert message.cpu.cpus == "0-3,8"
@@ -93,15 +92,15 @@ def test_page_sizes_and_lists_are_passed_in_the_runtimes_spelling() -> None:
 
 
 @pytest.mark.fault("protocol trap 3.9")
-def test_what_a_runtime_ignores_is_never_sent() -> None:
-    """Reservation, swap and the rest do nothing; shares, realtime and pids are not ours to set."""
+def test_only_fields_that_runtimes_apply_and_the_driver_owns_are_sent() -> None:
+    """Runtimes ignore reservation and swap, among others; shares, realtime and pids belong to the kubelet."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [field.name for field, _ in message.memory.ListFields()] == ["limit"]
     assert [field.name for field, _ in message.cpu.ListFields()] == ["quota", "cpus", "mems"]
 
 
-def test_an_adjustment_claims_only_what_it_sets() -> None:
-    """A standby answers empty, so that it cannot conflict; names and values of variables are separate fields."""
+def test_an_adjustment_contains_only_the_fields_that_it_sets() -> None:
+    """The adjustment of a standby is empty, so that it cannot conflict with that of the active instance."""
     assert write_adjustment(Adjustment()).SerializeToString() == b""
     message = write_adjustment(Adjustment(env={"A": "b=c"}))
     assert [(entry.key, entry.value) for entry in message.env] == [("A", "b=c")]
@@ -116,20 +115,20 @@ def test_an_adjustment_claims_only_what_it_sets() -> None:
         ("interleave", {0, 1}, pb.MPOL_INTERLEAVE),
     ],
 )
-def test_a_memory_policy_goes_out_by_itself(mode: str, nodes: set[int], sent: pb.MpolMode) -> None:
-    """Linux prefers several nodes by another mode; no resource of the container is claimed by it."""
+def test_a_memory_policy_is_sent_without_resources(mode: str, nodes: set[int], sent: pb.MpolMode) -> None:
+    """Several preferred nodes have a mode of their own in Linux."""
     message = write_adjustment(Adjustment(memory_policy=MemoryPolicy(mode, frozenset(nodes))))
     assert message.linux.memory_policy.mode == sent
     assert message.linux.memory_policy.nodes == format_cpu_list(nodes)
     assert not message.linux.HasField("resources")
 
 
-def test_updates_that_do_not_fit_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """An answer may not exceed 4 MiB; the audit corrects the rest."""
+def test_updates_that_do_not_fit_are_omitted_and_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The limit of a response is 4 MiB; the audit applies the other updates."""
     updates = [Update(f"c{number}", Resources(cpus="0-3")) for number in range(50)]
     messages = write_updates(updates, 400)
     assert 0 < len(messages) < 50
-    assert f"an answer has room for {len(messages)} of 50 updates" in caplog.text
+    assert f"a response contains only {len(messages)} of 50 updates" in caplog.text
     assert pb.SynchronizeResponse(update=messages).ByteSize() <= 400
     assert [message.container_id for message in messages][:2] == ["c0", "c1"]
     assert len(write_updates(updates)) == 50

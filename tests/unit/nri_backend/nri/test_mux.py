@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mux: what is written suits the Go reader, and any pieces of any bytes can be read."""
+"""NRI's multiplexer: written frames respect the limits of the Go reader, and received bytes may be split anywhere."""
 
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.nri.link import RUNTIME_CONNECTION, Trunk, wrap
+from nri_backend.nri.link import RUNTIME_CONNECTION, Demultiplexer, frame_message
 from nri_backend.ttrpc import PeerError
 
 from tests.strategies.streams import cut
@@ -24,9 +24,9 @@ def _lengths(wire: bytes) -> list[int]:
 
 
 def _read(*pieces: bytes) -> dict[int, bytes]:
-    trunk, streams = Trunk(), dict[int, bytes]()
+    demultiplexer, streams = Demultiplexer(), dict[int, bytes]()
     for piece in pieces:
-        for number, data in trunk.receive_data(piece):
+        for number, data in demultiplexer.receive_data(piece):
             streams[number] = streams.get(number, b"") + data
     return streams
 
@@ -37,22 +37,24 @@ def _read(*pieces: bytes) -> dict[int, bytes]:
 )
 @pytest.mark.fault("protocol trap 2.1", "protocol trap 2.2")
 def test_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
-    """One frame that does not fit the reader's 4096 bytes kills the connection, and so do 257 that wait to be read."""
+    """The Go reader closes the connection for a frame that exceeds its 4096 bytes, and for 257 unread frames."""
     message = bytes(range(256)) * (total // 256) + bytes(total % 256)
-    wire = wrap(RUNTIME_CONNECTION, message)
+    wire = frame_message(RUNTIME_CONNECTION, message)
     assert _lengths(wire) == frames
     assert _read(wire) == {RUNTIME_CONNECTION: message}
 
 
 @given(frames=_FRAMES, data=st.data())
-def test_any_pieces_give_the_same_streams(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """Where the kernel or the peer cuts a stream makes no difference; ids other than 1 and 2 disappear."""
+def test_the_streams_do_not_depend_on_how_the_bytes_are_split(
+    frames: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    """Frames of connections other than 1 and 2 are dropped."""
     wire = b"".join(struct.pack(">II", number, len(payload)) + payload for number, payload in frames)
     streams = {number: b"".join(payload for other, payload in frames if other == number) for number in (1, 2)}
     assert _read(*cut(data, wire)) == {number: stream for number, stream in streams.items() if stream}
 
 
-def test_a_length_that_no_runtime_writes_is_the_peers_fault() -> None:
-    """A header of garbage must not make us wait for gigabytes."""
+def test_a_frame_length_that_no_runtime_writes_is_a_peer_error() -> None:
+    """After an invalid header the reader does not wait for gigabytes."""
     with pytest.raises(PeerError, match="mux frame claims 4294967295 bytes"):
-        list(Trunk().receive_data(b"\xff" * 8))
+        list(Demultiplexer().receive_data(b"\xff" * 8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin service without a connection: calls in, hooks in domain terms, answers out."""
+"""The plugin service without a connection: calls, hooks and responses."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ _BOTH: dict[str, Any] = {"pod": _POD, "container": _CONTAINER}
 
 
 class _Rig:
-    """A service with what is around it."""
+    """A service with recording hooks and a recording observer."""
 
     def __init__(self) -> None:
         self.hooks = RecordingHooks()
@@ -31,7 +31,7 @@ class _Rig:
         return await self.service.serve(Call(PLUGIN_SERVICE, method, request.SerializeToString(), int(seconds * 1e9)))
 
     def fail(self, error: Exception) -> None:
-        """Every hook fails from now on."""
+        """Makes every further hook raise this error."""
 
         async def fail(_hook: str) -> None:
             raise error
@@ -45,14 +45,14 @@ class _Rig:
 
 
 async def test_protobuf_runs_on_its_c_implementation() -> None:
-    """The pure Python one needs seconds for a large snapshot."""
+    """The pure Python implementation needs seconds for a large snapshot."""
     assert api_implementation.Type() == "upb"
 
 
 @pytest.mark.parametrize("version", ["", "v0.12.0"])
 @pytest.mark.fault("protocol trap 3.1")
-async def test_the_subscription_names_what_we_need_and_nothing_an_old_runtime_lacks(version: str) -> None:
-    """One unknown bit closes the plugin; no bit at all would make us a validator."""
+async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version: str) -> None:
+    """An unknown bit makes the runtime disconnect the plugin; an empty mask would subscribe to validation, too."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
     assert pb.ConfigureResponse.FromString(answer).events == 0x6AF
 
@@ -72,10 +72,10 @@ async def test_the_subscription_names_what_we_need_and_nothing_an_old_runtime_la
     ],
 )
 @pytest.mark.fault("protocol trap 3.2")
-async def test_lifecycle_events_come_both_ways_and_mean_the_same(
+async def test_a_lifecycle_event_calls_the_same_hook_as_method_and_as_state_change(
     method: str, event: pb.Event, hook: str | None
 ) -> None:
-    """Runtimes before 0.12 send StateChange, later ones call a method; hook and metric are the same."""
+    """Runtimes before NRI 0.12 send StateChange, later ones call a method. The metric is the same as well."""
     request = {"RemovePodSandbox": pb.RemovePodSandboxRequest(pod=_POD)}.get(method, pb.StartContainerRequest(**_BOTH))
     direct, indirect = _Rig(), _Rig()
     assert await direct.call(method, request) == b""
@@ -84,16 +84,16 @@ async def test_lifecycle_events_come_both_ways_and_mean_the_same(
     assert direct.observer.calls == indirect.observer.calls == [(method, "ok")]
 
 
-async def test_events_nobody_knows_are_acknowledged() -> None:
-    """A later runtime may have more of them."""
+async def test_unknown_events_are_acknowledged() -> None:
+    """A newer runtime may send more events."""
     rig = _Rig()
     assert await rig.call("StateChange", pb.StateChangeEvent(event=pb.VALIDATE_CONTAINER_ADJUSTMENT, pod=_POD)) == b""
     assert rig.hooks.seen == []
 
 
 @pytest.mark.fault("protocol trap 3.3")
-async def test_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
-    """A container may come before its pod, so the hook sees nothing until the last part has come; then all is new."""
+async def test_chunks_of_a_snapshot_are_joined_before_the_hook_is_called() -> None:
+    """Each chunk but the last is answered with ``more``. A second snapshot starts from an empty list."""
     rig = _Rig()
     rig.hooks.updates = [Update("c1", Resources(cpus="0-1"))]
     parts = [
@@ -108,20 +108,20 @@ async def test_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
     assert rig.hooks.seen == [("synchronize", (2, 1)), ("synchronize", (1, 0))]
 
 
-@pytest.mark.parametrize(("what", "kind"), [("containers", pb.Container), ("pods", pb.PodSandbox)])
-async def test_a_snapshot_that_never_ends_is_given_up(what: str, kind: type) -> None:
-    """A peer that always has more would fill the memory."""
+@pytest.mark.parametrize(("objects", "kind"), [("containers", pb.Container), ("pods", pb.PodSandbox)])
+async def test_a_snapshot_with_too_many_objects_is_an_error(objects: str, kind: type) -> None:
+    """The limit applies to the sum of all chunks."""
     rig = _Rig()
-    part = pb.SynchronizeRequest(**{what: [kind()] * (MAX_CONTAINERS // 2)}, more=True)
+    part = pb.SynchronizeRequest(**{objects: [kind()] * (MAX_CONTAINERS // 2)}, more=True)
     for _ in range(2):
         await rig.call("Synchronize", part)
     assert (await rig.fails("Synchronize", part)).code == Code.RESOURCE_EXHAUSTED
     assert rig.service.synchronized.is_set()
-    assert rig.service.sync_failure == f"the snapshot of the runtime has more than 16384 {what}"
+    assert rig.service.sync_failure == f"the snapshot of the runtime has more than 16384 {objects}"
 
 
-async def test_a_failed_snapshot_is_known_and_answered_as_an_error() -> None:
-    """Some runtimes keep the connection of a plugin that failed and never call it again."""
+async def test_a_failed_snapshot_is_an_error_response_and_sets_sync_failure() -> None:
+    """The session closes the connection then: some runtimes keep it open and never call the plugin again."""
     rig = _Rig()
     rig.fail(ValueError("boom"))
     assert (await rig.fails("Synchronize", pb.SynchronizeRequest())).code == Code.INTERNAL
@@ -138,8 +138,8 @@ async def test_a_failed_snapshot_is_known_and_answered_as_an_error() -> None:
         ("nri.Other", "Configure"),
     ],
 )
-async def test_what_is_not_subscribed_is_unimplemented(service: str, method: str) -> None:
-    """The runtime relies on code 12. Only the plugin service is served on this connection."""
+async def test_other_methods_and_services_are_unimplemented(service: str, method: str) -> None:
+    """The runtime relies on code 12, UNIMPLEMENTED."""
     rig = _Rig()
     with pytest.raises(StatusError, match=f"there is no method {service}/{method}") as caught:
         await rig.service.serve(Call(service, method, b""))
@@ -148,8 +148,8 @@ async def test_what_is_not_subscribed_is_unimplemented(service: str, method: str
 
 
 @pytest.mark.fault("protocol trap 3.5")
-async def test_a_refusal_is_answered_with_its_text() -> None:
-    """Only an answered error keeps a container from being created; the text reaches the pod's events."""
+async def test_a_rejection_is_an_error_response_with_its_message() -> None:
+    """Only an error response prevents the creation of the container; the message appears in the pod's events."""
     rig = _Rig()
     rig.fail(RefusedError("claim x is not yours; name it in the pod's spec"))
     error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))
@@ -157,12 +157,12 @@ async def test_a_refusal_is_answered_with_its_text() -> None:
     assert rig.observer.calls == [("CreateContainer", "refused")]
 
 
-# A timeout inside a hook is not our own deadline.
+# A TimeoutError that a hook raises is not the deadline of the service.
 @pytest.mark.parametrize("bug", [ValueError("secret detail"), TimeoutError("secret detail")])
-async def test_a_bug_is_answered_without_its_details_and_logged_with_them(
+async def test_an_unexpected_exception_is_an_error_response_without_its_details(
     bug: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pod's author learns where to look, the log has the traceback, and the next call is served."""
+    """The log contains them. The next call is handled as usual."""
     rig = _Rig()
     rig.fail(bug)
     error = await rig.fails("StartContainer", pb.StartContainerRequest(**_BOTH))
@@ -173,15 +173,15 @@ async def test_a_bug_is_answered_without_its_details_and_logged_with_them(
     assert await rig.call("StartContainer", pb.StartContainerRequest(**_BOTH)) == b""
 
 
-# Seconds in the call, milliseconds in Configure; the runtime's default.
+# Timeout of the call in seconds, that of Configure in milliseconds, and the deadline of the hook in seconds.
 @pytest.mark.parametrize(
-    ("in_call", "configured", "ours"), [(4.0, 0, 3), (0.0, 8000, 6), (4.0, 8000, 3), (0.0, 0, 1.5)]
+    ("in_call", "configured", "deadline"), [(4.0, 0, 3), (0.0, 8000, 6), (4.0, 8000, 3), (0.0, 0, 1.5)]
 )
 @pytest.mark.fault("protocol trap 3.6")
-async def test_a_hook_that_runs_out_of_time_is_an_error_before_the_runtime_gives_up(
-    in_call: float, configured: int, ours: float
+async def test_a_hook_is_answered_with_an_error_before_the_runtimes_timeout(
+    in_call: float, configured: int, deadline: float
 ) -> None:
-    """Silence fails open: the runtime throws us out and starts the container without us."""
+    """Without a response the runtime would disconnect the plugin and start the container without enforcement."""
     rig = _Rig()
 
     async def never(_hook: str) -> None:
@@ -190,12 +190,11 @@ async def test_a_hook_that_runs_out_of_time_is_an_error_before_the_runtime_gives
     rig.hooks.before = never
     await rig.call("Configure", pb.ConfigureRequest(request_timeout=configured))
     error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH), in_call)
-    assert (error.code, error.message) == (4, f"CreateContainer was not done within {ours} s; it is tried again")
+    assert (error.code, error.message) == (4, f"CreateContainer did not finish within {deadline} s; it will be retried")
     assert rig.observer.calls[-1] == ("CreateContainer", "timeout")
 
 
-async def test_a_request_that_cannot_be_read_is_an_invalid_argument() -> None:
-    """A sound envelope may hold nonsense."""
+async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument() -> None:
     with pytest.raises(StatusError) as caught:
         await _Rig().service.serve(Call(PLUGIN_SERVICE, "CreateContainer", b"\xff\xff"))
     assert caught.value.code == Code.INVALID_ARGUMENT

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI on one connection, in domain terms. It decides nothing about containers."""
+"""The NRI plugin side of one connection to the runtime. Decisions about containers are made in ``enforcement``."""

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to the runtime: a unix socket, NRI's mux on it, and the two ttrpc connections that share it.
+"""One connection to the runtime: a unix socket, NRI's multiplexer on it, and the two ttrpc connections that share it.
 
-The mux puts eight bytes before each piece of a connection's byte stream, big endian: connection id, payload length.
-What we write must suit the Go reader at the other end (NRI pkg/net/multiplex/mux.go): each read hands out one frame of
-the mux, and fails when the buffer it was given is smaller. ttrpc reads through a buffer of 4096 bytes, except that a
-body which does not fit is read straight into place. Hence wrap(): a short message is one frame; a longer one is its
-ttrpc header, then its body. Many frames instead could overrun the 256 that the reader queues.
+The multiplexer splits the byte stream of each connection into frames with a header of eight bytes, big endian:
+connection id, payload length. Frame boundaries are not message boundaries, so our reader accepts any split.
+
+The Go reader of the runtime is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
+frame is longer than the caller's buffer, which closes the connection. ttrpc reads headers and short messages through a
+buffer of 4096 bytes, but reads a body that does not fit into that buffer directly into a buffer of the body's length.
+Therefore `frame_message()` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header and
+body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.
 """
 
 import asyncio
@@ -29,41 +32,40 @@ from nri_backend.ttrpc import (
 )
 
 PLUGIN_CONNECTION = 1
-"""Here the runtime calls the plugin."""
+"""Id of the connection on which the runtime calls the plugin."""
 RUNTIME_CONNECTION = 2
-"""Here the plugin calls the runtime."""
+"""Id of the connection on which the plugin calls the runtime."""
 _HEADER = Struct(">II")
 _READER_BUFFER = 4096
-# The longest frame that any release writes (NRI before 0.7 splits at 16 MiB). The Go reader checks nothing and would
-# allocate what a broken header says.
+# The longest frame that any NRI release writes: before 0.7 they are split at 16 MiB. The Go reader has no such check.
 _MAX_FRAME = (16 << 20) + HEADER_BYTES
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
-# The runtime sends one event at a time and plugin calls wait for nothing but our own hooks: a peer with this many calls
-# outstanding is not a runtime. It also keeps the unread answers (two frames each) below the 256 that the peer queues.
+# Maximum number of calls of the runtime in progress. A runtime sends one event at a time, so it never gets there. The
+# limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
 _MAX_CALLS = 64
 _log = logging.getLogger(__name__)
 
 Serve = Callable[[Call], Awaitable[bytes]]
-"""Carries out a call of the runtime: the answer's payload, or a StatusError."""
+"""Handles a call of the runtime. Returns the payload of the response or raises StatusError."""
 
 
 class UnansweredError(TtrpcError):
-    """A call of ours has no answer: none came in time, or the connection ended. The peer may still carry it out."""
+    """A call to the runtime timed out, or the connection ended first. The runtime may still execute the call."""
 
 
-def wrap(connection: int, message: bytes) -> bytes:
-    """One whole ttrpc message, ready to be written to the trunk in one go."""
+def frame_message(connection: int, message: bytes) -> bytes:
+    """Returns a complete ttrpc message in one or two frames, to be written to the socket in a single write."""
     if len(message) <= _READER_BUFFER:
         return _HEADER.pack(connection, len(message)) + message
     head, body = message[:HEADER_BYTES], memoryview(message)[HEADER_BYTES:]
     return b"".join((_HEADER.pack(connection, len(head)), head, _HEADER.pack(connection, len(body)), body))
 
 
-class Trunk:
-    """The receiving half of the mux: the socket's bytes in, pieces of the connections' byte streams out.
+class Demultiplexer:
+    """Splits the bytes of the socket into the byte streams of the connections. No I/O.
 
-    Frames are not message borders, so their payload is passed on as it comes and only headers are ever held back.
+    Payload is passed on as it arrives, even if the frame is not complete; only partial headers are buffered.
     """
 
     __slots__ = ("_connection", "_header", "_left")
@@ -74,58 +76,60 @@ class Trunk:
         self._left = 0
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields (connection id, bytes); what belongs to other ids is dropped. Must be exhausted.
+        """Yields (connection id, bytes) and drops frames of unknown connections. The caller must exhaust the iterator.
 
-        Raises PeerError when a length makes no sense.
+        Raises PeerError if the length in a header exceeds the longest possible frame.
         """
         rest = memoryview(data)
         while rest:
             if not self._left:
-                rest = self._take_header(rest)
+                rest = self._parse_header(rest)
                 continue
             piece, rest = rest[: self._left], rest[self._left :]
             self._left -= len(piece)
             if self._connection in (PLUGIN_CONNECTION, RUNTIME_CONNECTION):
                 yield self._connection, bytes(piece)
 
-    def _take_header(self, rest: memoryview) -> memoryview:
+    def _parse_header(self, rest: memoryview) -> memoryview:
         wanted = _HEADER.size - len(self._header)
         self._header += rest[:wanted]
         if len(self._header) == _HEADER.size:
             self._connection, self._left = _HEADER.unpack(self._header)
             self._header.clear()
             if self._left > _MAX_FRAME:
-                raise PeerError(f"a mux frame claims {self._left} bytes; the borders between frames are lost")
+                raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
         return rest[wanted:]
 
 
 async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":
-    """Connects to the runtime's socket. Raises OSError, with the path in its text, when nobody listens."""
+    """Connects to the runtime's socket. Raises OSError with the path in its text if that fails."""
     try:
         async with asyncio.timeout(connect_seconds):
             reader, writer = await asyncio.open_unix_connection(path)
     except TimeoutError as error:
-        raise OSError(errno.ETIMEDOUT, "nobody accepts the connection", str(path)) from error
+        raise OSError(errno.ETIMEDOUT, "the connection is not accepted", str(path)) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     return Link(reader, writer)
 
 
 class Link:
-    """One dialled connection to the runtime. It does nothing until run() is awaited, and cannot be used twice."""
+    """An established connection to the runtime. It does no I/O before run(), which can be called once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._server = ServerConnection()
         self._client = ClientConnection()
-        # An error is a result: as the exception of a future that nobody awaits any more it would be logged.
+        # Errors are stored as results: asyncio would log the exception of a future that is never awaited.
         self._answer: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
+        """Calls of the runtime in progress."""
         self._end = ""
+        """Why the connection ended; empty while it is open."""
 
     async def run(self, serve: Serve) -> str:
-        """Pumps until the connection is gone and says why. Each incoming call is a task; those left are cancelled."""
+        """Serves the connection until it ends and returns the reason. Calls still in progress are cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._pump(tasks, serve)
@@ -138,9 +142,10 @@ class Link:
         return self._end
 
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
-        """Calls the runtime while run() is running, once in the life of a connection.
+        """Calls a method of the runtime. Requires that run() is running; possible once per connection.
 
-        Raises StatusError (the runtime's answer), UnansweredError, OversizedError (nothing was sent).
+        Raises StatusError if the runtime responds with an error, UnansweredError, or OversizedError, in which case
+        nothing was sent.
         """
         message = self._client.call(Call(service, method, payload, int(seconds * 1e9)))
         try:
@@ -156,55 +161,55 @@ class Link:
             raise answer
         return answer
 
-    async def answered(self) -> None:
-        """Waits until no call of the runtime is left without its answer."""
+    async def drain(self) -> None:
+        """Waits until every call of the runtime has its response."""
         while self._running:
             await asyncio.wait(self._running)
 
     def close(self, end: str) -> None:
-        """Ends the connection once what was written is flushed; run() then answers with the first end there was."""
+        """Closes the connection after written data is flushed. run() returns the reason of the first call."""
         if self._end:
             return
         self._end = end
         self._writer.close()
-        # A peer that does not read would keep a closing socket open for ever.
+        # If the peer does not read, flushing would keep the socket open forever.
         asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._writer.transport.abort)
         if not self._answer.done():
             self._answer.set_result(UnansweredError(end))
 
     async def _pump(self, tasks: asyncio.TaskGroup, serve: Serve) -> None:
-        trunk = Trunk()
+        demultiplexer = Demultiplexer()
         try:
             while data := await self._reader.read(_READ_BYTES):
-                for connection, piece in trunk.receive_data(data):
+                for connection, piece in demultiplexer.receive_data(data):
                     if connection == PLUGIN_CONNECTION:
-                        await self._take_calls(piece, tasks, serve)
+                        await self._receive_calls(piece, tasks, serve)
                     else:
-                        self._take_answers(piece)
+                        self._receive_responses(piece)
             self.close("the runtime closed the connection")
         except PeerError as error:
             self.close(str(error))
         except OSError as error:
             self.close(_broken(error))
 
-    async def _take_calls(self, piece: bytes, tasks: asyncio.TaskGroup, serve: Serve) -> None:
+    async def _receive_calls(self, piece: bytes, tasks: asyncio.TaskGroup, serve: Serve) -> None:
         for call in self._server.receive_data(piece):
             if isinstance(call, bytes):
                 await self._write(PLUGIN_CONNECTION, call)
             elif len(self._running) >= _MAX_CALLS:
-                busy = StatusError(Code.RESOURCE_EXHAUSTED, f"{_MAX_CALLS} calls are being carried out already")
+                busy = StatusError(Code.RESOURCE_EXHAUSTED, f"{_MAX_CALLS} calls are already in progress")
                 await self._write(PLUGIN_CONNECTION, self._server.respond(call.stream_id, busy))
             else:
-                task = tasks.create_task(self._carry_out(call, serve), name=f"nri {call.method}")
+                task = tasks.create_task(self._handle_call(call, serve), name=f"nri {call.method}")
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
-    def _take_answers(self, piece: bytes) -> None:
+    def _receive_responses(self, piece: bytes) -> None:
         for answer in self._client.receive_data(piece):
             if not self._answer.done():
                 self._answer.set_result(answer)
 
-    async def _carry_out(self, call: Call, serve: Serve) -> None:
+    async def _handle_call(self, call: Call, serve: Serve) -> None:
         answer: bytes | StatusError
         try:
             answer = await serve(call)
@@ -213,16 +218,16 @@ class Link:
         try:
             reply = self._server.respond(call.stream_id, answer)
         except OversizedError as error:
-            _log.error("the answer to %s cannot be sent: %s", call.method, error)
+            _log.error("the response to %s cannot be sent: %s", call.method, error)
             reply = self._server.respond(call.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, str(error)))
-        # The connection may have ended meanwhile; the pump reports that.
+        # If the connection has ended in the meantime, _pump() reports that.
         with contextlib.suppress(OSError):
             await self._write(PLUGIN_CONNECTION, reply)
 
     async def _write(self, connection: int, message: bytes) -> None:
-        # One write() for a message, and none between the making of the bytes and it: so no two messages are mixed and
-        # stream ids reach the wire in the order they were given out. Only then may somebody else have a turn.
-        self._writer.write(wrap(connection, message))
+        # Each message is one write() without an await since it was encoded. So messages are never interleaved, and
+        # stream ids reach the wire in the order in which they were assigned.
+        self._writer.write(frame_message(connection, message))
         await self._writer.drain()
 
 

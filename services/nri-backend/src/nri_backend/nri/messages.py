@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI messages to domain values and back. Protobuf goes no further than this package."""
+"""Converts between NRI messages and the values of model.py. Protobuf is not used outside this package."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -23,8 +23,8 @@ from nri_backend.nri.model import (
 from nri_backend.ttrpc import MAX_DATA
 
 _log = logging.getLogger(__name__)
-_OURS: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
-# What a response frame holds beside the updates: the envelope, the field tags.
+_OUR_PREFIXES: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
+# Size of everything else in a response frame: the ttrpc response around the updates and its field tags.
 _ENVELOPE_BYTES: Final = 64
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
@@ -35,7 +35,7 @@ _STATES = {
 
 
 def read_pod(message: pb.PodSandbox) -> Pod:
-    """A pod sandbox as a value."""
+    """Converts a pod sandbox."""
     return Pod(
         id=message.id,
         uid=message.uid,
@@ -47,24 +47,24 @@ def read_pod(message: pb.PodSandbox) -> Pod:
 
 
 def read_container(message: pb.Container) -> Container:
-    """A container as a value."""
+    """Converts a container."""
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
         name=message.name,
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
-        env=_of_ours(message.env),
+        env=_our_variables(message.env),
         cgroups_path=message.linux.cgroups_path,
         resources=read_resources(message.linux.resources),
     )
 
 
-def _of_ours(env: Iterable[str]) -> tuple[str, ...]:
-    # A pod's author writes 1.5 MB of variables, and the runtime sends all of them with every event.
+def _our_variables(env: Iterable[str]) -> tuple[str, ...]:
+    # The author of a pod can set 1.5 MB of variables, and the runtime sends all of them with every event.
     found: list[str] = []
     left = MAX_VARIABLE_BYTES
     for entry in env:
-        if entry.startswith(_OURS):
+        if entry.startswith(_OUR_PREFIXES):
             found.append(entry[: max(left, 0) + 1])
             left -= len(entry)
             if left < 0 or len(found) > MAX_VARIABLES:
@@ -73,7 +73,7 @@ def _of_ours(env: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_resources(message: pb.LinuxResources) -> Resources:
-    """Resources as a value. Runtimes send wrappers that hold 0 for what the kubelet did not ask for: that is absent."""
+    """Converts resources. A wrapper message with the value 0 means that the kubelet did not set the field."""
     cpu, memory = message.cpu, message.memory
     return Resources(
         cpus=cpu.cpus,
@@ -81,13 +81,13 @@ def read_resources(message: pb.LinuxResources) -> Resources:
         cpu_quota=cpu.quota.value or None,
         cpu_period=cpu.period.value or None,
         memory_limit=memory.limit.value or None,
-        # An update appends to the runtime's list instead of replacing; the last entry of a page size is the valid one.
+        # Runtimes append an update to their list instead of replacing it; the last entry of a page size applies.
         hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
     )
 
 
 def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
-    """The answer for a container that is being created; fields that are not set are not sent."""
+    """Converts the adjustment of a container that is being created. Unset fields are not sent."""
     message = pb.ContainerAdjustment(env=[pb.KeyValue(key=k, value=v) for k, v in adjustment.env.items()])
     if adjustment.resources != Resources():
         message.linux.resources.CopyFrom(_write_resources(adjustment.resources))
@@ -97,16 +97,16 @@ def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
 
 
 def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
-    # Linux takes one node only as MPOL_PREFERRED, and several as MPOL_PREFERRED_MANY since 5.15.
+    # MPOL_PREFERRED accepts a single node; MPOL_PREFERRED_MANY accepts several and exists since Linux 5.15.
     preferred = pb.MPOL_PREFERRED if len(policy.nodes) == 1 else pb.MPOL_PREFERRED_MANY
     mode = pb.MPOL_INTERLEAVE if policy.mode == "interleave" else preferred
     return pb.LinuxMemoryPolicy(mode=mode, nodes=format_cpu_list(policy.nodes))
 
 
 def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_BYTES) -> list[pb.ContainerUpdate]:
-    """As many updates as fit into limit bytes, in order; the log says how many."""
-    # Each costs its own bytes plus a tag and a length of at most five bytes in the message around it.
-    around = 6
+    """Converts the first updates that fit into ``limit`` bytes, and logs a warning if that is not all of them."""
+    # Field tag and length prefix of each update in the enclosing message; a length needs at most five bytes.
+    overhead = 6
     messages: list[pb.ContainerUpdate] = []
     for update in updates:
         message = pb.ContainerUpdate(
@@ -114,9 +114,9 @@ def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_B
             linux=pb.LinuxContainerUpdate(resources=_write_resources(update.resources)),
             ignore_failure=True,
         )
-        limit -= message.ByteSize() + around
+        limit -= message.ByteSize() + overhead
         if limit < 0:
-            text = "an answer has room for %d of %d updates; the audit holds the kernel's files of the others true"
+            text = "a response contains only %d of %d updates; the audit applies the others to the cgroups"
             _log.warning(text, len(messages), len(updates))
             break
         messages.append(message)

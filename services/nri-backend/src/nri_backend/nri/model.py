@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods, containers and the runtime as this plugin sees them, the hooks that it calls, and what these may answer."""
+"""Values and callbacks of the plugin: pods, containers, the hooks that the runtime triggers, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 256
-"""Variables of ours that a container may have: those of four claims with 32 requests each."""
+"""Maximum number of the driver's environment variables in a container: enough for four claims with 32 requests each."""
 MAX_VARIABLE_BYTES: Final = 64 << 10
-"""Of all these together. The CPUs of the largest machine, one by one, are half of it."""
+"""Maximum total size of these variables. A list of all CPUs of the largest machine, one by one, needs half of it."""
 
 
 class ContainerState(Enum):
-    """Where a container is in its life; UNKNOWN while it is being created."""
+    """Lifecycle state that the runtime reports. UNKNOWN while the container is being created."""
 
     UNKNOWN = auto()
     CREATED = auto()
@@ -24,7 +24,7 @@ class ContainerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Linux resources of a container. An empty text or an absent value means "leave as it is", never "clear"."""
+    """Linux resources of a container. An empty string or None means "leave unchanged", never "clear"."""
 
     cpus: str = ""
     mems: str = ""
@@ -48,7 +48,7 @@ class Pod:
     cgroup_parent: str
     """The pod's cgroup: a path (cgroupfs driver) or a slice name or path (systemd driver)."""
     runtime_handler: str = ""
-    """Handler of the pod's RuntimeClass; empty for the default, which some runtimes name all the same."""
+    """Handler of the pod's RuntimeClass. Empty for the default handler, though some runtimes report its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,19 @@ class Container:
     name: str
     state: ContainerState
     env: tuple[str, ...]
-    """``K=V`` entries that carry our prefixes, CDI edits included; what is over the limits shows as one variable or
-    one byte too many. Evidence, not authority: the pod's author can write here."""
+    """``NAME=VALUE`` entries with the driver's prefixes, including those of CDI.
+
+    If they exceed a limit, the list ends one variable or one byte above it. The author of the pod can set such
+    variables as well, so they authorize nothing."""
     cgroups_path: str
     """``slice:prefix:id`` under the systemd driver, else a path below the cgroup root."""
     resources: Resources = Resources()
-    """What the runtime has stored, not what the kernel holds."""
+    """Resources as stored by the runtime. The kernel's values may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
-    """Where the first process of a container, and what it forks, gets its memory (set_mempolicy(2))."""
+    """NUMA policy of the container's first process and the processes that it forks (set_mempolicy(2))."""
 
     mode: str
     """``preferred`` or ``interleave``."""
@@ -79,7 +81,7 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What a container that is being created shall get beyond what the runtime has planned."""
+    """Changes to the specification of a container that is being created."""
 
     resources: Resources = Resources()
     env: dict[str, str] = field(default_factory=dict)
@@ -88,61 +90,61 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New resources for an existing container; if applying them fails, the runtime carries on."""
+    """New resources for an existing container. The runtime ignores a failure to apply them."""
 
     container_id: str
     resources: Resources
 
 
 class RefusedError(Exception):
-    """A container must not be created or started; the text reaches the pod's events and names the remedy."""
+    """Rejects the creation or start of a container. The message appears in the pod's events and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """The connection to the runtime, as it is now."""
+    """Current state of the connection to the runtime."""
 
     connected: bool = False
     synchronized: bool = False
-    """The runtime's snapshot was answered on this connection, and events flow."""
+    """Whether the runtime's snapshot was processed on this connection, so that events are delivered."""
     runtime_name: str = ""
     runtime_version: str = ""
     nri_version: str = ""
-    """Empty for runtimes before NRI 0.12, which do not tell."""
+    """Empty for runtimes before NRI 0.12, which do not report it."""
     request_timeout: float | None = None
-    """Seconds that the runtime gives a hook; None where it does not say."""
+    """Seconds that the runtime waits for a hook, or None if it does not report that."""
     registration_timeout: float | None = None
-    """Seconds that it gives a plugin to register."""
+    """Seconds that the runtime waits for the registration of a plugin, or None."""
     last_end: str = ""
-    """Why the connection before this one ended, or why the last attempt to connect failed."""
+    """Reason for the end of the previous connection or for the failure of the last attempt to connect."""
 
 
 class ContainerHooks(Protocol):
-    """The events of the runtime: each is to be answered within 50 ms of our own time.
+    """Handlers of the runtime's events. Each should need at most 50 ms of this process's own time.
 
-    A RefusedError fails the operation; nothing else may be raised.
+    A handler raises RefusedError to fail the runtime's operation, and no other exception.
     """
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
-        """The complete state of the runtime, once per connection, all chunks joined."""
+        """Replaces all known pods and containers. Called once per connection, after all chunks have been joined."""
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """A container is about to be created; answers when it may be."""
+        """Returns the changes for a container that is about to be created, once its creation is allowed."""
 
     async def start_container(self, pod: Pod, container: Container) -> None:
-        """The container's cgroup exists and its first instruction has not run."""
+        """Prepares a container whose cgroup exists and whose process has not run its first instruction."""
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """The kubelet wants other resources; an update for this very container amends the request."""
+        """Handles a resize by the kubelet. An update for the same container amends the request."""
 
     async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
-        """The container has ended; may come twice, or for one that never started."""
+        """Handles the end of a container. May be called twice, and for a container that never started."""
 
     async def remove_container(self, pod: Pod, container: Container) -> None:
-        """The runtime forgets the container."""
+        """Handles the removal of a container."""
 
     async def remove_pod(self, pod: Pod) -> None:
-        """The runtime forgets the sandbox."""
+        """Handles the removal of a pod sandbox."""
 
     def disconnected(self) -> None:
-        """The connection to the runtime is gone; nothing is known about containers until the next synchronize."""
+        """Handles the end of the connection. Containers are unknown until the next synchronize()."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NRI plugin service: a call of the runtime becomes a hook in domain terms, its result the answer.
+"""The NRI plugin service: decodes a call of the runtime, runs the hook, and encodes its result as the response.
 
-How a failure is answered decides what happens on the node (NRI pkg/adaptation/plugin.go): an answered error fails the
-pod's operation and the kubelet tries again; no answer within the runtime's patience (2 s) gets the plugin thrown out,
-and the operation goes on without it. So everything is answered, and a hook that runs out of time is an error.
+The kind of failure decides what happens on the node (NRI pkg/adaptation/plugin.go). A response with an error fails the
+pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the runtime
+disconnects the plugin and continues the operation without it: the container starts without enforcement. Therefore every
+call gets a response in time. A hook that has not finished after three quarters of the timeout is cancelled and answered
+with DEADLINE_EXCEEDED; the last quarter is for the transport and for pauses of this process. The timeout is that of the
+call, else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
 """
 
 import asyncio
@@ -22,14 +25,12 @@ PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
 MAX_CONTAINERS = 16384
-"""In a snapshot, and of pods as many. A node runs some hundreds; a peer that never ends would fill the memory."""
+"""Maximum number of containers, and of pods, in a snapshot. A node runs hundreds; the limit bounds memory."""
 _log = logging.getLogger(__name__)
-_DEFAULT_PATIENCE = 2.0
-# The share of the runtime's patience after which a hook is answered with an error. The rest is for the way back and for
-# pauses of this process.
-_OURS = 0.75
-# Every release knows these events. One unknown bit closes the plugin, and no bit at all subscribes to everything,
-# validation included.
+_DEFAULT_REQUEST_SECONDS = 2.0
+_DEADLINE_SHARE = 0.75
+# Events that every NRI release knows. A runtime disconnects a plugin that subscribes to an unknown event, and an empty
+# mask subscribes to all events, including validation.
 _EVENTS = (
     pb.RUN_POD_SANDBOX,
     pb.STOP_POD_SANDBOX,
@@ -53,18 +54,18 @@ _STATE_CHANGES = {
 }
 _OUTCOMES: dict[int, str] = {Code.UNIMPLEMENTED: "unimplemented", Code.DEADLINE_EXCEEDED: "timeout"}
 CallDone = Callable[[str, float, str], None]
-"""Hears of each answered call: method, seconds, and ok, refused, timeout, error or unimplemented."""
+"""Observer of handled calls: method, seconds, and ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
 _Method = tuple[Callable[[bytes], Message], Callable[..., Awaitable[Message]]]
 
 
 class PluginService:
-    """Answers the runtime's calls on one connection."""
+    """Handles the runtime's calls on one connection."""
 
     def __init__(self, hooks: ContainerHooks, call_done: CallDone) -> None:
         self.runtime = pb.ConfigureRequest()
-        """What the runtime said of itself; empty before Configure."""
+        """The runtime's name, versions and timeouts; empty before Configure."""
         self.synchronized = asyncio.Event()
-        """Set when the snapshot was answered, also when that was an error: see sync_failure."""
+        """Set when the snapshot has been handled, successfully or not (see sync_failure)."""
         self.sync_failure = ""
         self._hooks = hooks
         self._call_done = call_done
@@ -81,51 +82,51 @@ class PluginService:
             "RemoveContainer": (pb.RemoveContainerRequest.FromString, self._remove),
             "RemovePodSandbox": (pb.RemovePodSandboxRequest.FromString, self._remove_pod),
         }
-        # All lifecycle methods exist, those without a use too: one that is missing makes a runtime of 0.12 send every
-        # lifecycle event as StateChange from then on. Any message can be read as Empty, and answers without fields are
-        # all the same on the wire.
+        # Lifecycle methods without a use are implemented, too. If one is missing, a runtime of NRI 0.12 sends every
+        # further lifecycle event as StateChange. Any message can be parsed as Empty, and all responses without fields
+        # have the same encoding.
         self._methods |= {
-            name: (pb.Empty.FromString, self._nothing)
+            name: (pb.Empty.FromString, self._acknowledge)
             for name in ("Shutdown", *_STATE_CHANGES.values())
             if name not in self._methods
         }
 
     async def serve(self, call: Call) -> bytes:
-        """Carries out one call; the answer's payload. Raises StatusError, and nothing else."""
+        """Handles one call and returns the payload of the response. Raises StatusError and no other exception."""
         started = time.monotonic()
         outcome = "error"
         name = call.method
         try:
-            read, method = self._find(call)
+            read, method = self._find_method(call)
             request = read(call.payload)
             if isinstance(request, pb.StateChangeEvent):
                 name = _STATE_CHANGES.get(request.event, name)
-            answer = await self._within(call, name, method(request))
+            answer = await self._with_deadline(call, name, method(request))
             outcome = "ok"
             return answer.SerializeToString()
         except RefusedError as error:
             outcome = "refused"
             raise StatusError(Code.FAILED_PRECONDITION, str(error)) from error
         except DecodeError as error:
-            raise StatusError(Code.INVALID_ARGUMENT, f"{name}: the request cannot be read: {error}") from error
+            raise StatusError(Code.INVALID_ARGUMENT, f"{name}: the request cannot be decoded: {error}") from error
         except StatusError as error:
             outcome = _OUTCOMES.get(error.code, outcome)
             raise
         except Exception as error:
             _log.exception("%s failed", name)
-            raise StatusError(
-                Code.INTERNAL, f"{name}: internal error; the log of nri-backend has the details"
-            ) from error
+            raise StatusError(Code.INTERNAL, f"{name}: internal error; see the log of nri-backend") from error
         finally:
             self._call_done(name, time.monotonic() - started, outcome)
 
-    def _find(self, call: Call) -> _Method:
+    def _find_method(self, call: Call) -> _Method:
         if call.service != PLUGIN_SERVICE or call.method not in self._methods:
             raise StatusError(Code.UNIMPLEMENTED, f"there is no method {call.service}/{call.method}")
         return self._methods[call.method]
 
-    async def _within(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
-        seconds = _OURS * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or _DEFAULT_PATIENCE)
+    async def _with_deadline(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
+        seconds = _DEADLINE_SHARE * (
+            call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or _DEFAULT_REQUEST_SECONDS
+        )
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await result
@@ -133,7 +134,7 @@ class PluginService:
             if not limit.expired():
                 raise
             raise StatusError(
-                Code.DEADLINE_EXCEEDED, f"{name} was not done within {seconds:g} s; it is tried again"
+                Code.DEADLINE_EXCEEDED, f"{name} did not finish within {seconds:g} s; it will be retried"
             ) from error
 
     async def _configure(self, request: pb.ConfigureRequest) -> pb.ConfigureResponse:
@@ -141,14 +142,14 @@ class PluginService:
         return pb.ConfigureResponse(events=sum(1 << (event - 1) for event in _EVENTS))
 
     async def _synchronize(self, request: pb.SynchronizeRequest) -> pb.SynchronizeResponse:
-        # A container may come in an earlier chunk than its pod: nothing is looked at before the last one.
+        # Chunks are processed together after the last one, since a container may precede its pod.
         numbers = {
             "containers": len(self._containers) + len(request.containers),
             "pods": len(self._pods) + len(request.pods),
         }
-        for what, number in numbers.items():
+        for objects, number in numbers.items():
             if number > MAX_CONTAINERS:
-                self.sync_failure = f"the snapshot of the runtime has more than {MAX_CONTAINERS} {what}"
+                self.sync_failure = f"the snapshot of the runtime has more than {MAX_CONTAINERS} {objects}"
                 self.synchronized.set()
                 raise StatusError(Code.RESOURCE_EXHAUSTED, self.sync_failure)
         self._pods += map(read_pod, request.pods)
@@ -157,7 +158,7 @@ class PluginService:
             return pb.SynchronizeResponse(more=True)
         pods, containers = self._pods, self._containers
         self._pods, self._containers = [], []
-        self.sync_failure = "the snapshot of the runtime was not taken over"
+        self.sync_failure = "the snapshot of the runtime could not be processed"
         try:
             updates = await self._hooks.synchronize(pods, containers)
             self.sync_failure = ""
@@ -195,5 +196,5 @@ class PluginService:
         await self._hooks.remove_pod(read_pod(request.pod))
         return pb.RemovePodSandboxResponse()
 
-    async def _nothing(self, _request: pb.Empty) -> Message:
+    async def _acknowledge(self, _request: pb.Empty) -> Message:
         return pb.Empty()

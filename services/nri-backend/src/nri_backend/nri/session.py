@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of the plugin's connection to the runtime: dial, register, be synchronised, serve, lose it, begin again."""
+"""Maintains the plugin's connection to the runtime: connect, register, synchronize, serve, and reconnect when it ends.
+
+Time limits of a connection attempt: the runtime accepts one plugin at a time and waits up to 5 s for each, and a busy
+runtime has been seen to need 8 s for its response (containerd/nri PR 292). The registration may therefore take 30 s;
+giving up earlier would only put this plugin at the end of the queue again. After a failed synchronization some releases
+keep the connection open and send nothing (containerd issue 13901), so a connection without a snapshot is closed after
+30 s.
+"""
 
 import asyncio
 import contextlib
@@ -18,19 +25,15 @@ from nri_backend.ttrpc import TtrpcError
 
 _log = logging.getLogger(__name__)
 _OUR_NRI = "v0.12.2"
-# Seconds. A runtime that restarts is back within two, so the longest wait is one.
-_FIRST_WAIT = 0.05
-_LAST_WAIT = 1.0
-# The runtime accepts one plugin at a time and waits up to 5 s for each; a busy one has been seen to need 8 s to answer
-# (containerd/nri PR 292). Giving up early would only queue us again at the end.
+# Delays between connection attempts. A runtime restarts within two seconds, so the maximum is one.
+_MIN_DELAY_SECONDS = 0.05
+_MAX_DELAY_SECONDS = 1.0
 _REGISTER_SECONDS = 30.0
-# After a failed synchronisation some releases keep the connection open and send nothing (containerd issue 13901), so a
-# connection without a snapshot is no use.
 _SYNCHRONIZE_SECONDS = 30.0
 
 
 class RuntimeSession:
-    """Keeps one connection to the runtime, for ever."""
+    """Keeps one connection to the runtime open, and reconnects whenever it ends."""
 
     def __init__(
         self,
@@ -42,51 +45,51 @@ class RuntimeSession:
         index: str = "00",
         backoff: Backoff | None = None,
     ) -> None:
-        """``changed`` hears of every change of ``status``. Neither callback may wait or raise."""
+        """``changed`` is called after every change of ``status``. Neither callback may block or raise."""
         self.status = LinkStatus()
         self._hooks = hooks
         self._changed = changed
         self._call_done = call_done
         self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_OUR_NRI)
-        self._backoff = backoff or Backoff(_FIRST_WAIT, _LAST_WAIT)
+        self._backoff = backoff or Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS)
         self._link: Link | None = None
 
     async def run_forever(self, dial: Callable[[], Awaitable[Link]]) -> NoReturn:
-        """Connects again whenever the connection is gone; dial raises OSError when nobody listens."""
+        """Connects with ``dial``, which raises OSError on failure, and reconnects forever."""
         while True:
             try:
                 link = await dial()
             except OSError as error:
-                self._lost(f"cannot connect: {str(error) or type(error).__name__}")
+                self._set_disconnected(f"cannot connect: {str(error) or type(error).__name__}")
             else:
-                self._lost(await self._one_connection(link))
+                self._set_disconnected(await self._serve_connection(link))
                 self._hooks.disconnected()
             await asyncio.sleep(self._backoff.next())
 
-    async def answered(self, seconds: float) -> None:
-        """Waits until no call of the runtime is left without its answer, but no longer than this."""
+    async def drain(self, seconds: float) -> None:
+        """Waits until every call of the runtime has its response, for at most this many seconds."""
         if self._link is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._link.answered()
+                    await self._link.drain()
 
-    async def _one_connection(self, link: Link) -> str:
-        """Returns why it ended."""
+    async def _serve_connection(self, link: Link) -> str:
+        """Serves a connection until it ends; returns the reason."""
         service = PluginService(self._hooks, self._call_done)
         self._link = link
-        self._change(LinkStatus(connected=True, last_end=self.status.last_end))
+        self._set_status(LinkStatus(connected=True, last_end=self.status.last_end))
         try:
             async with asyncio.TaskGroup() as tasks:
-                # Serving begins with the registration: Configure may come before its answer.
-                introduction = tasks.create_task(self._introduce(link, service), name="nri registration")
+                # Calls are served during the registration: Configure may arrive before the response to RegisterPlugin.
+                registering = tasks.create_task(self._register(link, service), name="nri registration")
                 end = await link.run(service.serve)
-                introduction.cancel()
+                registering.cancel()
         finally:
             self._link = None
         return end
 
-    async def _introduce(self, link: Link, service: PluginService) -> None:
-        """Registers, exactly once, and waits for the snapshot; whatever goes wrong ends the connection."""
+    async def _register(self, link: Link, service: PluginService) -> None:
+        """Registers the plugin once and waits for the snapshot. Closes the connection if either fails."""
         try:
             payload = self._registration.SerializeToString()
             await link.call(RUNTIME_SERVICE, "RegisterPlugin", payload, _REGISTER_SECONDS)
@@ -105,17 +108,18 @@ class RuntimeSession:
         status = replace(status, runtime_name=runtime.runtime_name, runtime_version=runtime.runtime_version)
         limits = runtime.request_timeout, runtime.registration_timeout
         request, registration = (milliseconds / 1e3 or None for milliseconds in limits)
-        self._change(replace(status, request_timeout=request, registration_timeout=registration))
+        self._set_status(replace(status, request_timeout=request, registration_timeout=registration))
         _log.info("synchronised with %s %s", runtime.runtime_name, runtime.runtime_version)
-        # A runtime that throws us out right after the snapshot is not a success: no tight loop of snapshots then.
-        await asyncio.sleep(_LAST_WAIT)
+        # Only a connection that survives the snapshot resets the delay. Otherwise a runtime that disconnects the plugin
+        # right after each snapshot would cause a tight loop.
+        await asyncio.sleep(_MAX_DELAY_SECONDS)
         self._backoff.reset()
 
-    def _lost(self, reason: str) -> None:
+    def _set_disconnected(self, reason: str) -> None:
         if self.status.connected or reason != self.status.last_end:
             _log.warning("no connection to the runtime: %s", reason)
-        self._change(replace(self.status, connected=False, synchronized=False, last_end=reason))
+        self._set_status(replace(self.status, connected=False, synchronized=False, last_end=reason))
 
-    def _change(self, status: LinkStatus) -> None:
+    def _set_status(self, status: LinkStatus) -> None:
         self.status = status
         self._changed(status)

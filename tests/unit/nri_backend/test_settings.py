@@ -22,7 +22,6 @@ def file(tmp_path: Path, text: str) -> str:
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    """Without a file or a flag the paths are the ones that both containers agree on."""
     settings = load()
     assert settings.config.run_dir == "/run/dra-driver-numa"
     assert settings.config.cdi_dir == "/var/run/cdi"
@@ -31,26 +30,26 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert settings.plugin_index == "00"
     assert settings.bind == ("", 8081)
     assert settings.state_socket == "/run/dra-driver-numa/4b3d-uid/state.sock"
-    assert settings.notes == ()
+    assert settings.warnings == ()
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
-    """The file is the frontend's, too; a flag beats its setting and leaves the others alone."""
+def test_a_flag_overrides_one_key_of_the_file(tmp_path: Path) -> None:
+    """The other keys of the file apply, and keys that only the frontend uses are accepted."""
     path = file(tmp_path, 'reservedCPUs: "0-1,8"\nrunDir: /run/other\nlogFormat: json\ngroupBy: numanode\n')
     config = load("--config", path, "--run-dir", "/run/flag", "--log-level=warning").config
     assert (config.reserved_cpus, config.log_format) == ({0, 1, 8}, "json")
     assert (config.run_dir, config.log_level) == ("/run/flag", "warning")
 
 
-def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None:
-    """Manifests of the drivers that this one replaces keep working; the log says what to write instead."""
+def test_flags_of_the_replaced_drivers_override_the_file_with_a_warning(tmp_path: Path) -> None:
+    """So manifests of the drivers that this one replaces keep working. The warning names the key to use instead."""
     path = file(tmp_path, 'reservedCPUs: "0"\n')
     settings = load(
         "--config", path, "--reserved-cpus=2-3", "--cpu-device-mode=grouped", "--cpu-device-group-by=numanode"
     )
     assert settings.config.reserved_cpus == {2, 3}
-    assert len(settings.notes) == 3
-    assert "use reservedCPUs in the file" in settings.notes[0]
+    assert len(settings.warnings) == 3
+    assert "use reservedCPUs in the file" in settings.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +68,7 @@ def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None
         ("&a [*a]\n", "an alias refers to a value that contains it"),
     ],
 )
-def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:
-    """Whatever is wrong with the file is said in one line that names the file and the place."""
+def test_an_invalid_file_is_a_single_line_with_its_path(tmp_path: Path, text: str, expected: str) -> None:
     path = file(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load("--config", path)
@@ -79,8 +77,8 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, expected: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing file, a directory, bytes that are no text and a file of the wrong kind are named."""
+def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+    """A missing file, a directory, a file that is not UTF-8 and one that is too large."""
     with pytest.raises(ConfigError, match="No such file"):
         load("--config", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -107,29 +105,29 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (["--pod-uid", "../x"], ConfigError, "UID"),
     ],
 )
-def test_a_bad_command_line_is_named(arguments: list[str], kind: type[ValueError], expected: str) -> None:
-    """Unknown, abbreviated and malformed flags are refused; values are checked like those of the file."""
+def test_an_invalid_command_line_is_an_error(arguments: list[str], kind: type[ValueError], expected: str) -> None:
+    """Unknown and abbreviated flags, and values that are checked like those of the file."""
     with pytest.raises(kind, match=expected):
         load(*arguments)
 
 
-def test_the_pod_uid_is_needed() -> None:
-    """Without the pod's UID the socket of the own frontend is unknown; the flag beats the environment."""
+def test_the_pod_uid_is_required() -> None:
+    """It is part of the path of the frontend's socket. The flag overrides the environment."""
     with pytest.raises(ConfigError, match=r"set POD_UID from metadata\.uid"):
         load(environment={})
     assert load("--pod-uid", "mine").pod_uid == "mine"
 
 
-def test_the_node_name_comes_from_downward_api_file_or_host(tmp_path: Path) -> None:
-    """NODE_NAME first, then the override of the file, then the host's name."""
+def test_the_node_name_is_that_of_the_environment_else_of_the_file_else_of_the_host(tmp_path: Path) -> None:
+    """NODE_NAME, then hostnameOverride, then the name of the host."""
     path = file(tmp_path, "hostnameOverride: other\n")
     assert load("--config", path).node_name == "worker-1"
     assert load("--config", path, environment={"POD_UID": "u"}).node_name == "other"
     assert load(environment={"POD_UID": "u"}).node_name
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help and --version print and end with success, without an environment."""
+def test_help_and_version_are_printed_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is 0."""
     for flag, expected in (("--help", "setup-runtime"), ("--help", "HOST:PORT|off"), ("--version", __version__)):
         with pytest.raises(SystemExit) as caught:
             load(flag, environment={})
@@ -140,10 +138,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"nri-backend {__version__}\n"
 
 
-def test_flags_of_the_peers_are_called_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help says what to use instead."""
+def test_help_names_the_replacement_of_deprecated_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load("--help", environment={})
-    told = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for flag, key in DEPRECATED_FLAGS.items():
-        assert f"{flag} VALUE deprecated, use {key} in the file" in told
+        assert f"{flag} VALUE deprecated, use {key} in the file" in printed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend counts, as values for the frontend."""
+"""The backend's metrics as values for the frontend."""
 
 import pytest
 from nri_backend.telemetry import MAX_SERIES, Telemetry
@@ -8,7 +8,7 @@ from numa_contract.reports import Metric
 
 
 def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
-    """Value by name and labels; of histograms the number of observations."""
+    """Returns values by name and labels; for histograms the number of observations."""
     return {
         " ".join((metric.name, *sample.labels)): sum(sample.counts) if metric.kind == "histogram" else sample.value
         for metric in telemetry.metrics({"claim": 1, "plain": 3}, ("pool", "auto"), **gauges)
@@ -17,13 +17,12 @@ def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
 
 
 def named(telemetry: Telemetry, name: str) -> Metric:
-    """One metric."""
+    """Returns one metric."""
     (metric,) = [metric for metric in telemetry.metrics({}, ("pool", "auto")) if metric.name == name]
     return metric
 
 
-def test_gauges_are_read_when_they_are_sent() -> None:
-    """A gauge shows what is true at the report, not when it was last set."""
+def test_gauges_have_their_values_at_the_time_of_the_report() -> None:
     now = [5.0]
     telemetry = Telemetry(lambda: now[0])
     assert "last_event_age_seconds" not in samples(telemetry)
@@ -35,8 +34,7 @@ def test_gauges_are_read_when_they_are_sent() -> None:
     assert seen["exclusivity pool auto"] == 1
 
 
-def test_calls_refusals_repairs_and_moves_are_counted() -> None:
-    """What happened is counted by a few fixed words."""
+def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     telemetry = Telemetry()
     telemetry.call_done("CreateContainer", 0.003, "ok")
     telemetry.call_done("CreateContainer", 0.004, "refused")
@@ -54,8 +52,8 @@ def test_calls_refusals_repairs_and_moves_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.0005, 0), (0.0006, 1), (2, 11), (2.1, 12), (1e9, 12)])
-def test_an_observation_is_in_the_first_bucket_that_holds_it(seconds: float, bucket: int) -> None:
-    """Bounds belong to their bucket, as in Prometheus; the last one is for what is above all of them."""
+def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds: float, bucket: int) -> None:
+    """An upper bound belongs to its bucket, as in Prometheus. The last bucket is for values above all bounds."""
     telemetry = Telemetry()
     telemetry.call_done("StartContainer", seconds, "ok")
     (sample,) = named(telemetry, "hook_seconds").samples
@@ -63,8 +61,8 @@ def test_an_observation_is_in_the_first_bucket_that_holds_it(seconds: float, buc
     assert sample.value == seconds
 
 
-def test_series_are_bounded() -> None:
-    """Methods that a peer invents are one series; words that were meant to be few are one from some number on."""
+def test_the_number_of_time_series_is_limited() -> None:
+    """Unknown methods share one series, and so do further label values after MAX_SERIES."""
     telemetry = Telemetry()
     for number in range(10 * MAX_SERIES):
         telemetry.call_done(f"Method{number}", 0.001, "unimplemented")

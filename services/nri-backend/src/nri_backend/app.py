@@ -283,8 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
-    for note in settings.notes:
-        _log.warning(note)
+    for warning in settings.warnings:
+        _log.warning(warning)
     _log.info("starting", extra={"version": __version__, "node": settings.node_name, "pod_uid": settings.pod_uid})
     try:
         asyncio.run(run(settings))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One frozen settings object from flags, the configuration file and the environment; nothing else reads either."""
+"""Loads flags, configuration file and environment into one frozen object. No other module reads them."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from numa_node.config_file import DEPRECATED_FLAGS, load_config
 COMMAND: Final = "nri-backend"
 _INDEX = re.compile(r"\d\d", re.ASCII)
 
-# Flags that win over the file: key of the file, help.
+# Flags that override keys of the file: key and help text.
 _FLAGS: Final = {
     "--run-dir": ("runDir", "directory shared by all instances on the node (state sockets, locks)"),
     "--cdi-dir": ("cdiDir", "directory of the claims' CDI files"),
@@ -29,7 +29,7 @@ _FLAGS: Final = {
 
 
 class UsageError(ValueError):
-    """The command line, the environment or the configuration file cannot be used; the text is one line."""
+    """The command line is invalid. The message is a single line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +37,27 @@ class Settings:
     """Flags, environment and configuration file of this process."""
 
     config: Config
-    """What both containers read, with the flags that win over it."""
+    """The configuration that both containers read, with flags applied."""
     pod_uid: str
     node_name: str
     host_root: str
     kernel_root: str
-    """Where the node's proc/irq and sys/devices/virtual/workqueue can be written; empty: interrupts are left alone."""
+    """Root below which the node's proc/irq and sys/devices/virtual/workqueue are writable. If empty, interrupts are not
+    moved."""
     bind: tuple[str, int] | None
-    """Host ("" for every address) and TCP port of the probes; None switches them off."""
+    """Host ("" for all addresses) and TCP port of the probes, or None if they are disabled."""
     plugin_index: str
-    notes: tuple[str, ...] = ()
-    """Warnings about the settings, logged once at the start."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the settings, to be logged once at the start."""
 
     @property
     def state_socket(self) -> str:
-        """The state socket of the frontend in the same pod."""
+        """Path of the state socket of the frontend in the same pod."""
         return state_socket_path(self.config.run_dir, self.pod_uid)
 
     @property
     def own_dir(self) -> str:
-        """The part of the run directory that backends write; all of them on the node share it."""
+        """Subdirectory of the run directory that all backends on the node share and write to."""
         return f"{self.config.run_dir}/{BACKEND_DIRECTORY}"
 
 
@@ -68,23 +69,27 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         COMMAND,
-        description="NRI plugin: enforces what dra-frontend decided on containers.",
+        description="NRI plugin that enforces the allocations of dra-frontend on containers.",
         epilog=f"Other commands: {COMMAND} setup-runtime checks the configuration of containerd (see its --help), "
         f"{COMMAND} version.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
-    parser.add_argument("--config", metavar="FILE", help="YAML configuration that both containers read")
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration file of both containers")
     defaults = Config().model_dump()
     for option, (key, text) in _FLAGS.items():
         parser.add_argument(option, dest=key, metavar="VALUE", help=f"{text} (default {defaults[key]})")
-    parser.add_argument("--host-root", metavar="DIR", default="/", help="where sys/ and proc/ are read (default /)")
-    text = "where proc/irq and sys/devices/virtual/workqueue are written (default: nowhere, interrupts stay)"
+    parser.add_argument(
+        "--host-root", metavar="DIR", default="/", help="root of the sys/ and proc/ to read (default /)"
+    )
+    text = "root of the writable proc/irq and sys/devices/virtual/workqueue (default: none, interrupts are not moved)"
     parser.add_argument("--kernel-root", metavar="DIR", default="", help=text)
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID of the environment)")
-    parser.add_argument("--bind-address", metavar="HOST:PORT|off", default=":8081", help="probes (default :8081)")
     parser.add_argument(
-        "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"place among plugins ({NRI_PLUGIN_INDEX})"
+        "--bind-address", metavar="HOST:PORT|off", default=":8081", help="address of the probes (default :8081)"
+    )
+    parser.add_argument(
+        "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"NRI plugin index (default {NRI_PLUGIN_INDEX})"
     )
     for option, key in DEPRECATED_FLAGS.items():
         parser.add_argument(option, dest=key, metavar="VALUE", help=f"deprecated, use {key} in the file")
@@ -92,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
-    """Returns what flags, file and environment say, flags first. UsageError or ConfigError when they cannot be used.
+    """Loads the settings; flags override the file. Raises UsageError or ConfigError if they are invalid.
 
-    ``--help`` and ``--version`` print and leave through SystemExit, as argparse does.
+    ``--help`` and ``--version`` print and raise SystemExit, as argparse does.
     """
     environment = os.environ if environment is None else environment
     flags = vars(_parser().parse_args(arguments))
@@ -110,8 +115,8 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         kernel_root=flags["kernel_root"],
         bind=parse_bind_address(flags["bind_address"]),
         plugin_index=flags["plugin_index"],
-        notes=tuple(
-            f"{option} is deprecated and wins over the file; use {key} in the file given by --config"
+        warnings=tuple(
+            f"{option} is deprecated and overrides the file; use {key} in the file given by --config"
             for option, key in DEPRECATED_FLAGS.items()
             if flags[key] is not None
         ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command as an operator runs it: a process with something on its standard input."""
+"""The command ``setup-runtime`` as a process, with a dump on its standard input."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_backend.setup.command import _INPUT_SECONDS, _MOST_BYTES
+from nri_backend.setup.command import _INPUT_SECONDS, _MAX_BYTES
 from nri_backend.setup.containerd import Setting, write_drop_in
 from numa_node.runtimes.containerd import Dump
 
@@ -23,13 +23,13 @@ Ran = subprocess.CompletedProcess[str]
 
 
 def text_of(document: Document) -> str:
-    """A dump as containerd prints it."""
+    """Returns a dump as containerd prints it."""
     settings = [Setting((plugin,), section, None) for plugin, section in document["plugins"].items()]
     return f"version = {document['version']}\n" + write_drop_in(Dump(3, {}, ()), settings)
 
 
 def run(*arguments: object, dumped: str | None = "", path: Path = Path("/nonexistent")) -> Ran:
-    """Runs the command with a dump on its standard input; None is a terminal, on which nobody types."""
+    """Runs the command with a dump on its standard input, or with an idle terminal if the dump is None."""
     command = [sys.executable, "-m", "nri_backend", "setup-runtime", *map(str, arguments)]
     ours, terminal = os.openpty()
     given: Any = {"stdin": terminal} if dumped is None else {"input": dumped}
@@ -43,8 +43,8 @@ def run(*arguments: object, dumped: str | None = "", path: Path = Path("/nonexis
         os.close(terminal)
 
 
-def test_it_prints_the_drop_in_and_says_why() -> None:
-    """The drop-in goes to stdout and what is missing to stderr; the exit status tells a script. 0: nothing is."""
+def test_the_drop_in_goes_to_stdout_and_missing_keys_to_stderr() -> None:
+    """The exit status is 1 if a key is missing, else 0."""
     ran = run(dumped=text_of(dump("2.2")))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "nri-backend setup-runtime: nothing is missing\n")
     ran = run(dumped=text_of(dump("2.1", {"disable": True})))
@@ -53,12 +53,12 @@ def test_it_prints_the_drop_in_and_says_why() -> None:
     assert ran.returncode == 1
 
 
-def test_it_writes_one_new_file(tmp_path: Path) -> None:
-    """What comes next is said; a file that exists is never written over, whoever made it."""
+def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:
+    """The next steps are printed. If the file exists, it is unchanged and the exit status is 2."""
     file, dumped = tmp_path / "numa.toml", text_of(dump("1.7"))
     first = run("--write", file, dumped=dumped)
     assert (first.returncode, first.stdout) == (0, "")
-    assert f"wrote {file}: name it in imports of config.toml, restart containerd, check again" in first.stderr
+    assert f"wrote {file}: add it to imports in config.toml, restart containerd, and check again" in first.stderr
     before = file.read_text()
     assert tomllib.loads(before)["plugins"][NRI]["disable"] is False
     assert file.stat().st_mode & 0o777 == 0o600
@@ -67,8 +67,8 @@ def test_it_writes_one_new_file(tmp_path: Path) -> None:
     assert file.read_text() == before
 
 
-def test_what_a_drop_in_cannot_mend_is_status_1(tmp_path: Path) -> None:
-    """Also where a drop-in was written for the rest."""
+def test_a_change_that_a_drop_in_cannot_make_is_status_1(tmp_path: Path) -> None:
+    """Even though --write has written the other settings."""
     file = tmp_path / "numa.toml"
     ran = run("--require-plugin", "--write", file, dumped=text_of(dump("2.0", {"disable": True})))
     assert ran.returncode == 1
@@ -77,14 +77,14 @@ def test_what_a_drop_in_cannot_mend_is_status_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
-def test_it_asks_containerd_where_nothing_is_piped_in(dumped: str | None, tmp_path: Path) -> None:
-    """It runs "containerd config dump"; without containerd the error names the command to run on the node."""
+def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path: Path) -> None:
+    """It runs "containerd config dump". Without containerd the error contains the command to run on the node."""
     alone = run(dumped=dumped)
     assert alone.returncode == 2
     assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr
     (tmp_path / "dump").write_text(text_of(dump("2.3")))
     containerd = tmp_path / "containerd"
-    # In Python, since the images, in which this runs, too, have no shell.
+    # In Python, because this test also runs in the images, which have no shell.
     containerd.write_text(
         f"#!{sys.executable}\nimport sys\n"
         f"sys.stdout.write(open({str(tmp_path / 'dump')!r}).read() if sys.argv[1:] == ['config', 'dump'] else '')\n"
@@ -98,15 +98,14 @@ def test_it_asks_containerd_where_nothing_is_piped_in(dumped: str | None, tmp_pa
 
 
 @pytest.mark.parametrize("dumped", ["version = 1", "\0\x7f"])
-def test_what_cannot_be_read_is_one_line(dumped: str) -> None:
-    """With status 2 and nothing on stdout."""
+def test_an_invalid_dump_is_a_single_line_and_status_2(dumped: str) -> None:
     ran = run(dumped=dumped)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
 
 
 @contextmanager
 def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
-    """The command with a dump on its standard input, whose end it is never told, as under ``ctr run``."""
+    """Runs the command with a dump on a standard input that never ends, as under ``ctr run``."""
     command = [sys.executable, "-m", "nri_backend", "setup-runtime"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
@@ -119,8 +118,8 @@ def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_dump_in_a_file_needs_no_standard_input(tmp_path: Path) -> None:
-    """Of a file that is not there, the error names it; standard input is not read."""
+def test_with_a_dump_in_a_file_standard_input_is_not_read(tmp_path: Path) -> None:
+    """The error for a missing file contains its name."""
     file = tmp_path / "dump.toml"
     file.write_text(text_of(dump("2.1", {"disable": True})))
     ran = run(file, dumped=text_of(dump("2.2")))
@@ -132,19 +131,19 @@ def test_a_dump_in_a_file_needs_no_standard_input(tmp_path: Path) -> None:
 
 
 def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
-    """ctr of containerd 2.1 does not forward the end of its standard input; the command must not wait for ever."""
+    """ctr of containerd 2.1 does not forward the end of its standard input."""
     with waiting(text_of(dump("2.2"))) as process:
         assert process.stdout
         assert process.stderr
         assert process.wait(_INPUT_SECONDS + 30) == 2
         assert process.stdout.read() == ""
-        assert f"did not end within {_INPUT_SECONDS} s" in (told := process.stderr.read())
-        assert '"containerd config dump >FILE"' in told
+        assert f"did not end within {_INPUT_SECONDS} s" in (printed := process.stderr.read())
+        assert '"containerd config dump >FILE"' in printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
-    """A handler ends it: for the first process of a container the kernel drops a signal that has none."""
+    """A handler is needed, as the kernel ignores signals without one for the first process of a container."""
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
         # Bit number - 1 of SigCgt: the process handles the signal.
@@ -161,9 +160,9 @@ def _status(pid: int, field: str) -> str:
     return Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split()[0]
 
 
-def test_a_dump_without_bounds_is_refused(tmp_path: Path) -> None:
-    """The size is checked before anything is parsed, of a file and of standard input."""
+def test_a_dump_over_4_mib_is_rejected(tmp_path: Path) -> None:
+    """From a file and from standard input."""
     file = tmp_path / "dump.toml"
-    file.write_text("#" * (_MOST_BYTES + 1))
+    file.write_text("#" * (_MAX_BYTES + 1))
     for ran in (run(file), run(dumped=file.read_text())):
         assert (ran.returncode, ran.stderr) == (2, "nri-backend setup-runtime: the dump has more than 4 MiB\n")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.setup.containerd import Setting, faults, missing_settings, notes, write_drop_in
+from nri_backend.setup.containerd import Setting, manual_changes, missing_settings, warnings, write_drop_in
 from numa_node.runtimes.containerd import Dump, RuntimeConfigError, read_dump
 
 from tests.fakes.containerd_dump import CRI_2, CRI_3, NRI, Document, dump, merge
@@ -18,7 +18,7 @@ CDI = "/var/run/cdi"
 
 
 def as_read(document: Document) -> Dump:
-    """The dump after a way through TOML."""
+    """Returns the dump after formatting it as TOML and parsing it again."""
     settings = [Setting((plugin,), section, None) for plugin, section in document["plugins"].items()]
     plugins = write_drop_in(Dump(3, {}, ()), settings)
     top = {key: value for key, value in document.items() if key != "plugins"}
@@ -26,12 +26,12 @@ def as_read(document: Document) -> Dump:
 
 
 def missing(document: Document, **options: Any) -> list[str]:
-    """What is said to be missing."""
+    """Returns the lines about missing settings."""
     return [str(one) for one in missing_settings(as_read(document), CDI, **options)]
 
 
-def test_what_releases_lack_by_default() -> None:
-    """1.7 has CDI, NRI and the hugetlb controller off; that of 2 stays as it is, since the backend writes limits."""
+def test_only_containerd_1_7_lacks_settings_by_default() -> None:
+    """CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the backend writes limits."""
     assert [line for release in RELEASES[1:] for line in missing(dump(release))] == []
     assert missing(dump("1.7")) == [
         f'[plugins."{CRI_2}"] enable_cdi is false, must be true',
@@ -39,12 +39,12 @@ def test_what_releases_lack_by_default() -> None:
         f'[plugins."{NRI}"] disable is true, must be false',
     ]
     elsewhere = missing_settings(as_read(dump("2.1")), "/srv/cdi")
-    assert [one.wanted for one in elsewhere] == [["/etc/cdi", "/var/run/cdi", "/srv/cdi"]]
+    assert [one.required for one in elsewhere] == [["/etc/cdi", "/var/run/cdi", "/srv/cdi"]]
 
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
-    ("nri_says", "cri_says", "key"),
+    ("nri", "cri", "key"),
     [
         ({"disable": True}, {}, "disable"),
         ({"disable_connections": True}, {}, "disable_connections"),
@@ -58,27 +58,27 @@ def test_what_releases_lack_by_default() -> None:
     ],
 )
 def test_the_drop_in_sets_what_is_missing_and_nothing_else(
-    release: str, nri_says: Document, cri_says: Document, key: str | None
+    release: str, nri: Document, cri: Document, key: str | None
 ) -> None:
-    """With the drop-in, merged as that release merges, the check finds nothing, and every other key is as it was."""
-    before = dump(release, nri_says, cri_says)
+    """After the drop-in is merged by the rules of that release, nothing is missing and no other key has changed."""
+    before = dump(release, nri, cri)
     lacking = missing_settings(as_read(before), CDI)
     assert (key in {one.path[-1] for one in lacking}) is (key is not None)
     drop_in = tomllib.loads(write_drop_in(as_read(before), lacking)) if lacking else {"plugins": {}}
-    # For 2 it has the missing keys alone, and no version line, so that it goes with a config.toml of any version.
+    # For containerd 2 it contains only the missing keys and no version line, to fit a config.toml of any version.
     assert release == "1.7" or ("version" not in drop_in and sum(map(len, drop_in["plugins"].values())) == len(lacking))
     after = merge(release, copy.deepcopy(before), drop_in)
     assert missing(after) == []
     expected = copy.deepcopy(before)
     for one in lacking:
-        expected["plugins"][one.path[0]][one.path[1]] = one.wanted
+        expected["plugins"][one.path[0]][one.path[1]] = one.required
     assert after == expected
 
 
 @pytest.mark.parametrize("release", VALIDATING)
 @pytest.mark.fault("security S9")
 def test_the_plugin_can_be_required(release: str) -> None:
-    """The default validator gets the plugin's name without its index, beside others, and the annotation of our pods."""
+    """The default validator requires the plugin by its name without the index, in addition to plugins listed before."""
     others = {"default_validator": {"enable": False, "required_plugins": ["other"], "reject_oci_hook_adjustment": True}}
     before = dump(release, others)
     assert missing(before) == []
@@ -97,43 +97,43 @@ def test_the_plugin_can_be_required(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one not in VALIDATING])
-def test_older_releases_cannot_require_plugins_and_are_told_so(release: str) -> None:
-    """A table that an old containerd does not know would be ignored, and the node would stay open."""
-    assert "2.2 or later" in faults(as_read(dump(release)), require_plugin=True)[0]
+def test_for_releases_that_cannot_require_plugins_an_update_is_demanded(release: str) -> None:
+    """They would ignore the table, and containers would start without the plugin."""
+    assert "2.2 or later" in manual_changes(as_read(dump(release)), require_plugin=True)[0]
     assert not [line for line in missing(dump(release), require_plugin=True) if "validator" in line]
-    assert faults(as_read(dump(release))) == []
+    assert manual_changes(as_read(dump(release))) == []
 
 
 @pytest.mark.parametrize("release", ["1.7", "2.3"])
-def test_a_plugin_that_is_switched_off_is_a_fault(release: str) -> None:
-    """A dump has no section of it, and a drop-in cannot take a name out of the list."""
+def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
+    """It has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
     document = dump(release) | {"disabled_plugins": [NRI]}
     del document["plugins"][NRI]
-    assert faults(as_read(document), require_plugin=True) == [
-        f'disabled_plugins names "{NRI}": take it out of the file that says so; drop-ins only add to that list'
+    assert manual_changes(as_read(document), require_plugin=True) == [
+        f'disabled_plugins names "{NRI}": remove it from the file that sets it; drop-ins only extend the list'
     ]
     assert not [line for line in missing(document) if NRI in line]
 
 
-def test_another_nri_socket_is_noted() -> None:
-    """The driver has to be told of a socket that is not at the usual place; /run is /var/run."""
-    assert notes(as_read(dump("2.1", {"socket_path": "/run/nri/nri.sock"}))) == []
-    (note,) = notes(as_read(dump("2.1", {"socket_path": "/run/other.sock"})))
-    assert note == "containerd's NRI socket is '/run/other.sock': set nriSocket of this driver to it"
+def test_an_nri_socket_at_another_path_is_a_warning() -> None:
+    """The driver must be configured with the same path. /run and /var/run are the same directory."""
+    assert warnings(as_read(dump("2.1", {"socket_path": "/run/nri/nri.sock"}))) == []
+    (warning,) = warnings(as_read(dump("2.1", {"socket_path": "/run/other.sock"})))
+    assert warning == "containerd's NRI socket is '/run/other.sock': set nriSocket in this driver's configuration to it"
 
 
 def test_a_dump_of_2_0_may_lack_settings() -> None:
-    """2.0.0 to 2.0.5 do not take over the sections of 1.7 when they print a dump; only 2.0 prints plugin_dir."""
-    (note,) = notes(as_read(dump("2.0") | {"plugin_dir": ""}))
-    assert "containerd config migrate" in note
+    """2.0.0 to 2.0.5 omit the sections of 1.7 from their dump. Only 2.0 prints plugin_dir, which identifies it."""
+    (warning,) = warnings(as_read(dump("2.0") | {"plugin_dir": ""}))
+    assert "containerd config migrate" in warning
 
 
-def test_short_names_switch_plugins_off_in_1_7() -> None:
-    """A file of version 1 has them, and the dump repeats them."""
+def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
+    """A file of version 1 uses short names, and the dump repeats them."""
     document = dump("1.7") | {"disabled_plugins": ["cri"]}
     del document["plugins"][CRI_2]
-    assert faults(as_read(document)) == [
-        'disabled_plugins names "cri": take it out of the file that says so; drop-ins only add to that list'
+    assert manual_changes(as_read(document)) == [
+        'disabled_plugins names "cri": remove it from the file that sets it; drop-ins only extend the list'
     ]
     assert not [line for line in missing(document) if CRI_2 in line]
 
@@ -150,8 +150,8 @@ def test_short_names_switch_plugins_off_in_1_7() -> None:
         ("a = " + "[" * 100_000, "is not TOML"),
     ],
 )
-def test_what_is_not_a_dump_is_refused(text: str, expected: str) -> None:
-    """A configuration file alone does not say what containerd uses."""
+def test_a_text_that_is_not_a_dump_is_rejected(text: str, expected: str) -> None:
+    """Among them a configuration file, which need not contain the settings that containerd uses."""
     with pytest.raises(RuntimeConfigError, match=expected):
         read_dump(text)
 
@@ -167,8 +167,8 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=5))
-def test_whatever_a_section_says_is_written_back(section: Document) -> None:
-    """The section of containerd 1.7 that a drop-in repeats reads as it was, whatever names and values it has."""
+def test_a_repeated_section_parses_to_the_same_values(section: Document) -> None:
+    """A drop-in for containerd 1.7 repeats the section of the dump, with any names and values."""
     setting = Setting((NRI, "disable"), False, True)
     text = write_drop_in(Dump(2, {NRI: section}, ()), [setting])
     assert tomllib.loads(text) == {"version": 2, "plugins": {NRI: section | {"disable": False}}}
@@ -183,10 +183,9 @@ SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4
     st.dictionaries(st.sampled_from([NRI, CRI_2, CRI_3]), SECTION | VALUES, max_size=3) | VALUES,
     st.lists(st.sampled_from([NRI, CRI_2, CRI_3]), max_size=2) | VALUES,
 )
-def test_odd_dumps_are_refused_or_judged(version: Any, plugins: Any, disabled: Any) -> None:
-    """Whatever a file says: an error that names what is wrong, or a drop-in that can be read."""
+def test_any_dump_is_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
     document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
-    # As one entry each, in the form that lists of tables have in a drop-in.
+    # Each value as a list with one entry, since a drop-in can contain tables within lists.
     lists = [Setting(("dump", key), [value], None) for key, value in document.items()]
     text = write_drop_in(Dump(3, {}, ()), lists)
     assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}
@@ -197,5 +196,5 @@ def test_odd_dumps_are_refused_or_judged(version: Any, plugins: Any, disabled: A
         return
     lacking = missing_settings(dumped, CDI, require_plugin=True)
     assert tomllib.loads(write_drop_in(dumped, lacking)).keys() <= {"version", "plugins"}
-    faults(dumped, require_plugin=True)
-    notes(dumped)
+    manual_changes(dumped, require_plugin=True)
+    warnings(dumped)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command blocks of docs/runtime.md in a scratch directory: every state of a node in which an operator types them.
+"""The command blocks of docs/runtime.md, run in a scratch directory for several states of a node.
 
-tests/node runs the same blocks on a node with containerd. Here ctr, systemctl and containerd are scripts; ctr runs the
-real setup-runtime.
+tests/node runs the same blocks on a node with containerd. Here ctr, systemctl and containerd are scripts, and ctr runs
+the real setup-runtime.
 """
 
 import os
@@ -34,7 +34,7 @@ if [ "$2" = dump ] && [ ! -e "$HOME/etc/containerd/config.toml" ]; then
 fi
 cat "$HOME/dump"
 """
-"""Like 1.7, which cannot dump its configuration without a file."""
+"""Behaves like containerd 1.7, which cannot dump its configuration if there is no file."""
 CTR = """#!/bin/sh
 dump=$HOME/run/containerd-dump.toml
 stat -c %a "$dump" >"$HOME/mode"
@@ -46,7 +46,7 @@ exec "$PYTHON" -m nri_backend setup-runtime $flag "$dump"
 
 
 class Node:
-    """A scratch directory in place of the node's root, on which the page's blocks are typed."""
+    """A scratch directory in place of the node's root, in which the page's command blocks run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Node:
         for place in ("/run/", "/etc/containerd"):
             script = script.replace(f" {place}", f" {self.root}{place}").replace(f'"{place}', f'"{self.root}{place}')
             script = script.replace(f">{place}", f">{self.root}{place}").replace(f"={place}", f"={self.root}{place}")
-        # The pattern in imports is data.
+        # The pattern in imports is part of the file's content and keeps its path.
         script = script.replace(f"{self.root}{PATTERN}", PATTERN)
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", f"umask 022\n{script}"],
@@ -79,7 +79,7 @@ class Node:
         )
 
     def read(self, path: str) -> str:
-        """Returns the content of a file, or an empty text if it does not exist."""
+        """Returns the content of a file, or "" if it does not exist."""
         file = self.root / path
         return file.read_text() if file.exists() else ""
 
@@ -105,7 +105,7 @@ def test_a_complete_configuration_is_left_alone(node: Node) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETE, WITHOUT_NRI, "nonsense"])
 def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
-    """The dump can contain passwords: its mode is 0600, also where an older one was readable, and it is removed."""
+    """The dump may contain passwords: its mode is 0600 even if an older file was readable, and it is removed."""
     for name in ("containerd-dump.toml", "numa.toml"):
         (node.root / "run" / name).write_text("old")
     node.typed(node.check, outcome)
@@ -144,7 +144,7 @@ def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
 
 
 def test_requiring_the_plugin_adds_a_second_drop_in(node: Node) -> None:
-    """The same commands install it under the next name; typed once more they change nothing."""
+    """The same commands install it under the next name. Running them again changes nothing."""
     node.typed(node.check, WITHOUT_NRI)
     node.typed(node.install)
     newer = COMPLETE + '[plugins."io.containerd.nri.v1.nri".default_validator]\nenable = false\n'

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what a container runtime's configuration lacks; edits no file. A command: the service does not import it."""
+"""Finds settings that are missing in the configuration of a container runtime. The service does not import it."""

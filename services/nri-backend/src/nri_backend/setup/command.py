@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``nri-backend setup-runtime``: reports missing settings of containerd and prints a drop-in with them.
 
-It creates one new file if asked to, changes no existing file, and restarts nothing.
+With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
-An operator runs it from the image with ``ctr run``, where two things differ from a program on the node. ctr does not
-forward the end of its standard input, so the dump is a mounted file, and reading standard input has a time limit.
-The process is also the first of its PID namespace, for which the kernel drops signals without a handler (signal(7)),
-so it installs one for SIGTERM.
+An operator runs it from the image with ``ctr run``. Two things differ there from a program on the node. ctr does not
+forward the end of its standard input; therefore the dump is a mounted file, and reading standard input has a timeout.
+And the process is the first of its PID namespace, for which the kernel ignores signals without a handler (signal(7));
+therefore it installs handlers for SIGTERM and SIGINT.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from numa_node.runtimes.containerd import RuntimeConfigError, read_dump
 from nri_backend.setup import containerd
 
 COMMAND: Final = "nri-backend setup-runtime"
-_LACKING, _UNUSABLE = 1, 2
-_MOST_BYTES: Final = 4 << 20
+_EXIT_MISSING, _EXIT_UNUSABLE = 1, 2
+_MAX_BYTES: Final = 4 << 20
 _DUMP_SECONDS: Final = 30
 _INPUT_SECONDS: Final = 10
-"""Time within which standard input must end. containerd prints its dump within a second."""
+"""Timeout for the end of standard input. containerd prints its dump within a second."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,11 +55,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Signalled(Exception):  # noqa: N818 - not an error
-    """A signal that ends the command."""
+    """Raised by a signal handler to end the command."""
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
-        """Exit status that a shell reports for a program ended by this signal."""
+        """Exit status of a program that is terminated by this signal, as shells report it."""
         super().__init__()
 
 
@@ -78,29 +78,31 @@ def _raise(number: int, _: object) -> NoReturn:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        dump = read_dump(_dump_text(given.dump))
-        missing = containerd.missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
-        beyond = containerd.faults(dump, require_plugin=given.require_plugin)
-        lines = [*map(str, missing), *beyond, *containerd.notes(dump)]
-        if missing and given.write:
-            # A drop-in for 1.7 repeats whole sections, which may contain passwords of registries.
-            with open(given.write, "x", encoding="utf-8", opener=_for_owner) as file:
+        dump = read_dump(_dump_text(options.dump))
+        missing = containerd.missing_settings(dump, options.cdi_dir, require_plugin=options.require_plugin)
+        manual = containerd.manual_changes(dump, require_plugin=options.require_plugin)
+        lines = [*map(str, missing), *manual, *containerd.warnings(dump)]
+        if missing and options.write:
+            # A drop-in for containerd 1.7 repeats whole sections, which may contain registry passwords.
+            with open(options.write, "x", encoding="utf-8", opener=_open_private) as file:
                 file.write(containerd.write_drop_in(dump, missing))
-            lines.append(f"wrote {given.write}: name it in imports of config.toml, restart containerd, check again")
+            lines.append(
+                f"wrote {options.write}: add it to imports in config.toml, restart containerd, and check again"
+            )
         elif missing:
             sys.stdout.write(containerd.write_drop_in(dump, missing))
     except (RuntimeConfigError, subprocess.SubprocessError) as error:
-        return _say(str(error))
+        return _report(str(error))
     except OSError as error:
-        return _say(f"{error.filename}: {error.strerror}")
+        return _report(f"{error.filename}: {error.strerror}")
     for line in lines or ["nothing is missing"]:
-        _say(line)
-    return _LACKING if beyond or (missing and not given.write) else 0
+        _report(line)
+    return _EXIT_MISSING if manual or (missing and not options.write) else 0
 
 
-def _for_owner(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -110,21 +112,21 @@ def _dump_text(name: str | None) -> str:
     Raises RuntimeConfigError, OSError or subprocess.SubprocessError.
     """
     if name is not None:
-        with open(name, "rb") as file:  # noqa: PTH123 - its errors contain the name as it was given
-            data = file.read(_MOST_BYTES + 1)
+        with open(name, "rb") as file:  # noqa: PTH123 - its errors contain the name as the user typed it
+            data = file.read(_MAX_BYTES + 1)
     else:
         data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_until_end(sys.stdin.fileno())
     if name is None and not data:
         data = _dump_of_containerd()
-    if len(data) > _MOST_BYTES:
-        raise RuntimeConfigError(f"the dump has more than {_MOST_BYTES >> 20} MiB")
+    if len(data) > _MAX_BYTES:
+        raise RuntimeConfigError(f"the dump has more than {_MAX_BYTES >> 20} MiB")
     return data.decode(errors="replace")
 
 
 def _read_until_end(descriptor: int) -> bytes:
-    """Returns all bytes, or the first ones beyond the limit. Raises RuntimeConfigError if the input does not end."""
+    """Reads until the end or until the limit is exceeded. Raises RuntimeConfigError if the input does not end."""
     data, deadline = b"", time.monotonic() + _INPUT_SECONDS
-    while len(data) <= _MOST_BYTES:
+    while len(data) <= _MAX_BYTES:
         if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
             raise RuntimeConfigError(
                 f"standard input did not end within {_INPUT_SECONDS} s (ctr run does not forward its end): "
@@ -147,6 +149,6 @@ def _dump_of_containerd() -> bytes:
     return subprocess.run(command, capture_output=True, timeout=_DUMP_SECONDS, check=True).stdout  # noqa: S603
 
 
-def _say(line: str) -> int:
+def _report(line: str) -> int:
     print(f"{COMMAND}: {line}", file=sys.stderr)
-    return _UNUSABLE
+    return _EXIT_UNUSABLE

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that this driver needs of containerd, and the drop-in that contains the missing ones. Pure.
+"""The settings of containerd that the driver requires, and a drop-in with those that are missing. Pure.
 
-Claims reach containers through CDI, limits through NRI; containerd 1.7 has both off by default, as well as the hugetlb
-controller of its CRI plugin. :mod:`numa_node.runtimes.containerd` reads the dump and describes how the releases merge.
+Claims reach containers through CDI, and limits through NRI. In containerd 1.7 both are disabled by default, and so is
+the hugetlb controller of its CRI plugin. :mod:`numa_node.runtimes.containerd` parses the dump and describes how each
+release merges its files.
 
-A drop-in for containerd 2 has only the keys to change and no version line, so that it fits beside a config.toml of any
-version (2.0.2 and later). A drop-in for containerd 1.7, which replaces whole sections, repeats the section of the dump.
+A drop-in for containerd 2 contains only the keys to change and no version line, so that it can be combined with a
+config.toml of any version (2.0.2 and later). containerd 1.7 replaces whole sections, so its drop-in repeats the
+complete section of the dump.
 """
 
 import copy
@@ -19,79 +21,79 @@ from numa_contract.errors import shown
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, items, same_place
 
-_NEEDED: Final = frozenset({NRI, *CRI_OF_DUMP.values()})
-# containerd's defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s, and registration waits for nothing.
-_LEAST_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_REQUIRED_PLUGINS: Final = frozenset({NRI, *CRI_OF_DUMP.values()})
+# The defaults of containerd (nri/pkg/adaptation). Hooks are answered within 1.5 s, and the registration does not wait.
+_MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?)(h|ms|m|s|us|µs|ns)", re.ASCII)
 _SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key that does not have the value that it must have."""
+    """A key whose value differs from the required one."""
 
     path: tuple[str, ...]
-    """Plugin, perhaps a table in its section, and key."""
-    wanted: Any
-    found: Any
-    """None: the key is not there."""
+    """Plugin, optionally a table within its section, and key."""
+    required: Any
+    actual: Any
+    """Current value, or None if the key is not set."""
 
     def __str__(self) -> str:
         section = ".".join(map(_key, self.path[:-1]))
-        return f"[plugins.{section}] {self.path[-1]} is {_said(self.found)}, must be {_said(self.wanted)}"
+        return f"[plugins.{section}] {self.path[-1]} is {_display(self.actual)}, must be {_display(self.required)}"
 
 
 def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Setting]:
-    """Returns the keys that must be changed, in the order of sections; a plugin that is switched off has none."""
-    wanted: list[tuple[tuple[str, ...], Any]] = [
+    """Returns the keys that must be changed, in the order of sections. Disabled plugins are left out."""
+    expected: list[tuple[tuple[str, ...], Any]] = [
         ((dump.cri, "enable_cdi"), True),
         ((dump.cri, "cdi_spec_dirs"), _with_directory(dump.value(dump.cri, "cdi_spec_dirs"), cdi_dir)),
         *([((dump.cri, "disable_hugetlb_controller"), False)] if dump.version == DUMP_OF_1_7 else []),
         ((NRI, "disable"), False),
         ((NRI, "disable_connections"), False),
-        *(((NRI, key), _at_least(dump.value(NRI, key), least)) for key, least in _LEAST_SECONDS.items()),
+        *(((NRI, key), _at_least(dump.value(NRI, key), seconds)) for key, seconds in _MIN_SECONDS.items()),
     ]
     if require_plugin and dump.can_require_plugins:
         validator = (NRI, "default_validator")
         required = items(dump.value(*validator, "required_plugins"))
-        wanted += [
+        expected += [
             ((*validator, "enable"), True),
             ((*validator, "required_plugins"), required + [NRI_PLUGIN_NAME] * (NRI_PLUGIN_NAME not in required)),
             ((*validator, "tolerate_missing_plugins_annotation"), TOLERATE_MISSING_ANNOTATION),
         ]
-    settings = [Setting(path, value, dump.value(*path)) for path, value in wanted if not dump.is_off(path[0])]
-    return [one for one in settings if one.found != one.wanted]
+    settings = [Setting(path, value, dump.value(*path)) for path, value in expected if not dump.is_off(path[0])]
+    return [one for one in settings if one.actual != one.required]
 
 
-def faults(dump: Dump, *, require_plugin: bool = False) -> list[str]:
-    """Returns what no drop-in can mend, each with its remedy."""
+def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
+    """Returns the changes that a drop-in cannot make, each as a sentence for the operator."""
     found = [
-        f'disabled_plugins names "{plugin}": take it out of the file that says so; drop-ins only add to that list'
+        f'disabled_plugins names "{plugin}": remove it from the file that sets it; drop-ins only extend the list'
         for plugin in dump.disabled
-        if full_name(plugin) in _NEEDED
+        if full_name(plugin) in _REQUIRED_PLUGINS
     ]
     if require_plugin and not dump.can_require_plugins and not dump.is_off(NRI):
-        found.append("this containerd cannot require plugins: update it to 2.2 or later, or leave out --require-plugin")
+        found.append("this containerd cannot require plugins: update it to 2.2 or later, or omit --require-plugin")
     return found
 
 
-def notes(dump: Dump) -> list[str]:
-    """Returns further lines for the operator."""
+def warnings(dump: Dump) -> list[str]:
+    """Returns further warnings for the operator."""
     lines = []
     socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
     if same_place(socket) != same_place(NRI_SOCKET):
-        lines.append(f"containerd's NRI socket is {shown(socket)}: set nriSocket of this driver to it")
+        lines.append(f"containerd's NRI socket is {shown(socket)}: set nriSocket in this driver's configuration to it")
     if dump.of_2_0:
         lines.append(
             "the dump of containerd 2.0.0 to 2.0.5 lacks settings of a config.toml of version 2: if this is one of "
-            'them, give the output of "containerd config migrate" in its place, or update containerd'
+            'them, use the output of "containerd config migrate" instead, or update containerd'
         )
     return lines
 
 
 def write_drop_in(dump: Dump, settings: Sequence[Setting]) -> str:
-    """Returns the text that gives a containerd with this dump these settings."""
+    """Returns a drop-in that applies the settings to a containerd with this dump."""
     tables: dict[str, Any] = {}
     for setting in settings:
         plugin = setting.path[0]
@@ -100,26 +102,26 @@ def write_drop_in(dump: Dump, settings: Sequence[Setting]) -> str:
         table = tables
         for part in setting.path[:-1]:
             table = table.setdefault(part, {})
-        table[setting.path[-1]] = setting.wanted
+        table[setting.path[-1]] = setting.required
     head = "# Written by nri-backend setup-runtime."
     if dump.version == DUMP_OF_1_7:
-        head += " containerd 1.7 replaces whole sections: all other keys are as they were.\nversion = 2"
+        head += " containerd 1.7 replaces whole sections: all other keys are copied from the dump.\nversion = 2"
     return "\n".join([head, *_lines(("plugins",), tables)]) + "\n"
 
 
 def _with_directory(found: Any, directory: str) -> list[Any]:
-    there = items(found)
-    return there if same_place(directory) in map(same_place, map(str, there)) else [*there, directory]
+    present = items(found)
+    return present if same_place(directory) in map(same_place, map(str, present)) else [*present, directory]
 
 
 def _at_least(found: Any, seconds: int) -> Any:
     parts = _DURATION.findall(str(found))
-    given = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    # What is not there, or in a form of a later release, is containerd's default or none of our business.
-    return f"{seconds}s" if parts and given < seconds else found
+    configured = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    # A key that is not set has containerd's default, and a value in an unknown format is left unchanged.
+    return f"{seconds}s" if parts and configured < seconds else found
 
 
-def _said(value: object) -> str:
+def _display(value: object) -> str:
     if value is None:
         return "not set"
     return str(value).lower() if isinstance(value, bool) else shown(value) if isinstance(value, str) else str(value)
@@ -136,12 +138,12 @@ def _lines(path: tuple[str, ...], table: dict[str, Any]) -> Iterator[str]:
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _value(name)
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        # A basic string of TOML is one of JSON, but for DEL, which TOML wants escaped.
+        # A JSON string is a valid basic string of TOML, except that TOML requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"

@@ -91,5 +91,5 @@ def test_a_node_that_is_not_set_up_ends_the_process(open_stage: OpenStage) -> No
     stage = open_stage(frontend="", backend=f"{OUR_BACKEND} --cgroup-root=/absent")
     backend = stage.add_instance().backend
     assert backend.wait(15) == 1
-    assert "/absent is no cgroup v2 hierarchy" in backend.tail()
+    assert "/absent is not a cgroup v2 hierarchy" in backend.tail()
     assert "Traceback" not in backend.tail()

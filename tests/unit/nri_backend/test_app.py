@@ -60,12 +60,12 @@ def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> N
     assert "Linux 6.7" in backend.status().exclusivity_reason
 
 
-def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:
-    """Only who is synchronised with the runtime stamps that it serves, and so enforces in the eyes of others."""
+def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
+    """Other instances consider the holder to be enforcing only while it is synchronized with the runtime."""
     (tmp_path / "locks").mkdir()
     with contextlib.closing(lock(tmp_path)) as held:
         backend = build(tmp_path, held)
-        assert held.attempt()
+        assert held.try_acquire()
         for synchronized in (False, True, True, False):
             backend.link_changed(LinkStatus(connected=True, synchronized=synchronized))
             assert backend.status().enforced is synchronized

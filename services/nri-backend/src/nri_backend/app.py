@@ -135,7 +135,7 @@ class Backend:
     def link_changed(self, status: LinkStatus) -> None:
         """The connection to the runtime came, was synchronised, or went."""
         self._enforcer.runtime = status
-        self._lock.serve(serving=status.synchronized)
+        self._lock.set_serving(serving=status.synchronized)
         self._news.set()
 
     def _changed(self) -> None:
@@ -191,10 +191,10 @@ class Backend:
 
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})
-        await self._lock.acquired()
+        await self._lock.acquire()
         _log.info("active", extra={"instance": self._instance})
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._lock.keep(), name="heartbeat")
+            tasks.create_task(self._lock.renew_forever(), name="heartbeat")
             await self._enforcer.activate()
             self._changed()
 

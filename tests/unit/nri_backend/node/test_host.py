@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend reads of the machine."""
+"""Facts that the backend reads from the node."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from nri_backend.node.host import HostError, read_host
 
 
 def machine(root: Path, online: str) -> Path:
-    """A host root with these CPUs online and two sizes of hugepages."""
+    """Creates a host root with these CPUs online and two hugepage sizes."""
     (root / "sys/devices/system/cpu").mkdir(parents=True)
     (root / "sys/devices/system/cpu/online").write_text(online)
     for size in (1048576, 2048):
@@ -18,8 +18,8 @@ def machine(root: Path, online: str) -> Path:
     return root
 
 
-def test_cpus_and_page_sizes(tmp_path: Path) -> None:
-    """Sizes come in order; a kernel without hugepages has none."""
+def test_online_cpus_and_page_sizes_are_read(tmp_path: Path) -> None:
+    """Sizes are sorted. A kernel without hugepages has none."""
     root = machine(tmp_path, "0-1,4\n")
     host = read_host(str(root), CgroupTree(str(root)))
     assert host == Host(frozenset({0, 1, 4}), (2 << 20, 1 << 30), obstacle=host.obstacle)
@@ -29,22 +29,21 @@ def test_cpus_and_page_sizes(tmp_path: Path) -> None:
     assert read_host(str(root), CgroupTree(str(root))).page_sizes == ()
 
 
-@pytest.mark.parametrize(("text", "why"), [("", "no CPU is online"), ("x\n", "'x'"), ("3-1\n", "backwards")])
-def test_a_damaged_machine_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """The error carries the file and the remedy."""
-    with pytest.raises(HostError, match=f"cpu/online: .*{why}.*--host-root"):
+@pytest.mark.parametrize(("text", "reason"), [("", "no CPU is online"), ("x\n", "'x'"), ("3-1\n", "backwards")])
+def test_the_error_for_an_invalid_list_of_cpus_has_file_and_remedy(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(HostError, match=f"cpu/online: .*{reason}.*--host-root"):
         read_host(str(machine(tmp_path, text)), CgroupTree(str(tmp_path)))
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """The audit reads it at each tick, and an error of another kind would end the enforcement."""
+def test_a_file_that_is_not_utf_8_is_a_host_error(tmp_path: Path) -> None:
+    """The audit reads it at each tick, and an exception of another type would end the enforcement."""
     (machine(tmp_path, "") / "sys/devices/system/cpu/online").write_bytes(b"0-3\xff\n")
     with pytest.raises(HostError, match=r"cpu/online: .*can't decode byte 0xff.*--host-root"):
         read_host(str(tmp_path), CgroupTree(str(tmp_path)))
 
 
-def test_a_machine_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A mount that was forgotten is no traceback; a page size that is skipped would be a limit that is missing."""
+def test_a_missing_mount_and_an_unknown_page_size_are_host_errors(tmp_path: Path) -> None:
+    """If a page size were skipped, its limits would be missing."""
     with pytest.raises(HostError, match=r"cpu/online: .*No such file"):
         read_host(str(tmp_path), CgroupTree(str(tmp_path)))
     (machine(tmp_path, "0-3") / "sys/kernel/mm/hugepages/hugepages-oddkB").mkdir()
@@ -61,10 +60,10 @@ def test_a_machine_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_partitions_need_a_kernel_that_makes_them_and_the_real_root(
+def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
     tmp_path: Path, files: list[str], capable: bool
 ) -> None:
-    """In a node that is a container the root is somebody's cgroup, and those above it would have to take part."""
+    """In a node that is a container, the root is not the topmost cgroup, and its ancestors would have to take part."""
     root = machine(tmp_path / "host", "0-3")
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -73,4 +72,4 @@ def test_partitions_need_a_kernel_that_makes_them_and_the_real_root(
     assert (host.partitions, bool(host.obstacle)) == (capable, not capable)
     denied = read_host(str(root), CgroupTree(str(tmp_path)), lambda: "a capability is missing")
     assert not denied.partitions
-    assert (denied.obstacle == "a capability is missing") is capable, "the kernel's lack comes first"
+    assert (denied.obstacle == "a capability is missing") is capable, "an obstacle of the kernel comes first"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true of a node: each fault names what is wrong and the remedy."""
+"""Checks of the node; each error names the fault and the remedy."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ CILIUM = "50 23 0:26 / /run/cilium/cgroupv2 rw - cgroup2 none rw\n"
 
 
 def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
-    """A cgroup root and a host root. Mounts at the usual place are at that cgroup root."""
+    """Creates a cgroup root and a host root. In ``mounts``, /sys/fs/cgroup stands for that cgroup root."""
     root = tmp_path / "cgroup"
     root.mkdir()
     (root / "cgroup.controllers").write_text(controllers)
@@ -34,8 +34,8 @@ def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
     return str(root), str(tmp_path)
 
 
-def test_a_unified_node_passes(tmp_path: Path) -> None:
-    """cgroup v2 with the cpuset controller is all that is needed; mountinfo only explains a fault."""
+def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
+    """With or without mountinfo."""
     root, host = node(tmp_path, UNIFIED, "cpuset cpu io memory hugetlb pids\n")
     assert check_node(root, host, ["/run/a.sock"]) == []
     (tmp_path / "proc/self/mountinfo").unlink()
@@ -54,8 +54,8 @@ def test_a_unified_node_passes(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.fault("memory peer, preflight")
-def test_controllers_must_be_in_the_one_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
-    """On cgroup v1, or where a controller of ours is bound to it, nothing of what is written would be true."""
+def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
+    """Limits have no effect on a node with cgroup v1, or if a used controller is bound to it."""
     if fault is None:
         check_controllers("/sys/fs/cgroup", controllers, parse_mounts(mounts))
         return
@@ -65,7 +65,7 @@ def test_controllers_must_be_in_the_one_tree(mounts: str, controllers: str | Non
 
 @pytest.mark.fault("memory peer, preflight")
 def test_hugepages_must_not_count_as_memory() -> None:
-    """memory_hugetlb_accounting is an option of the whole tree; the error names it, the mount and the remedy."""
+    """The mount option memory_hugetlb_accounting applies to the whole tree."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/nested"):
         with pytest.raises(PreflightError, match=r"at /sys/fs/cgroup has the option memory_hugetlb_acc.* and remount"):
@@ -73,8 +73,8 @@ def test_hugepages_must_not_count_as_memory() -> None:
     assert check_mount("/elsewhere", mounts) == []
 
 
-def test_a_mount_elsewhere_is_only_mentioned(tmp_path: Path) -> None:
-    """Every node with Cilium has one; a container's view of its own cgroup is not even the same tree."""
+def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
+    """Every node with Cilium has one. A mount with another root is not the same tree."""
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED + CILIUM)) == ["/run/cilium/cgroupv2"]
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED.replace("0:26 / ", "0:26 /../../.. ") + CILIUM)) == []
     root, host = node(tmp_path, UNIFIED + CILIUM, "cpuset memory hugetlb\n")
@@ -89,8 +89,10 @@ def test_a_mount_elsewhere_is_only_mentioned(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.fault("memory peer, preflight")
-def test_a_cgroup_root_that_is_mounted_over_is_refused(line: str, top: str, tmp_path: Path) -> None:
-    """Nobody can tell which tree was meant; the error names the place, what is on top, and the setting."""
+def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
+    line: str, top: str, tmp_path: Path
+) -> None:
+    """A file system beneath the tree, and the same tree mounted twice, are no fault."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):
@@ -99,8 +101,8 @@ def test_a_cgroup_root_that_is_mounted_over_is_refused(line: str, top: str, tmp_
     assert check_mount("/sys/fs/cgroup", parse_mounts(beneath + UNIFIED + UNIFIED)) == []
 
 
-def test_a_kernel_without_cgroup_kill_is_refused(tmp_path: Path) -> None:
-    """A container that must not run has to be killed before it does; cgroups that end meanwhile are no fault."""
+def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
+    """Rejected containers are killed with it. A cgroup without any file has just been removed and is no fault."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory")
     slice_ = tmp_path / "cgroup/kubepods.slice"
     slice_.mkdir()
@@ -112,15 +114,14 @@ def test_a_kernel_without_cgroup_kill_is_refused(tmp_path: Path) -> None:
     assert check_node(root, host, []) == []
 
 
-def test_other_v1_hierarchies_are_only_mentioned(tmp_path: Path) -> None:
-    """A named v1 hierarchy beside a complete v2 one is strange, not wrong."""
+def test_a_named_cgroup_v1_hierarchy_is_only_a_warning(tmp_path: Path) -> None:
+    """It has no controllers."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
-    (note,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
-    assert "/cgroup/systemd" in note
+    (warning,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
+    assert "/cgroup/systemd" in warning
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Lines of another form are skipped; a file that is none is a fault."""
+def test_an_unreadable_file_is_an_error_and_invalid_mount_lines_are_skipped(tmp_path: Path) -> None:
     assert parse_mounts("garbage\n - \n1 2 3 - cgroup\n") == ()
     root, host = node(tmp_path, "", "")
     (tmp_path / "cgroup/cgroup.controllers").unlink()
@@ -129,8 +130,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         check_node(root, host, [])
 
 
-def test_the_run_directory_is_made_for_root_alone(tmp_path: Path) -> None:
-    """Whoever of the two containers comes first makes it; one that exists is left as it is."""
+def test_the_run_directory_is_created_with_mode_0700(tmp_path: Path) -> None:
+    """By the container that starts first. The mode of an existing directory is not changed."""
     path = tmp_path / "a" / "run"
     make_run_directory(str(path))
     assert path.stat().st_mode & 0o777 == 0o700
@@ -143,15 +144,15 @@ def test_the_run_directory_is_made_for_root_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [UNIFIED.replace(" rw,nosuid", " ro,nosuid"), UNIFIED.replace(" rw,nsd", " ro,nsd")])
-def test_a_cgroup_tree_that_cannot_be_written_is_refused(line: str, tmp_path: Path) -> None:
-    """A container without the chart's mount sees its own read-only view at the same place."""
+def test_a_read_only_cgroup_tree_is_an_error(line: str, tmp_path: Path) -> None:
+    """Without the chart's mount, a container has a read-only view of its own cgroup at the same path."""
     root, host = node(tmp_path, line, "cpuset memory hugetlb\n")
     with pytest.raises(PreflightError, match=f"tree at {root} is mounted read-only.*volume cgroup of the chart"):
         check_node(root, host, [])
 
 
-def test_the_own_cgroup_is_not_taken_for_the_nodes_tree(tmp_path: Path) -> None:
-    """A writable view of its own cgroup has all files, and nothing written there reaches another container."""
+def test_the_containers_own_cgroup_is_not_accepted_as_the_nodes_tree(tmp_path: Path) -> None:
+    """It contains all files and may be writable, but does not contain the other containers."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     (tmp_path / "cgroup/cgroup.events").write_text("populated 1\nfrozen 0\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"0\n{os.getpid()}\n")
@@ -161,15 +162,15 @@ def test_the_own_cgroup_is_not_taken_for_the_nodes_tree(tmp_path: Path) -> None:
     assert check_node(root, host, []) == []
 
 
-def test_a_process_in_the_topmost_cgroup_of_the_machine_starts(tmp_path: Path) -> None:
-    """Without systemd a process that runs outside a container may live there. Only the topmost has no cgroup.events."""
+def test_a_process_in_the_root_cgroup_of_the_machine_is_accepted(tmp_path: Path) -> None:
+    """Without systemd a process outside a container may be in it. Only the root cgroup has no cgroup.events."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     assert check_node(root, host, []) == []
 
 
-def test_a_cpuset_that_cannot_be_opened_for_writing_is_named(tmp_path: Path) -> None:
-    """Security modules deny single paths; the file is opened and nothing is written."""
+def test_a_cpuset_file_that_cannot_be_opened_for_writing_is_an_error(tmp_path: Path) -> None:
+    """Security modules deny single paths. Nothing is written to the file."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     slice_ = tmp_path / "cgroup/kubepods.slice"
     slice_.mkdir()

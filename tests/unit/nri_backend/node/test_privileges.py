@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capabilities of this process, and what follows where one is missing."""
+"""The capabilities of this process, and the problems if one is missing."""
 
 import logging
 import re
@@ -29,7 +29,7 @@ IDENTITY = "         0          0 4294967295\n"
 
 
 def host(tmp_path: Path, permitted: str, uid_map: str = IDENTITY) -> str:
-    """A host root whose proc/self contains these capabilities and this map of user ids."""
+    """Creates a host root whose proc/self contains these capabilities and this map of user ids."""
     own = tmp_path / "proc/self"
     own.mkdir(parents=True, exist_ok=True)
     (own / "status").write_text(f"Name:\tpython3\nCapInh:\t{0:016x}\nCapPrm:\t{permitted}\nCapEff:\t{permitted}\n")
@@ -48,35 +48,35 @@ class ProbedTree(PartitionTree):
         super().__init__(root)
         self.capable = capable
         """Whether the writer has CAP_SYS_ADMIN."""
-        self.asked: list[str] = []
-        """Cgroups of which a partition was asked for."""
-        self.meanwhile: Callable[[], object] = lambda: None
-        """What another process does when a partition was asked for."""
+        self.requested: list[str] = []
+        """Cgroups for which a partition was requested, in order."""
+        self.on_request: Callable[[], object] = lambda: None
+        """Called after each request for a partition, as an action of another process."""
         self.make("kubepods", cpuset=controller)
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Makes a cgroup in which controllers can be enabled."""
+        """Creates a cgroup in which controllers can be enabled."""
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         (self.path(path) / "cgroup.subtree_control").touch()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Refuses a remote partition to a writer without the capability."""
+        """Rejects a remote partition of a writer without the capability."""
         super().write(path, name, text)
         if name != PARTITION:
             return
-        self.asked.append(path)
+        self.requested.append(path)
         if not (self.get(path, "cpuset.cpus") or self._exclusive(path)):
-            self._refuse(path, "cpuset.cpus and cpuset.cpus.exclusive are empty")
+            self._reject(path, "cpuset.cpus and cpuset.cpus.exclusive are empty")
         elif not self.capable:
-            self._refuse(path, "Enable partition not permitted")
-        self.meanwhile()
+            self._reject(path, "Enable partition not permitted")
+        self.on_request()
 
-    def _refuse(self, path: str, reason: str) -> None:
+    def _reject(self, path: str, reason: str) -> None:
         (self.path(path) / PARTITION).write_text(f"root invalid ({reason})\n")
 
 
 def effective() -> int:
-    """CapEff of the calling thread."""
+    """Returns CapEff of the calling thread."""
     status = Path("/proc/thread-self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
 
@@ -91,15 +91,15 @@ def effective() -> int:
         (ALL, "0 100000 65536\n", "user namespace"),
     ],
 )
-def test_a_missing_privilege_is_named_with_its_remedy(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
-    """The bits count only in the initial user namespace. A tree that cannot be tried adds nothing."""
+def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
+    """Capabilities count only in the initial user namespace. The tree cannot be probed, so it is no obstacle."""
     root = host(tmp_path, permitted, uid_map)
     obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
     assert bool(named) == bool(obstacle)
 
 
-def test_without_proc_no_capability_counts_as_missing(tmp_path: Path) -> None:
+def test_without_proc_no_capability_is_missing(tmp_path: Path) -> None:
     """Development environments have a host root without proc."""
     assert PartitionRight(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
     assert capability_problem(str(tmp_path)) == ""
@@ -107,14 +107,14 @@ def test_without_proc_no_capability_counts_as_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("permitted", "missing"), [("0000000000200000", True), ("0000000000000002", False)])
 def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, missing: bool) -> None:
-    """It names what cannot be done and where the capability comes from."""
+    """The text contains the capability and the remedy."""
     problem = capability_problem(host(tmp_path, permitted))
     assert bool(problem) is missing
     assert ("DAC_OVERRIDE" in problem and "the chart adds it" in problem) is missing
 
 
-def test_pool_mode_asks_for_no_partition(tmp_path: Path) -> None:
-    """Nothing is tried and nothing is missing if the configuration wants none."""
+def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
+    """And a missing SYS_ADMIN is no obstacle."""
     root = host(tmp_path, "0000000000000002")
     tree = CgroupTree(str(tmp_path))
     (tmp_path / "kubepods").mkdir()
@@ -129,69 +129,71 @@ def test_pool_mode_asks_for_no_partition(tmp_path: Path) -> None:
     ("permitted", "capable", "named"),
     [
         ("0000000000000002", False, "lacks the capability SYS_ADMIN"),
-        ("0000000000200002", False, "refuses partitions .* although it has the capability SYS_ADMIN"),
+        ("0000000000200002", False, "denies nri-backend partitions although it has the capability SYS_ADMIN"),
         ("0000000000200002", True, "$"),
     ],
 )
 def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_later(
     tmp_path: Path, permitted: str, capable: bool, named: str
 ) -> None:
-    """At the start of a node no cgroup may have the cpuset controller yet. The kernel is asked when one has it."""
+    """At the start of a node no cgroup may have the cpuset controller yet. The kernel is probed when one has it."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
     obstacle = read_privileges(tree, root, partitions=True).partition_obstacle
     assert "6.7" in read_host(root, tree, obstacle).obstacle
-    assert tree.asked == []
+    assert tree.requested == []
     tree.make("kubepods.slice")
     for _ in range(2):
         late = read_host(root, tree, obstacle)
         assert late.partitions is (named == "$")
         assert re.match(f".*{named}", late.obstacle)
-    assert len(tree.asked) == (permitted != "0000000000000002"), "the kernel is asked once, and only if it can matter"
+    assert len(tree.requested) == (permitted != "0000000000000002"), (
+        "the kernel is probed once, and only if the process has the capability"
+    )
 
 
 def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
-    """In a surge roll-out another instance reserves CPUs for a claim while this one asks, and before it."""
+    """During a surge update another instance reserves CPUs for a claim before and while this one probes."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     tree.set("kubepods", EXCLUSIVE, "2-3")
-    tree.meanwhile = lambda: tree.set("kubepods", EXCLUSIVE, "2-7")
+    tree.on_request = lambda: tree.set("kubepods", EXCLUSIVE, "2-7")
     assert PartitionRight(tree, root).obstacle() == ""
-    assert len(tree.asked) == 1
+    assert len(tree.requested) == 1
     assert tree.get("kubepods", EXCLUSIVE) == "2-7"
     assert tree.children("") == ["kubepods"]
 
 
 def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
-    """While the partition is asked for, every CPU stays with the root."""
+    """While the partition is requested, all CPUs stay effective in the root."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     seen: list[str] = []
-    tree.meanwhile = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())
+    tree.on_request = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())
     PartitionRight(tree, root).obstacle()
     assert seen == ["0-7"]
 
 
 def test_a_probe_whose_cgroup_another_instance_removes_is_repeated(tmp_path: Path) -> None:
-    """An instance that starts takes the cgroup of another one's probe for a leftover."""
+    """A starting instance removes the cgroup of another one's probe as a leftover."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=False), host(tmp_path, ALL)
 
     def once() -> None:
-        tree.meanwhile = lambda: None
+        tree.on_request = lambda: None
         read_privileges(tree, root, partitions=False)
 
-    tree.meanwhile = once
+    tree.on_request = once
     assert "not permitted" in PartitionRight(tree, root).obstacle()
-    assert len(set(tree.asked)) == 2, "each attempt has a cgroup of its own"
+    assert len(set(tree.requested)) == 2, "each attempt has a cgroup of its own"
 
 
 @pytest.mark.parametrize("answer", ["Parent is not a partition root", None])
-def test_a_kernel_that_does_not_answer_is_logged(
+def test_a_probe_without_a_result_is_logged_and_no_obstacle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
 ) -> None:
-    """Linux 6.7 to 6.11 give no reason, and a tree may refuse new cgroups: then no obstacle is known."""
+    """Linux 6.7 to 6.11 give the same reason in both cases, or the probe fails."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     if answer is None:
         (tmp_path / "sys/devices/system/cpu/possible").unlink()
     else:
-        tree.meanwhile = lambda: (tree.path(tree.asked[-1]) / PARTITION).write_text(f"root invalid ({answer})")
+        tree.on_request = lambda: (tree.path(tree.requested[-1]) / PARTITION).write_text(f"root invalid ({answer})")
     with caplog.at_level(logging.INFO):
         assert PartitionRight(tree, root).obstacle() == ""
     assert "unknown" in caplog.text
@@ -201,7 +203,7 @@ def test_a_kernel_that_does_not_answer_is_logged(
     ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
 )
 def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
-    """Without the capability, and in pool mode too."""
+    """Even without the capability and in pool mode."""
     tree = ProbedTree(tmp_path / "cgroup")
     tree.make("dra-driver-numa-probe-01234567/partition")
     read_privileges(tree, host(tmp_path, permitted), partitions=partitions)
@@ -209,7 +211,7 @@ def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, per
 
 
 def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A process may have been moved there. The start goes on."""
+    """A process may have been moved into it. The backend starts nevertheless."""
     (tmp_path / "dra-driver-numa-probe-01234567/partition/file").mkdir(parents=True)
     read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
     (record,) = (record for record in caplog.records if "rmdir" in record.message)
@@ -234,7 +236,7 @@ print(lower_sys_admin(sys.argv[1]))
 
 @pytest.mark.parametrize(("permitted", "named"), [(ALL, True), ("0000000000000002", False)])
 def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permitted: str, named: bool) -> None:
-    """A seccomp profile may deny capget and capset. A process without the capability has nothing to lower."""
+    """A seccomp profile may deny capget and capset. Without the capability that is no problem."""
     command = [sys.executable, "-c", _DENIED, host(tmp_path, permitted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -243,8 +245,8 @@ def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permit
     assert ("(EPERM)" in problem and "seccomp profile" in problem) is named
 
 
-def test_sys_admin_is_effective_inside_the_block_alone() -> None:
-    """In the calling thread alone, and not at all if the process does not have it."""
+def test_sys_admin_is_effective_only_inside_the_block() -> None:
+    """Only in the calling thread, and not at all if the process does not have it."""
     seen: list[int] = []
 
     def work() -> None:

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several instances on a node acts: the one that holds the lock on the file ``active.lock``.
+"""Elects the active instance on a node: the one that holds a lock on the file ``active.lock``.
 
-Several live side by side while a DaemonSet is updated with surge. The lock is a flock(2): the kernel releases it when
-its holder dies, however that happens. A holder that is frozen, or that has lost the runtime, keeps it; so it stamps a
-heartbeat into the file, and a standby that serves the runtime puts a file of its own in the place of one whose
-heartbeat is stale. The former holder sees by the inode that its file has lost the name, and ends.
+Several instances run at the same time while a DaemonSet is updated with surge, and only one of them may enforce.
 
-Both ways to take the lock are guarded by a second lock, so that two standbys never both win.
+The lock is a flock(2) on the file, and it counts only while the file has the name ``active.lock``. When the holder
+dies, however that happens, the kernel releases the lock. Standbys poll for it, so one of them takes over within
+POLL_SECONDS.
+
+The heartbeat is for a holder that does not die: one that is frozen, or that has lost its connection to the runtime. At
+every tick the holder writes its name, the time, and whether it is synchronized with the runtime into the file.
+
+A stale take-over replaces such a holder. A standby that is itself synchronized waits for STALE_SECONDS after the last
+heartbeat of a synchronized holder; a new holder, or a reconnection of the standby, starts this grace period again. Then
+the standby creates a new file, locks it, writes its heartbeat into it, and renames it to ``active.lock``. The old
+holder still has a lock, but on a file without a name. It notices that by the inode as soon as it runs again, and exits
+with LockLostError.
+
+Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
+again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
 """
 
 import asyncio
@@ -22,98 +33,100 @@ from numa_contract.names import ACTIVE_LOCK
 from numa_node.files import is_named, locked
 from numa_node.ticks import next_tick
 
-from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat, Leadership
+from nri_backend.node.heartbeat import HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
-"""flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""
+"""Interval of attempts. flock(2) cannot be awaited, a take-over must complete within a second, and an attempt costs
+only a few system calls."""
 _log = logging.getLogger(__name__)
 
 
 class LockLostError(Exception):
-    """Another instance is active, or may become so."""
+    """This instance must not act any longer, because another one is active or may become active."""
 
 
 class ActiveLock:
-    """The lock of one instance; to be closed by its creator."""
+    """The lock as one instance sees it. Its creator must close it."""
 
     def __init__(self, directory: str, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = f"{directory}/{ACTIVE_LOCK}"
-        self._turn = f"{directory}/takeover.lock"
+        self._takeover_path = f"{directory}/takeover.lock"
         self._clock = clock
         self._own = Heartbeat(instance, clock(), serving=False)
         self._fd = -1
         self._held = False
-        self._trouble = ""
-        self._other: Heartbeat | None = self._own
-        """What the present holder stamped last; None from one that does not stamp, which is trusted."""
-        self._patient_since = clock()
-        """When the present holder was last known to serve, or this instance began to."""
+        self._last_warning = ""
+        self._holder: Heartbeat | None = self._own
+        """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
+        self._grace_start = clock()
+        """Start of the grace period: the latest of the last heartbeat of a synchronized holder, the first observation
+        of a new holder, and the time at which this instance became synchronized."""
 
     @property
     def active(self) -> bool:
-        """Whether this instance holds the lock, and its file is still the one of that name. Asks the kernel."""
+        """Whether this instance holds the lock and its file still has the name. Makes a system call."""
         return self._held and is_named(self._fd, self._path)
 
     @property
     def fresh(self) -> bool:
-        """Whether some instance holds the lock, serves the runtime, and was heard of within STALE_SECONDS."""
+        """Whether the holder, this instance or another, has a fresh heartbeat."""
         if self._held:
             return self.active and self._own.fresh(self._clock())
-        return self._other is None or self._other.fresh(self._clock())
+        return self._holder is None or self._holder.fresh(self._clock())
 
     @property
     def leadership(self) -> Leadership:
-        """Who enforces, as far as is known."""
-        other = self._other
-        first = other is not None and other.serving and 0 < other.since < self._own.since
+        """The holder of the lock as far as this instance knows."""
+        holder = self._holder
+        first = holder is not None and holder.serving and 0 < holder.since < self._own.since
         return Leadership(self.fresh, first, own=self._held)
 
-    def serve(self, *, serving: bool) -> None:
-        """Says whether this instance is synchronised with the runtime: only then it replaces a stale holder."""
+    def set_serving(self, *, serving: bool) -> None:
+        """Sets whether this instance is synchronized with the runtime. Only then it replaces a stale holder."""
         if serving == self._own.serving:
             return
         if serving:
-            # After a restart of the runtime the holder needs a moment, too.
-            self._patient_since = self._clock()
+            # After a restart of the runtime the holder needs time to reconnect, too.
+            self._grace_start = self._clock()
         self._own = replace(self._own, serving=serving, since=self._clock())
         if self._held:
             self.beat()
 
-    async def acquired(self) -> None:
-        """Returns when the lock is held. OSError if its file cannot be opened."""
-        while not self.attempt():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
+    async def acquire(self) -> None:
+        """Waits until this instance holds the lock. Raises OSError if the file cannot be opened."""
+        while not self.try_acquire():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
-    async def keep(self) -> Never:
-        """Stamps the heartbeat as long as the lock is held; then LockLostError."""
+    async def renew_forever(self) -> Never:
+        """Writes the heartbeat at every tick. Raises LockLostError when the lock is lost."""
         while True:
             self.check()
             self.beat()
             await next_tick()
 
-    def attempt(self) -> bool:
-        """Tries once to get the lock; tells whether it is held. OSError."""
+    def try_acquire(self) -> bool:
+        """Tries once to acquire the lock. Returns True if this instance holds it. Raises OSError."""
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if locked(self._fd):
-            self._settle()
+            self._confirm()
         elif is_named(self._fd, self._path):
             self._observe()
             if self._own.serving and self._is_stale():
                 self._take_over()
         else:
-            # Replaced while we waited: its holder says nothing about the new one.
+            # Another standby has replaced the file: open the new one in the next attempt.
             self.close()
         return self._held
 
     def check(self) -> None:
-        """Raises LockLostError if another instance is active, or may be."""
+        """Raises LockLostError if another instance is or may be active."""
         if not self.active:
             raise LockLostError(f"{self._path} was replaced by another instance, or removed, while it was locked")
 
     def beat(self) -> None:
-        """Stamps the heartbeat."""
-        self._stamp(self._fd)
+        """Writes the heartbeat."""
+        self._write_heartbeat(self._fd)
 
     def close(self) -> None:
         """Releases the lock."""
@@ -122,78 +135,80 @@ class ActiveLock:
             os.close(self._fd)
             self._fd = -1
 
-    def _settle(self) -> None:
-        """Keeps the lock that was just had, if it counts."""
-        with self._alone() as alone:
-            if alone and is_named(self._fd, self._path):
+    def _confirm(self) -> None:
+        """Confirms a freshly acquired lock, which is valid only if the file still has its name."""
+        with self._guard() as guarded:
+            if guarded and is_named(self._fd, self._path):
                 self._held = True
                 self.beat()
         if not self._held:
             self.close()
 
     def _observe(self) -> None:
+        """Reads the heartbeat of the holder."""
         now = self._clock()
-        before, self._other = self._other, Heartbeat.decode(os.pread(self._fd, SIZE, 0))
-        if self._other is None:
-            self._patient_since = now
-        elif self._other.serving:
-            self._patient_since = max(self._patient_since, min(self._other.at, now))
-        elif before is None or before.instance != self._other.instance:
-            self._patient_since = now
+        before, self._holder = self._holder, Heartbeat.decode(os.pread(self._fd, HEARTBEAT_BYTES, 0))
+        if self._holder is None:
+            self._grace_start = now
+        elif self._holder.serving:
+            self._grace_start = max(self._grace_start, min(self._holder.at, now))
+        elif before is None or before.instance != self._holder.instance:
+            self._grace_start = now
 
     def _is_stale(self) -> bool:
-        return self._clock() - self._patient_since > STALE_SECONDS
+        return self._clock() - self._grace_start > STALE_SECONDS
 
     def _take_over(self) -> None:
-        """Puts a file of our own in the place of the one whose holder is not heard of any more."""
-        with self._alone() as alone:
-            if not alone or not is_named(self._fd, self._path):
+        """Replaces the file of a stale holder with a new one."""
+        with self._guard() as guarded:
+            if not guarded or not is_named(self._fd, self._path):
                 return
             self._observe()
             if not self._is_stale():
                 return
             try:
-                fd = self._stamped_file()
+                fd = self._new_file()
             except OSError as error:
-                self._complain("the stale lock cannot be replaced", error)
+                self._warn_once("the stale lock cannot be replaced", error)
                 return
             os.close(self._fd)
             self._fd, self._held = fd, True
-            holder = self._other.instance if self._other is not None else ""
+            holder = self._holder.instance if self._holder is not None else ""
             _log.warning("a stale holder of the lock was replaced", extra={"path": self._path, "holder": holder})
 
-    def _stamped_file(self) -> int:
+    def _new_file(self) -> int:
+        """Renames a new file, locked and with a heartbeat, to the name of the lock."""
         new = f"{self._path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)  # noqa: PTH108 - of an instance that died right here
+            os.unlink(new)  # noqa: PTH108 - left by an instance that died at this point
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             locked(fd)
-            self._stamp(fd)
+            self._write_heartbeat(fd)
             os.rename(new, self._path)  # noqa: PTH104
         except BaseException:
             os.close(fd)
             raise
         return fd
 
-    def _stamp(self, fd: int) -> None:
+    def _write_heartbeat(self, fd: int) -> None:
         self._own = replace(self._own, at=self._clock())
         try:
             os.pwrite(fd, self._own.encode(), 0)
-            self._trouble = ""
+            self._last_warning = ""
         except OSError as error:
-            # A full disk has no room for the first one. Others trust a holder without a stamp.
-            self._complain("the heartbeat cannot be written", error)
+            # A full disk has no room for the first heartbeat. Others trust a holder without one.
+            self._warn_once("the heartbeat cannot be written", error)
 
-    def _complain(self, what: str, error: OSError) -> None:
-        if self._trouble != what:
-            _log.warning(what, extra={"path": self._path, "error": str(error)})
-        self._trouble = what
+    def _warn_once(self, text: str, error: OSError) -> None:
+        if self._last_warning != text:
+            _log.warning(text, extra={"path": self._path, "error": str(error)})
+        self._last_warning = text
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Tells whether no other instance takes the lock during the block."""
-        fd = os.open(self._turn, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _guard(self) -> Iterator[bool]:
+        """Yields True if no other instance can acquire the lock during the block."""
+        fd = os.open(self._takeover_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             yield locked(fd)
         finally:

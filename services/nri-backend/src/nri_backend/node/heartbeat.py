@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp in the active lock by which others see that its holder lives and serves the runtime."""
+"""The heartbeat that the holder of the active lock writes into its file.
+
+It shows standbys that the holder runs and is synchronized with the runtime.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,33 +12,33 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
 STALE_SECONDS: Final = 6.0
-"""A holder that was not heard of for so long is replaced: three ticks, since a busy node delays one."""
-SIZE: Final = 256
-"""Bytes. Always the same, so that a full disk cannot keep a stamp from being renewed in place."""
-_AHEAD_SECONDS: Final = 1.0
+"""Maximum age of a fresh heartbeat: three ticks, since a busy node may delay one."""
+HEARTBEAT_BYTES: Final = 256
+"""Size of an encoded heartbeat. It is constant, so that a heartbeat can be renewed in place on a full disk."""
+_MAX_AHEAD_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What the holder of the lock said last."""
+    """State of the holder of the lock."""
 
     instance: str
     at: float
-    """Seconds of the node's monotonic clock, which all processes of a boot share (clock_gettime(2))."""
+    """Time of writing in seconds of the monotonic clock, which all processes of a boot share (clock_gettime(2))."""
     serving: bool
-    """Whether it was synchronised with the container runtime."""
+    """Whether the holder was synchronized with the container runtime."""
     since: float = 0.0
-    """When that was."""
+    """Time since when ``serving`` has its value, by the same clock."""
 
     def encode(self) -> bytes:
-        """Returns the stamp: a line of JSON, filled up with spaces."""
-        return json.dumps(asdict(self)).encode().ljust(SIZE - 1)[: SIZE - 1] + b"\n"
+        """Encodes the heartbeat as a line of JSON, padded with spaces."""
+        return json.dumps(asdict(self)).encode().ljust(HEARTBEAT_BYTES - 1)[: HEARTBEAT_BYTES - 1] + b"\n"
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """Reads a stamp; None for anything else."""
+        """Decodes a heartbeat, or returns None if the data does not contain one."""
         try:
-            document = parse_json(data, SIZE, "heartbeat", "")
+            document = parse_json(data, HEARTBEAT_BYTES, "heartbeat", "")
         except MalformedError:
             return None
         match document:
@@ -45,17 +48,20 @@ class Heartbeat:
         return None
 
     def fresh(self, now: float) -> bool:
-        """Tells whether the holder lives and serves. One from the future is of an earlier boot."""
-        return self.serving and -_AHEAD_SECONDS <= now - self.at <= STALE_SECONDS
+        """Returns True if the holder is synchronized and the heartbeat recent.
+
+        A heartbeat in the future is from an earlier boot.
+        """
+        return self.serving and -_MAX_AHEAD_SECONDS <= now - self.at <= STALE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """The instance that holds the lock, as another one sees it."""
+    """The holder of the lock, as an instance sees it."""
 
     fresh: bool
-    """It serves the runtime and was heard of lately."""
+    """Whether the holder's heartbeat is fresh."""
     first: bool
-    """The runtime asks it before this instance: it calls plugins in the order in which they came."""
+    """Whether the runtime calls the holder before this instance: it calls plugins in the order of registration."""
     own: bool = False
-    """It is this instance."""
+    """Whether the holder is this instance."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend must know of the machine: CPUs online, hugepage sizes, whether its kernel makes partitions."""
+"""Reads the node's online CPUs and hugepage sizes, and whether cpuset partitions can be created on it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +13,19 @@ from nri_backend.node.cgroups import CgroupTree
 
 
 class HostError(Exception):
-    """The machine cannot be read; nothing can be enforced without knowing its CPUs."""
+    """The node cannot be read. Without its online CPUs nothing can be enforced."""
 
 
 def possible_cpus(host_root: str) -> frozenset[int]:
-    """Returns the CPUs that may ever be online below ``host_root``. OSError or ValueError if that cannot be read."""
+    """Returns the CPUs that can come online, from the sysfs below ``host_root``. Raises OSError or ValueError."""
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], str] = lambda: "") -> Host:
-    """Reads the machine below ``host_root``, and whether the kernel of the tree makes partitions. Raises HostError.
+    """Reads the node below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
 
-    ``partition_obstacle`` returns why this process may not make partitions, or "". It is called only if the kernel of
-    the tree makes them.
+    ``partition_obstacle`` returns why this process may not create partitions, or "". It is called only if the kernel
+    of the tree supports them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
@@ -36,7 +36,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
         # A kernel without hugepages has no such directory.
         names = [entry.name for entry in path.iterdir()] if path.exists() else []
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
-    except (OSError, ValueError) as error:  # a MalformedError, or a text that is not UTF-8
+    except (OSError, ValueError) as error:  # MalformedError, or UnicodeDecodeError
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
     obstacle = tree.partition_obstacle() or partition_obstacle()
     return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)

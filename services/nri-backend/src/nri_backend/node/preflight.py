@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true of the node before anything starts. Each fault says what to change."""
+"""Checks the node before anything starts. Every error names the remedy."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -9,35 +9,39 @@ from typing import Final
 from numa_node.addresses import check_socket_path
 from numa_node.mounts import Mount, mounts_over, parse_mounts
 
-# Without cpuset nothing can be enforced. Others that are missing fail only the claims that need them.
-_NEEDED: Final = "cpuset"
-# Bound to cgroup v1, these would be enforced in a tree that this program does not look at.
-_OURS: Final = (_NEEDED, "memory", "hugetlb")
-# With it hugepages count as memory: a limit of the claimed bytes would kill a container that touches its claimed pages.
-_COUNTS_HUGEPAGES: Final = "memory_hugetlb_accounting"
+# Without cpuset nothing can be enforced. If another controller is missing, only the claims that need it fail.
+_REQUIRED: Final = "cpuset"
+# If one of these is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
+_USED: Final = (_REQUIRED, "memory", "hugetlb")
+# With this mount option hugepages count as memory. A limit of the claimed bytes would then kill a container that uses
+# its claimed pages.
+_HUGEPAGE_ACCOUNTING: Final = "memory_hugetlb_accounting"
 
 
 class PreflightError(Exception):
-    """The node is not set up for this program; the text names the remedy."""
+    """The node does not meet a requirement of this program. The message names the remedy."""
 
 
 def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount]) -> None:
-    """Raises PreflightError where limits would not hold. ``controllers`` is cgroup.controllers, None if absent."""
+    """Raises PreflightError if a controller is missing or bound to cgroup v1.
+
+    ``controllers`` is the content of cgroup.controllers, or None if there is no such file.
+    """
     legacy = [mount for mount in mounts if mount.kind == "cgroup"]
     if controllers is None and legacy:
         raise PreflightError(
-            f"{root} is no cgroup v2 hierarchy and the node has cgroup v1 mounts ({legacy[0].point}); "
+            f"{root} is not a cgroup v2 hierarchy and the node has cgroup v1 mounts ({legacy[0].point}); "
             "boot it with systemd.unified_cgroup_hierarchy=1"
         )
     if controllers is None:
         raise PreflightError(
-            f"{root} is no cgroup v2 hierarchy: {root}/cgroup.controllers does not exist; mount the node's "
+            f"{root} is not a cgroup v2 hierarchy: {root}/cgroup.controllers does not exist; mount the node's "
             "/sys/fs/cgroup there or set cgroupRoot"
         )
-    for controller in [one for one in _OURS if one not in controllers.split()]:
-        taken = [mount.point for mount in legacy if controller in mount.options]
-        if taken or controller == _NEEDED:
-            where = f"bound to cgroup v1 at {taken[0]} (hybrid mode)" if taken else "withheld by the kernel or a parent"
+    for controller in [one for one in _USED if one not in controllers.split()]:
+        bound = [mount.point for mount in legacy if controller in mount.options]
+        if bound or controller == _REQUIRED:
+            where = f"bound to cgroup v1 at {bound[0]} (hybrid mode)" if bound else "withheld by the kernel or a parent"
             raise PreflightError(
                 f"{root}/cgroup.controllers does not list {controller}: it is {where}; boot the node with "
                 "systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
@@ -45,10 +49,11 @@ def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount
 
 
 def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
-    """Raises PreflightError where the mount in which the cgroup root lies cannot be used; none need be cgroup v2.
+    """Raises PreflightError if the cgroup v2 mount that contains the cgroup root is not usable.
 
-    Returns where else its tree is mounted, as Cilium does: the same files under another name, which is no fault. In a
-    container only those that were mounted into it are seen.
+    Returns the other mount points of the same tree; Cilium, for example, mounts it again, which does no harm. In a
+    container only mounts of its own mount namespace are visible. If no mount above the root is cgroup v2, as in tests,
+    there is nothing to check.
     """
     above = mounts_over(root, mounts)
     if all(mount.kind != "cgroup2" for mount in above):
@@ -65,20 +70,20 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
             f"the cgroup tree at {point} is mounted read-only, so nothing can be enforced; mount the node's "
             "/sys/fs/cgroup there, writable (the volume cgroup of the chart)"
         )
-    if _COUNTS_HUGEPAGES in ours.options:
+    if _HUGEPAGE_ACCOUNTING in ours.options:
         raise PreflightError(
-            f"the cgroup v2 mount at {point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
-            "would count claimed hugepages, too; take it out of the node's mount options and remount"
+            f"the cgroup v2 mount at {point} has the option {_HUGEPAGE_ACCOUNTING}, with which limits of memory "
+            "would also count claimed hugepages; remove it from the node's mount options and remount"
         )
     return sorted({mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == ours.root} - {point})
 
 
 def _check_own_cgroup(root: str) -> None:
-    """Raises PreflightError if the cgroup root is the cgroup of this process, and so contains this container alone.
+    """Raises PreflightError if the cgroup root is the cgroup of this process, so that it contains only this container.
 
-    The kernel lists process ids as the reading process sees them, so that a container finds itself under its own. The
-    topmost cgroup of the machine, the only one without ``cgroup.events``, is the node's tree even if this process was
-    started there, outside a container and without a service manager that moves it to a cgroup of its own.
+    ``cgroup.procs`` lists process ids of the reader's PID namespace, so a container finds its own id there. The root
+    cgroup of the machine, the only one without ``cgroup.events``, is accepted: a process that was started outside a
+    container and without a service manager may be in it.
     """
     if not Path(root, "cgroup.events").exists():
         return
@@ -92,7 +97,7 @@ def _check_own_cgroup(root: str) -> None:
 def _check_writable(root: str) -> None:
     """Raises PreflightError if a cpuset file cannot be opened for writing. Nothing is written.
 
-    The mount and the capabilities may allow it, and a security module may still deny this path.
+    A security module may deny it even if the mount and the capabilities allow it.
     """
     for file in Path(root).glob("*/cpuset.cpus"):
         try:
@@ -108,10 +113,10 @@ def _check_writable(root: str) -> None:
 
 
 def _check_kernel(root: str) -> None:
-    """Raises PreflightError if the kernel is older than 5.14, which brought ``cgroup.kill``.
+    """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
-    Every cgroup but the topmost has the file. User attributes of cgroups, in which node/notes.py stores original
-    limits, are older: Linux 5.7.
+    Every cgroup but the root has the file. Extended user attributes of cgroups, in which node/notes.py stores original
+    limits, exist since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
@@ -132,12 +137,12 @@ def _text(path: Path) -> str | None:
 def make_run_directory(path: str, *, writable: bool = False) -> None:
     """Creates a directory that all instances on the node share, with mode 0700, unless it exists.
 
-    Raises PreflightError if that fails, or if it must be ``writable`` and is not.
+    Raises PreflightError if that fails, or if the directory must be ``writable`` and is not.
     """
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"the run directory {path} cannot be made ({error.strerror}); mount it from the host"
+        reason = f"the run directory {path} cannot be created ({error.strerror}); mount it from the host"
         raise PreflightError(reason) from error
     if writable and not os.access(path, os.W_OK):
         reason = f"the run directory {path} cannot be written; mount it from the host, writable (a volume of the chart)"
@@ -145,7 +150,7 @@ def make_run_directory(path: str, *, writable: bool = False) -> None:
 
 
 def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list[str]:
-    """Raises PreflightError or SocketPathError where this program could not work; returns oddities, for the log."""
+    """Runs all checks. Returns warnings for the log. Raises PreflightError or SocketPathError."""
     for path in sockets:
         check_socket_path(path)
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
@@ -154,9 +159,9 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     _check_own_cgroup(cgroup_root)
     _check_writable(cgroup_root)
     _check_kernel(cgroup_root)
-    strange = []
+    warnings = []
     if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):
-        strange.append(f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}")
+        warnings.append(f"the node also has cgroup v1 mounts, which this program does not use: {', '.join(legacy)}")
     if others:
-        strange.append(f"the tree of {cgroup_root} is also mounted at {', '.join(others)}")
-    return strange
+        warnings.append(f"the tree of {cgroup_root} is also mounted at {', '.join(others)}")
+    return warnings

@@ -5,8 +5,8 @@ The kernel enables a remote partition, one whose parent is not a partition itsel
 CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other it
 writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the capability to
 this container. To hold it no longer than necessary, the process removes it from its effective set at the start, before
-any other thread exists, and `sys_admin()` restores it for the calling thread alone while that writes a partition file:
-capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates it.
+it creates another thread, and `sys_admin()` restores it only for the calling thread while that writes a partition file.
+Capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _VERSION_3: Final = 0x20080522
 _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
-"""Beginning of the names of the probe's cgroups."""
+"""Prefix of the names of the probe's cgroups."""
 _PROBE_ATTEMPTS: Final = 3
 # perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
 _NOT_PERMITTED: Final = "not permitted"
@@ -77,11 +77,11 @@ def set_effective(capability: int, *, on: bool) -> bool:
 
 @contextlib.contextmanager
 def sys_admin() -> Iterator[None]:
-    """Gives the calling thread CAP_SYS_ADMIN inside the block, if this process has it at all."""
+    """Raises CAP_SYS_ADMIN for the calling thread inside the block, if the process has it."""
     try:
         raised = set_effective(CAP_SYS_ADMIN, on=True)
     except OSError:
-        # Then the kernel rejects the write in the block, and reports that it is not permitted.
+        # The kernel then rejects the write in the block and reports that it is not permitted.
         raised = False
     try:
         yield
@@ -91,7 +91,7 @@ def sys_admin() -> Iterator[None]:
 
 
 def no_obstacle() -> str:
-    """Returns "": the obstacle of a process that makes no partitions, or of which nothing is known."""
+    """Returns "", for a process that creates no partitions or whose obstacle is unknown."""
     return ""
 
 
@@ -100,17 +100,17 @@ class Privileges:
     """The capabilities of this process and their effect, as found at its start."""
 
     partition_obstacle: Callable[[], str] = no_obstacle
-    """Returns why this process may not make partitions, with the remedy; "" if it may or if nothing is known. Call it
-    only while the kernel of the tree makes partitions: the first call asks that kernel."""
+    """Returns why this process may not create partitions, with the remedy, or "" if it may or if that is unknown. Call
+    it only if the kernel of the tree supports partitions: the first call probes that kernel."""
     problems: tuple[str, ...] = ()
-    """Faults of the capabilities apart from partitions, each with its effect and the remedy."""
+    """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
-    """Finds out what this process may do, and lowers CAP_SYS_ADMIN. Call it before any other thread exists.
+    """Determines the privileges of this process, and lowers CAP_SYS_ADMIN. Call it before another thread is created.
 
-    Also removes the cgroups of an earlier probe that was killed, whatever this configuration needs. ``partitions``:
-    whether the configuration allows partitions at all.
+    Always removes the cgroups of an earlier probe that was killed. ``partitions`` is whether the configuration allows
+    partitions.
     """
     remove_leftovers(tree)
     obstacle = PartitionRight(tree, host_root).obstacle if partitions else no_obstacle
@@ -119,7 +119,7 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
 
 
 def lower_sys_admin(host_root: str) -> str:
-    """Removes CAP_SYS_ADMIN from the effective set of the calling thread; returns a problem if that is refused."""
+    """Removes CAP_SYS_ADMIN from the effective set of the calling thread. Returns a problem if that fails, or ""."""
     try:
         set_effective(CAP_SYS_ADMIN, on=False)
     except OSError as error:
@@ -136,7 +136,7 @@ def lower_sys_admin(host_root: str) -> str:
 def missing_capabilities(host_root: str) -> frozenset[int]:
     """Returns the capabilities that enforcement uses and this process lacks.
 
-    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. Without such a file no capability counts as missing.
+    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. If that is not possible, no capability is missing.
     """
     try:
         status = Path(host_root, "proc/self/status").read_text(errors="replace")
@@ -157,9 +157,9 @@ def capability_problem(host_root: str) -> str:
 
 
 def process_obstacle(host_root: str) -> str:
-    """Returns what forbids partitions to this process on any kernel, with the remedy; "" if nothing does.
+    """Returns why no kernel would allow this process to create partitions, with the remedy, or "".
 
-    Reads the capabilities and the user namespace, and neither depends on the cgroup tree.
+    Reads only the capabilities and the user namespace, which do not depend on the cgroup tree.
     """
     if CAP_SYS_ADMIN in missing_capabilities(host_root):
         return f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
@@ -173,11 +173,11 @@ def process_obstacle(host_root: str) -> str:
 
 
 class PartitionRight:
-    """Whether this process may make partitions on a kernel that has them.
+    """Determines whether this process may create partitions on a kernel that supports them.
 
-    The process's own obstacles are read at once. The kernel is asked once, at the first call of `obstacle()`: at the
-    start of the process the tree may not show yet that it makes partitions, because the cpuset controller is enabled
-    for no cgroup below the root.
+    Obstacles of the process are read at once. The kernel is probed once, at the first call of `obstacle()`. When the
+    process starts, the tree may not show yet that the kernel supports partitions, because the cpuset controller is not
+    enabled for any cgroup below the root.
     """
 
     def __init__(self, tree: CgroupTree, host_root: str) -> None:
@@ -187,33 +187,33 @@ class PartitionRight:
         self._known = bool(self._obstacle)
 
     def obstacle(self) -> str:
-        """Returns why this process may not make partitions, with the remedy; "" if it may or if nothing is known."""
+        """Returns why this process may not create partitions, with the remedy, or "" if no reason is known."""
         if not self._known:
             self._known = True
-            self._obstacle = self._ask()
+            self._obstacle = self._ask_kernel()
         return self._obstacle
 
-    def _ask(self) -> str:
+    def _ask_kernel(self) -> str:
         try:
             answer = _probe(self._tree, self._host_root)
         except (OSError, ValueError, CgroupGoneError, CgroupRefusedError) as error:
             answer = str(error)
         if _NOT_PERMITTED in answer:
             return (
-                f"the kernel refuses partitions to nri-backend although it has the capability SYS_ADMIN ({answer}); "
+                f"the kernel denies nri-backend partitions although it has the capability SYS_ADMIN ({answer}); "
                 "look for a security module (AppArmor, SELinux) that denies it"
             )
         if _NO_CPUS not in answer:
-            text = "it is unknown whether the kernel lets nri-backend make partitions; the first claim will show it"
+            text = "it is unknown whether nri-backend may create partitions; the first claim will show it"
             _log.info(text, extra={"answer": answer})
         return ""
 
 
 def _probe(tree: CgroupTree, host_root: str) -> str:
-    """Asks the kernel for a partition that it refuses in any case, and returns its answer.
+    """Requests a partition that the kernel rejects in any case, and returns the reason that it gives.
 
-    Raises OSError, ValueError, CgroupGoneError or CgroupRefusedError if the kernel cannot be asked. Another instance
-    that starts at the same time takes the cgroup for a leftover and may remove it; the probe is repeated then.
+    Raises OSError, ValueError, CgroupGoneError or CgroupRefusedError if that is not possible. Another instance that
+    starts at the same time may remove the cgroup as a leftover; the probe is repeated then.
     """
     cpu = str(min(possible_cpus(host_root)))
     for _ in range(_PROBE_ATTEMPTS - 1):
@@ -223,20 +223,20 @@ def _probe(tree: CgroupTree, host_root: str) -> str:
 
 
 def _probe_once(tree: CgroupTree, cpu: str) -> str:
-    """Makes a cgroup and a nested one, asks for a partition of one CPU in the nested one, and removes both.
+    """Creates a cgroup and a nested one, requests a partition of one CPU in the nested one, and removes both.
 
     The order of the checks in kernel/cgroup/cpuset.c decides what has to be written. update_prstate() first rejects a
     cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), privileged or not, so the
     nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable() follows, which checks the
     capability (PERR_ACCESS) before the CPUs. Those are the nested list without the CPUs that the parent does not
-    reserve in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel refuses it
+    reserve in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel rejects it
     (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
 
     The parent must not reserve any: validate_change() compares the exclusive lists of siblings, and the parent is a
     sibling of the kubelet's cgroups. While it reserved a CPU, the active instance's write of that CPU to
     ``cpuset.cpus.exclusive`` of kubepods would fail with EINVAL. The nested cgroup has no sibling.
 
-    Linux 6.7 to 6.11 answer both cases with "Parent is not a partition root", so that nothing is learned there.
+    Linux 6.7 to 6.11 give the same reason in both cases, "Parent is not a partition root", which proves nothing.
     """
     parent = f"{_PROBE}-{os.urandom(4).hex()}"
     child = f"{parent}/partition"
@@ -255,17 +255,20 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # If that fails, the next start tries again and reports it.
+        # If that fails, the next start of the backend tries again and logs a failure.
         with contextlib.suppress(OSError):
             tree.remove(path)
 
 
 def remove_leftovers(tree: CgroupTree) -> None:
-    """Removes the cgroups of probes that were killed before they could do so."""
+    """Removes the cgroups of probes that were killed.
+
+    Those of earlier releases reserve every CPU of the machine, so that no other cgroup can become a partition.
+    """
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
     except CgroupRefusedError as error:
-        _log.warning("cgroups of earlier starts cannot be looked for", extra={"error": str(error)})
+        _log.warning("the cgroup root cannot be searched for cgroups of earlier starts", extra={"error": str(error)})
         return
     for parent in parents:
         try:
@@ -273,7 +276,7 @@ def remove_leftovers(tree: CgroupTree) -> None:
                 tree.remove(f"{parent}/{child}")
             tree.remove(parent)
         except FileNotFoundError:
-            continue  # of another instance, which has removed it
+            continue  # another instance has removed it
         except (OSError, CgroupRefusedError) as error:
             text = "a cgroup of an earlier start cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

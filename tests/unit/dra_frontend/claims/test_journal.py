@@ -39,6 +39,10 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
     assert (read.releasing[B].cpus, read.releasing[B].memory) == ({4, 5}, {"hugepages-2m-numa000": 1 << 21})
     second.write(Entries({A: NAMES[A]}))
     assert first.read() == Entries({A: NAMES[A]})
+    first.write(Entries({A: NAMES[A]}, unlisted=True))
+    assert second.read() == Entries({A: NAMES[A]}, unlisted=True)
+    second.write(Entries({A: NAMES[A]}))
+    assert not first.read().unlisted
     assert first.foreign
     first.read()
     assert not first.foreign

@@ -460,6 +460,56 @@ async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebui
     assert (again.store.ledger.lost(), again.store.ledger.releasing) == ({}, {})
 
 
+async def test_a_claim_that_another_instance_releases_before_the_list_is_not_rebuilt(node: Frontend) -> None:
+    """The second instance starts with the journal that the first one has written, and completes the release."""
+    (node.root / "claims.journal").unlink()
+    first, second = await restarted(node), await restarted(node)
+    assert second.store.journal_lost
+    assert (await second.unprepare("u")).error is None
+    for _ in range(3):
+        await second.look()
+    assert second.store.ledger.held_cpus() == frozenset()
+    await first.recovery.list_all()
+    await first.recovery.round()
+    assert not first.file("u").exists()
+    await second.look()
+    assert (second.store.journal_lost, second.store.ledger.releasing) == (False, {})
+
+
+async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_the_claims(tmp_path: Path) -> None:
+    """Its own journal would otherwise look complete, and pages of a claim without a file would be allocated again."""
+    huge = [claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in ("u", "v")]
+    node = Frontend(tmp_path, api=Claims(*huge))
+    await node.store.start()
+    assert (await node.prepare("u", "dra.memory")).error is None
+    for path in (node.file("u", "dra.memory"), node.root / "claims.journal"):
+        path.unlink()
+    await restarted(node)
+    again = await restarted(node)
+    assert again.store.journal_lost
+    assert "before the claims of this node are listed" in str((await again.prepare("v", "dra.memory")).error)
+    await again.recovery.list_all()
+    assert not (await restarted(node)).store.journal_lost
+
+
+async def test_the_claims_are_listed_each_time_that_another_instance_has_lost_the_journal(
+    node: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that finds the journal lost may end before it has listed them."""
+    monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
+    node.backend.clock = float  # a lease that never ends
+    node.enforce()
+    running = asyncio.create_task(node.recovery.run())
+    for number in (1, 2):
+        (node.root / "claims.journal").unlink()
+        await restarted(node)
+        async with asyncio.timeout(60):
+            while len(node.api.lists) < number or node.store.journal_lost:
+                await node.look()
+        assert node.api.lists == [""] * number
+    running.cancel()
+
+
 @pytest.mark.parametrize("missing", ["pages were taken back", "machine cannot be read"])
 async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost: Frontend, missing: str) -> None:
     """Its pages were promised. They must not be given to the next claim when the device is offered again."""

@@ -16,7 +16,7 @@ import stat
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +48,9 @@ class Entries:
     """Claims that have a file. One whose file is gone was not released: it is lost."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that were released, and whose containers may still run."""
+    unlisted: bool = False
+    """True if a former journal was lost and no instance has listed the claims of the cluster since then: the node may
+    have prepared claims that are not in ``present``."""
 
 
 class Journal:
@@ -143,7 +146,8 @@ class Journal:
 def _dump(entries: Entries) -> bytes:
     """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
     for whole in (True, False):
-        lines = [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
+        lines = [_line({"unlisted": True})] if entries.unlisted else []
+        lines += [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
         lines += [_line(_releasing_value(file, whole=whole)) for file in entries.releasing.values()]
         data = b"".join(lines)
         if len(data) <= SLOT_BYTES - _HEADER:
@@ -170,6 +174,7 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
 def _parse(data: bytes) -> Entries:
     present: dict[ClaimKey, Name] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
+    unlisted = False
     for line in data.splitlines():
         # What cannot be read is an entry of a newer release.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -177,10 +182,12 @@ def _parse(data: bytes) -> Entries:
             if isinstance(value, list):
                 driver, uid, namespace, name = map(str, value)
                 present[driver, uid] = namespace, name
+            elif "unlisted" in value:
+                unlisted = value["unlisted"] is True
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
-    return Entries(present, releasing)
+    return Entries(present, releasing, unlisted)
 
 
 def _releasing(value: Any) -> ClaimFile:

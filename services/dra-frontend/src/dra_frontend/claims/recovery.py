@@ -91,7 +91,7 @@ class Recovery:
     async def run(self) -> None:
         """Rebuilds what is lost, every two seconds or as soon as somebody waits for it. Runs for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._list_once())
+            tasks.create_task(self._list())
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(until_tick()):
@@ -181,19 +181,23 @@ class Recovery:
         if await self._store.transact(partial(_prepare_lost, judged=judged, machine=self._machine)):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
-    async def _list_once(self) -> None:
-        """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it."""
+    async def _list(self) -> None:
+        """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it.
+
+        Again only if another instance has found the journal lost, and has ended before it listed the claims.
+        """
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
+        listed = False
         while True:
             await asyncio.sleep(waits.next())
-            lost = self._store.ledger.lost().items()
+            lost = self._store.ledger.lost().items() if not listed else ()
             nameless = any(not namespace and not self._store.name(key)[1] for key, namespace in lost)
             if not (self._store.journal_lost or nameless) or not self._backend.live:
                 waits.reset()
                 continue
             with self._complaints.about("list", "claims of this node not listed"):
                 await self.list_all()
-                return
+                listed, waits = True, Backoff(*_LIST_SECONDS)
 
     async def list_all(self) -> None:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""

@@ -85,8 +85,6 @@ class ClaimStore:
     _metadata: MetadataFiles = field(default_factory=MetadataFiles)
     _held: Ledger = field(default_factory=partial(Ledger, {}))
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    journal_lost: bool = False
-    """Whether there was an instance before this one and its journal is gone, until recovery has listed the claims."""
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     """Generation of the news of each release that still holds resources or that our backend has not read yet."""
@@ -96,6 +94,11 @@ class ClaimStore:
     def ledger(self) -> Ledger:
         """Returns who holds what, as of the last transaction and the latest reports."""
         return replace(self._held, containers=tuple(self._backend.containers.values()))
+
+    @property
+    def journal_lost(self) -> bool:
+        """True if the journal of former instances was lost and no instance has listed the claims since then."""
+        return self._held.unlisted
 
     def name(self, key: ClaimKey) -> Name:
         """Returns namespace and name of a claim that was prepared, empty where they are not known."""
@@ -120,12 +123,15 @@ class ClaimStore:
     async def start(self) -> None:
         """Loads the directory and clears away what nobody needs any more. Raises OSError."""
         followed = self._lock.path.exists()
-        await self.transact(self._clean_up, thorough=True)
-        self.journal_lost = followed and not self._journal.found
-        self._held = replace(self._held, unlisted=self.journal_lost)
+        await self.transact(partial(self._clean_up, followed=followed), thorough=True)
 
-    def _clean_up(self, transaction: Transaction) -> None:
-        """Removes what a death in the middle of a write has left, and metadata of claims that are gone."""
+    def _clean_up(self, transaction: Transaction, *, followed: bool) -> None:
+        """Removes what a death in the middle of a write has left, and metadata of claims that are gone.
+
+        ``followed``: there was an instance before this one. If its journal is gone, the new journal contains that: the
+        other instances must know it, and the next one if this one ends before it has listed the claims.
+        """
+        transaction.unlisted |= followed and not self._journal.found
         self._files.clear_leftovers()
         self._journal.clear_leftovers()
         self._metadata.sweep(transaction.files.values())
@@ -146,9 +152,7 @@ class ClaimStore:
             backend, answered = self._backend, dict(self._held.answered)
             reports = tuple(backend.containers.values())
             certain = not backend.problem
-            transaction = Transaction(
-                self._files, self._metadata, self._complaints, reports, certain, answered, self.journal_lost
-            )
+            transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
             status = backend.status
             # A backend that cannot read our news does not report how far it has read. Its reports count.
             heard = status.records if status is not None else None
@@ -189,8 +193,7 @@ class ClaimStore:
                 transaction.restore()
             return change(transaction)
         finally:
-            self._journal.write(Entries(transaction.present, transaction.releasing))
-            self.journal_lost = transaction.unlisted
+            self._journal.write(Entries(transaction.present, transaction.releasing, transaction.unlisted))
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
     def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool) -> None:
@@ -198,7 +201,7 @@ class ClaimStore:
         entries = self._journal.read()
         # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
-        transaction.present = dict(entries.present)
+        transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
         for key, file in self._held.files.items() if view.files is not self._held.files else ():
             if _is_lost(view.files.get(key), file, released=key not in transaction.present):
                 transaction.vanished[key] = file
@@ -219,7 +222,7 @@ class ClaimStore:
             ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
             ended = [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]
             for key in ended:
-                transaction.free(key, remember=self.journal_lost)
+                transaction.free(key, remember=transaction.unlisted)
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:

@@ -161,7 +161,7 @@ class Bundle:
             for (driver, uid), (namespace, name) in entries.present.items()
         ]
         releasing = [file.record.model_dump(mode="json") for file in entries.releasing.values() if file.record]
-        said = {"present": present, "releasing": releasing, "problem": journal.problem}
+        said = {"present": present, "releasing": releasing, "unlisted": entries.unlisted, "problem": journal.problem}
         self.files[JOURNAL] = json.dumps(said, indent=1)
 
     def mask(self) -> None:

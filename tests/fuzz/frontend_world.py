@@ -6,6 +6,7 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,9 @@ class Server(Claims):
         self.delay = 0.0
         self.endless = False
         """True if a list does not end."""
-        self._watched: dict[str, dict[str, Any]] = {}
+        self._versions = count(1)
+        self._listed: dict[str, dict[str, dict[str, Any]]] = {}
+        """The claims of each list, by its resourceVersion, until a watch begins there."""
 
     async def _fail(self, operation: str) -> None:
         if self.delay:
@@ -120,23 +123,25 @@ class Server(Claims):
     ) -> tuple[list[dict[str, Any]], str]:
         """Returns all claims: every claim of the trace has the label."""
         await self._fail("list resourceclaims")
-        self._watched = copy.deepcopy(self.documents)
-        return [kept for one in self.documents.values() if (kept := reduce(copy.deepcopy(one))) is not None], "1"
+        version = str(next(self._versions))
+        self._listed[version] = copy.deepcopy(self.documents)
+        return [kept for one in self.documents.values() if (kept := reduce(copy.deepcopy(one))) is not None], version
 
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yields the changes since the list."""
+        """Yields the changes since the list. Each watch has a list of its own: two instances see the same changes."""
+        now = self._listed.pop(resource_version)
         while True:
             await asyncio.sleep(2)
             await self._fail("watch resourceclaims")
-            before, self._watched = self._watched, copy.deepcopy(self.documents)
+            before, now = now, copy.deepcopy(self.documents)
             for name, document in before.items():
                 # A claim of the same name with another UID is another object.
-                now = self._watched.get(name)
-                if now is None or now["metadata"]["uid"] != document["metadata"]["uid"]:
+                present = now.get(name)
+                if present is None or present["metadata"]["uid"] != document["metadata"]["uid"]:
                     yield "DELETED", document
-            for name, document in self._watched.items():
+            for name, document in now.items():
                 if before.get(name) != document:
                     yield "MODIFIED", copy.deepcopy(document)
 

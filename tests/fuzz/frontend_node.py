@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.claims.store import RecordNews
 from dra_frontend.devices.inventory import Inventory
@@ -67,6 +68,8 @@ class Node:
         self.config = config_of(self.group_by, self.on_demand)
         self.offline, self.pages = frozenset[int](), (PAGES, PAGES)
         self.kernel = Kernel(path.parent / "host")
+        self.journal = Journal(path / "claims.journal")
+        """A reader of the journal that the instances share. If the file is damaged, the last entries count."""
         self.instances: list[Instance] = []
         self.claims: list[Claim] = []
         """Every claim of the trace, also of those that are gone."""

@@ -11,6 +11,7 @@ from dra_frontend.claims.directory import ClaimFiles, Transaction
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.store import ClaimStore
 from numa_contract.names import cdi_file_name
+from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus
 from numa_node.files import FileLock
 
@@ -204,6 +205,34 @@ async def test_a_release_that_has_ended_for_another_instance_is_no_loss(tmp_path
         assert (lost, held) == ({}, frozenset())
     node.backend.renew(lease.model_copy(update={"generation": 2, "records": node.store.news.generation}), [report])
     assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], "a newer report is believed"
+
+
+async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_allocated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance dies between the next claim's file and the journal. Then the released claim is prepared again."""
+    node = Frontend(tmp_path, None, claim("u", cpus(1)), claim("v", cpus(1)))
+    await node.store.start()
+    assert (await node.prepare("u")).error is None
+    held = node.cpus("u")
+    assert (await node.unprepare("u")).error is None
+    journal, written, at_death = tmp_path / "claims.journal", node.files.write, list[bytes]()
+
+    def write_file(record: AllocationRecord) -> None:
+        written(record)
+        at_death.append(journal.read_bytes())
+
+    monkeypatch.setattr(node.files, "write", write_file)
+    assert (await node.prepare("v")).error is None
+    assert node.cpus("v") == held
+    assert Journal(journal).read().present.keys() == {("dra.cpu", "v")}
+    journal.write_bytes(at_death[0])
+    again = Frontend(tmp_path, api=node.api, enforced=False)
+    await again.store.start()
+    unread = BackendStatus(instance="j", generation=1, records=0, active=True, synchronized=True)
+    again.backend.renew(unread, [])
+    assert (await again.prepare("u")).error is None
+    assert (again.cpus("v"), again.cpus("u") & held) == (held, frozenset())
 
 
 async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:

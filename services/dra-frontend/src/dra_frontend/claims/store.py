@@ -193,7 +193,7 @@ class ClaimStore:
                 transaction.restore()
             return change(transaction)
         finally:
-            self._journal.write(Entries(transaction.present, transaction.releasing, transaction.unlisted))
+            self._write_journal(transaction)
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
     def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool) -> None:
@@ -223,6 +223,15 @@ class ClaimStore:
             ended = [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]
             for key in ended:
                 transaction.free(key, remember=transaction.unlisted)
+            if ended:
+                # Before the CPUs and pages are allocated again. If this instance died after that, the next one would
+                # find the release in the journal, and return them to the released claim if it is prepared again.
+                self._write_journal(transaction)
+
+    def _write_journal(self, transaction: Transaction) -> None:
+        # Copies, since the transaction may go on and the journal compares them with its next entries.
+        entries = Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted)
+        self._journal.write(entries)
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:

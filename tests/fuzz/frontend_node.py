@@ -236,6 +236,8 @@ class Node:
         names = tuple(ClaimName("ns", one.name, one.uid) for one in call.claims)
         service = DraService(call.driver, call.instance.frontend.claims)
         answers = await service.answer(call.kind, names, _Time(seconds))  # type: ignore[arg-type]
+        if call.instance.dead:
+            return  # The trace has ended the process before the answer was sent.
         try:
             demand(time() - began <= seconds, f"{call.kind} took {time() - began} of {seconds} s")
             for claim in call.claims:

@@ -30,6 +30,7 @@ from numa_node.log import set_up_logging
 from numa_node.probes import HEALTHY, Page, Pages, serve_pages
 from numa_node.readiness import Readiness
 
+from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
@@ -43,7 +44,6 @@ from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
 from nri_backend.node.proofs import Proofs
-from nri_backend.node.worker import MAX_STUCK
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
@@ -54,7 +54,6 @@ MAX_PROBLEMS: Final = 20
 """Problems in one lease; for more there is the log."""
 # Enforcement works in two threads at a time; the others are for writes that hang (worker.py) and kills beside them.
 _THREADS: Final = 2 * MAX_STUCK
-_LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
     "{} does not exist, so no claim is known here; mount the node's CDI directory there (the volume cdi of the chart)"
@@ -108,7 +107,7 @@ class Backend:
 
     async def answered(self) -> None:
         """Waits for the hooks that are at work: a start that is cut off kills its container."""
-        await self._session.drain(_LEAVE_SECONDS)
+        await self._session.drain(REQUEST_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""

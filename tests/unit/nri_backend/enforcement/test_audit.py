@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nri_backend.budgets import clear_seconds
 from nri_backend.containers.answers import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
-from nri_backend.enforcement.start import CLEAR_SECONDS
 from nri_backend.limits.difference import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
@@ -203,7 +203,7 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
     node.enforcer.starter.clear_seconds = 0.05
     with pytest.raises(RefusedError, match="still runs"):
         await node.create("next", *env, of="p2")
-    node.enforcer.starter.clear_seconds = CLEAR_SECONDS
+    node.enforcer.starter.clear_seconds = clear_seconds(None)
     node.kernel.remove(claim)
     if reconnected:
         await node.until(lambda: "claim" not in node.reports)

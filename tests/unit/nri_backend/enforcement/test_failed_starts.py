@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nri_backend.budgets import MAX_TRIES
 from nri_backend.containers.container import Identity, Tracked
-from nri_backend.enforcement.start import MAX_TRIES, Starter
+from nri_backend.enforcement.start import Starter
 from nri_backend.nri.model import Container, RefusedError
 from numa_contract.cpuset import parse_cpu_list
 

@@ -13,6 +13,7 @@ from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
+from nri_backend.budgets import ALL_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
 from nri_backend.containers.overlap import misplaced
@@ -25,19 +26,10 @@ from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
 
-FULL_SECONDS: Final = 20.0
-"""Between two looks at everything, every claim file included. At each tick there is one at the CPUs, and at the mems
-that are claimed; when it finds something wrong, everything is looked at with the next one."""
-KILLS_SECONDS: Final = 6.0
-"""Between two looks for containers that the kernel has killed."""
-ALL_SECONDS: Final = 60.0
-"""Between two looks at those that no claim depends on, and two tries to make a partition that the kernel refuses."""
-# How many targets are computed, on the event loop, for one job: about as many as it can handle in its time. A move
-# writes each of them; a look of the audit mostly writes none.
+# Plans that are computed, on the event loop, for one job: about as many as it can apply in its time. A move writes to
+# each cgroup; an audit mostly writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
-SETTLE_SECONDS: Final = 0.02
-"""After this a time stamp of the kernel is another one: it moves in steps of up to 10 ms."""
 _log = logging.getLogger(__name__)
 
 

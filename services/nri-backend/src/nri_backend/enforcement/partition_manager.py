@@ -5,8 +5,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
+from nri_backend.budgets import REPAIR_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
@@ -15,8 +15,6 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.partition_watch import PartitionWatch
 
-REPAIR_SECONDS: Final = 1.0
-"""Between two repairs: one that breaks the partition of its pod in a loop takes nobody's time but its own."""
 _log = logging.getLogger(__name__)
 
 

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
+from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.overlap import overlapping
@@ -34,8 +34,6 @@ from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.notes import Notes
 from nri_backend.node.worker import CgroupWorker, Result, Step
 
-REPORTED_SECONDS: Final = 2.0
-"""A kernel call that hangs for so long is reported as a problem."""
 _log = logging.getLogger(__name__)
 
 

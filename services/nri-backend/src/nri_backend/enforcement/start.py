@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before a container's first instruction: others leave its CPUs, its cgroup is made true, or it is killed."""
+"""Before a container's process runs: others leave its CPUs and its settings are applied, or it is killed."""
 
 import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
+from nri_backend.budgets import KILL_SECONDS, MAX_TRIES, RETRY_SECONDS, clear_seconds
 from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import crowded, impossible, offline, outside, untrue
 from nri_backend.containers.container import Tracked
@@ -21,14 +21,6 @@ from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
 
-# Under the 1.5 s after which plugin.py answers instead, with a less helpful text.
-CLEAR_SECONDS: Final = 1.2
-MAX_TRIES: Final = 3
-"""The pool may change so often while a container is being started."""
-# Part of what plugin.py leaves between our deadline and the runtime's patience.
-WAIT_SECONDS: Final = 0.25
-RETRY_SECONDS: Final = 0.05
-"""Time between two requests to move the same containers while a start waits for them."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,10 +35,11 @@ def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
 
 
 class Starter:
-    """Waits until others have left a container's CPUs, makes its cgroup true, or kills it."""
+    """Waits until others have left a container's CPUs, applies its settings, or kills it."""
 
     def __init__(self, state: NodeState, reconciler: Reconciler, inputs: Inputs, tree: CgroupTree) -> None:
-        self.clear_seconds = CLEAR_SECONDS
+        self.clear_seconds: float | None = None
+        """Seconds to wait for other containers, instead of the share of the runtime's request timeout."""
         self._state = state
         self._reconciler = reconciler
         self._inputs = inputs
@@ -70,7 +63,7 @@ class Starter:
             tracked = replace(tracked, fallback=_why_pooled(tracked))
             self._state.put(tracked)
         changes = self._state.changes
-        others = await self._cleared(tracked, self.deadline() if deadline is None else deadline)
+        others = await self._cleared(tracked, self.deadline(runtime) if deadline is None else deadline)
         if others:
             return tracked, crowded(tracked, others)
         if self._state.changes != changes:
@@ -85,7 +78,7 @@ class Starter:
         kernel has refused a partition and the pool has to exclude its CPUs instead, when the container turns out to run
         in a sandbox, and when the plan has changed during the job.
         """
-        deadline, tries = self.deadline(), 0
+        deadline, tries = self.deadline(runtime), 0
         while True:
             tracked, refusal = await self.admit(tracked, runtime, deadline)
             if refusal is not None:
@@ -156,15 +149,16 @@ class Starter:
             await self._reconciler.signals.wait_for_progress(min(deadline, next_request))
         return others
 
-    def deadline(self) -> float:
+    def deadline(self, runtime: LinkStatus) -> float:
         """Returns the time of the event loop until which a hook waits for other containers to leave."""
-        return self._time() + self.clear_seconds
+        seconds = clear_seconds(runtime.request_timeout) if self.clear_seconds is None else self.clear_seconds
+        return self._time() + seconds
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()
 
     async def kill(self, tracked: Tracked) -> bool:
-        """Kills every process of a container; tells whether that was done within WAIT_SECONDS.
+        """Kills every process of a container; tells whether that was done within KILL_SECONDS.
 
         What has begun goes on when the hook that wanted it is given up. A container that is known as started is ENDING
         then; one that cannot be killed is logged.
@@ -174,7 +168,7 @@ class Starter:
             return False
         job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.identity.cgroup)
         job.add_done_callback(partial(self._killed, tracked.id))
-        done, _ = await asyncio.wait({job}, timeout=WAIT_SECONDS)
+        done, _ = await asyncio.wait({job}, timeout=KILL_SECONDS)
         return bool(done) and job.exception() is None
 
     def _killed(self, container_id: str, job: asyncio.Future[None]) -> None:

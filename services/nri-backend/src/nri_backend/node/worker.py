@@ -4,7 +4,7 @@
 A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
 the event loop makes no such call, and two jobs never write at the same time: the last value written is the latest one
 that was wanted. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
-comes. A job of the audit ends after SLICE_SECONDS, with the rest of its steps left to a later job; this is the longest
+comes. A job of the audit ends after JOB_SECONDS, with the rest of its steps left to a later job; this is the longest
 time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
 
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
@@ -20,11 +20,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-SLICE_SECONDS: Final = 0.01
-PASS_BY_SECONDS: Final = 0.1
-MAX_STUCK: Final = 4
+from nri_backend.budgets import JOB_SECONDS, MAX_STUCK, PASS_BY_SECONDS
+
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 Step = tuple[str, Callable[[], Result]]
@@ -41,7 +40,7 @@ class _Job(Generic[Result]):
 
     def run(self) -> None:
         """Takes at least one step, unless the job was passed by before it began."""
-        end = self._clock() + SLICE_SECONDS
+        end = self._clock() + JOB_SECONDS
         for name, step in self.steps:
             self.current = name
             if self.passed_by:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import DecodeError, Message
 
 from nri_backend._pb import nri_pb2 as pb
+from nri_backend.budgets import deadline_seconds
 from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
 from nri_backend.nri.model import Container, ContainerHooks, Pod, RefusedError
 from nri_backend.ttrpc import Call, Code, StatusError
@@ -27,8 +28,6 @@ RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 MAX_CONTAINERS = 16384
 """Maximum number of containers, and of pods, in a snapshot. A node runs hundreds; the limit bounds memory."""
 _log = logging.getLogger(__name__)
-_DEFAULT_REQUEST_SECONDS = 2.0
-_DEADLINE_SHARE = 0.75
 # Events that every NRI release knows. A runtime disconnects a plugin that subscribes to an unknown event, and an empty
 # mask subscribes to all events, including validation.
 _EVENTS = (
@@ -124,9 +123,7 @@ class PluginService:
         return self._methods[call.method]
 
     async def _with_deadline(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
-        seconds = _DEADLINE_SHARE * (
-            call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or _DEFAULT_REQUEST_SECONDS
-        )
+        seconds = deadline_seconds(call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await result

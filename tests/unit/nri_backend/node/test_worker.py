@@ -5,10 +5,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-from nri_backend.node.worker import MAX_STUCK, CgroupWorker, Step
+from nri_backend.budgets import MAX_STUCK
+from nri_backend.node.worker import CgroupWorker, Step
 from nri_backend.nri.model import RefusedError
 
 from tests.rigs.builders import cpu_record
@@ -46,26 +48,26 @@ async def hanging() -> AsyncIterator[Hanging]:
 async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
     """What comes after the hanging step in its own job is left to the next one, and no second job works at it."""
     freed = asyncio.Event()
-    turn = CgroupWorker(freed.set)
+    worker = CgroupWorker(freed.set)
     plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
-    assert await turn.work(lambda: plan) == ["a"]
-    assert list(turn.stuck) == ["b"]
-    assert await turn.work(lambda: [hanging.step("b"), hanging.step("c")]) == ["c"]
-    waiting = asyncio.create_task(turn.finish("b", lambda: hanging.step("b")))
-    assert await turn.finish("d", lambda: hanging.step("d")) == "d"
+    assert await worker.work(lambda: plan) == ["a"]
+    assert list(worker.stuck) == ["b"]
+    assert await worker.work(lambda: [hanging.step("b"), hanging.step("c")]) == ["c"]
+    waiting = asyncio.create_task(worker.finish("b", lambda: hanging.step("b")))
+    assert await worker.finish("d", lambda: hanging.step("d")) == "d"
     assert not waiting.done()
     hanging.gate.set()
     assert await waiting == "b"
     assert freed.is_set()
-    assert (hanging.done, turn.stuck) == (["a", "c", "d", "b", "b"], {})
+    assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
 
 
 async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging) -> None:
     """The job before his own is passed by, and hangs at the same thing."""
-    turn = CgroupWorker(lambda: None)
-    audit = asyncio.create_task(turn.work(lambda: [hanging.step("a", hangs=True)]))
+    worker = CgroupWorker(lambda: None)
+    audit = asyncio.create_task(worker.work(lambda: [hanging.step("a", hangs=True)]))
     await asyncio.sleep(0)
-    hook = asyncio.create_task(turn.finish("a", lambda: hanging.step("a")))
+    hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a")))
     assert await audit == []
     hanging.gate.set()
     assert await hook == "a"
@@ -73,11 +75,11 @@ async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging
 
 async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) -> None:
     """The threads of other work stay free."""
-    turn = CgroupWorker(lambda: None)
+    worker = CgroupWorker(lambda: None)
     for number in range(MAX_STUCK):
         step = hanging.step(str(number), hangs=True)
-        await turn.work(lambda step=step: [step])  # type: ignore[misc]
-    later = asyncio.create_task(turn.work(lambda: [hanging.step("later")]))
+        await worker.work(lambda step=step: [step])  # type: ignore[misc]
+    later = asyncio.create_task(worker.work(lambda: [hanging.step("later")]))
     await asyncio.sleep(0.05)
     assert not later.done()
     hanging.gate.set()
@@ -86,16 +88,16 @@ async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) ->
 
 async def test_a_fault_of_a_step_reaches_who_asked() -> None:
     """And the turn goes on."""
-    turn = CgroupWorker(lambda: None)
+    worker = CgroupWorker(lambda: None)
 
     def fails() -> None:
         raise RuntimeError("odd")
 
     with pytest.raises(RuntimeError):
-        await turn.work(lambda: [("x", fails)])
+        await worker.work(lambda: [("x", fails)])
     with pytest.raises(RuntimeError):
-        await turn.finish("x", lambda: ("x", fails))
-    assert await turn.finish("y", lambda: ("y", lambda: 1)) == 1
+        await worker.finish("x", lambda: ("x", fails))
+    assert await worker.finish("y", lambda: ("y", lambda: 1)) == 1
 
 
 class StuckTree(KernelTree):
@@ -183,17 +185,51 @@ async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:
     loop.set_default_executor(ThreadPoolExecutor(2))
     go = threading.Event()
     busy = [loop.run_in_executor(None, go.wait, 10) for _ in range(2)]
-    turn, wanted, wrote = CgroupWorker(lambda: None), ["old"], list[str]()
+    worker, wanted, wrote = CgroupWorker(lambda: None), ["old"], list[str]()
 
     def plan() -> list[Step[None]]:
         text = wanted[0]
         return [("web", lambda: wrote.append(text))]
 
-    assert await turn.work(plan) == []
+    assert await worker.work(plan) == []
     wanted[0] = "new"
-    job = asyncio.create_task(turn.finish("web", lambda: plan()[0]))
+    job = asyncio.create_task(worker.finish("web", lambda: plan()[0]))
     await asyncio.sleep(0.05)
     go.set()
     await job
     await asyncio.gather(*busy)
-    assert (wrote, turn.stuck) == (["new"], {})
+    assert (wrote, worker.stuck) == (["new"], {})
+
+
+def _plan(hanging: Hanging, name: str) -> list[Step[str]]:
+    return [hanging.step(name)]
+
+
+async def test_hooks_overtake_jobs_of_the_audit_that_wait(hanging: Hanging) -> None:
+    worker = CgroupWorker(lambda: None)
+    at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
+    audits = [asyncio.create_task(worker.work(partial(_plan, hanging, f"audit {n}"))) for n in range(3)]
+    await asyncio.sleep(0)
+    hooks = [asyncio.create_task(worker.finish(f"hook {n}", partial(hanging.step, f"hook {n}"))) for n in range(2)]
+    await asyncio.gather(at_work, *audits, *hooks)
+    assert hanging.done == ["first", "hook 0", "hook 1", "audit 0", "audit 1", "audit 2"]
+    assert worker.free
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["while-waiting", "with-the-turn"])
+async def test_a_caller_that_is_cancelled_keeps_no_turn(hanging: Hanging, given: bool) -> None:
+    """Cancelled while it waits, and after it was given the turn but before it could take it."""
+    worker = CgroupWorker(lambda: None)
+    at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
+    cancelled = asyncio.create_task(worker.work(lambda: [hanging.step("never")]))
+    await asyncio.sleep(0)
+    if given:
+        at_work.add_done_callback(lambda _: cancelled.cancel())
+        await at_work
+    else:
+        cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await at_work
+    assert await worker.finish("next", lambda: hanging.step("next")) == "next"
+    assert worker.free

@@ -53,6 +53,8 @@ ALL_SECONDS: Final = 60.0
 refused."""
 KILLS_SECONDS: Final = 6.0
 """Time between two counts of the processes that the kernel has killed in pods with memory claims."""
+EVENTS_SECONDS: Final = 1.0
+"""Time between two counts of kills that events of the kernel cause."""
 REPAIR_SECONDS: Final = 1.0
 """Time between two repairs of partitions, so that a pod which breaks its partition in a loop delays no other one."""
 SETTLE_SECONDS: Final = 0.02

@@ -47,6 +47,7 @@ async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path, audit
         first, env = await prepared(node)
         stored, _ = await node.create("b", *env, of="p2")
         node.make_cgroups(pod("p2"), stored)
+        node.enforcer.starter.clear_seconds = 10.0
         node.kernel.online = "0,2-7"
         for top in node.kernel.children(""):
             node.kernel.settle(top)

@@ -25,6 +25,7 @@ from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
+from nri_backend.node.cgroup_watch import CgroupWatch
 
 # Plans that are computed, on the event loop, for one job: about as many as it can apply in its time. A move writes to
 # each cgroup; an audit mostly writes to none.
@@ -67,6 +68,7 @@ class Auditor:
         self._kills = kills
         self._deps = deps
         self._next = Schedule()
+        self._ends = CgroupWatch(deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content)
         self._group_problems: dict[str, str] = {}
         self._failure = ""
         """Why a round ended early, until everything was looked at again."""
@@ -97,6 +99,8 @@ class Auditor:
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()
+        self._kills.listen(news.set)
+        self._ends.listen(lambda _: news.set())
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -105,7 +109,8 @@ class Auditor:
                 news.clear()
                 await self._guarded(self._round())
         finally:
-            self.partitions.close()
+            for watch in (self.partitions, self._kills, self._ends):
+                watch.close()
 
     async def first_audit(self) -> None:
         """Audits everything when this instance begins to enforce. Raises nothing unforeseen."""
@@ -164,7 +169,9 @@ class Auditor:
                 await self.partitions.settle(always=everyone)
                 await self.audit(full=full, everyone=everyone)
             self.partitions.follow()
+            await self._kills.look_at_changed()
         await self._reap(vanished=tick)
+        self._watch_ends()
         return tick and everyone
 
     async def move(self) -> None:
@@ -270,6 +277,12 @@ class Auditor:
                 self.request_audit()
             elif after.observed.cpus is None:
                 await self._see(after)
+
+    def _watch_ends(self) -> None:
+        """Watches for the last process of each container that the runtime has ended."""
+        ending = [one.identity for one in self._state if one.phase in (Phase.ENDING, Phase.LINGERING)]
+        if self._ends.follow({one.cgroup for one in ending if one.cgroup and not one.sandboxed}):
+            self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:
         """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""

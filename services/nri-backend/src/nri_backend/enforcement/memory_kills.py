@@ -7,12 +7,15 @@ its last process; what it does not tell any more is in the count of its pod.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from nri_backend.budgets import EVENTS_SECONDS
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
+from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
 from nri_backend.telemetry import Telemetry
 
@@ -68,6 +71,10 @@ class KillWatch:
         self._tree = tree
         self._observer = observer
         self._pods: dict[str, PodKills] = {}
+        self._watch = CgroupWatch(tree.root, EVENTS, lambda _: True)
+        self._changed: set[str] = set()
+        """Cgroups of pods in which the kernel has reported an event."""
+        self._next_wake = 0.0
         self._looking = asyncio.Lock()
         """Counts are taken in the order in which they were read; older ones would look like new kills later."""
 
@@ -75,6 +82,32 @@ class KillWatch:
         """Looks at one pod, at the start and at the end (``ended``) of its containers."""
         async with self._looking:
             await self._look([pod_uid], ended)
+
+    def listen(self, wake: Callable[[], object]) -> None:
+        """Calls ``wake`` when the kernel has reported an event of memory in a pod, from now on."""
+
+        def changed(paths: set[str]) -> None:
+            # A pod at its memory limit causes up to a hundred events per second. Those that come too early are counted
+            # at the next tick.
+            self._changed |= paths
+            if time.monotonic() >= self._next_wake:
+                self._next_wake = time.monotonic() + EVENTS_SECONDS
+                wake()
+
+        self._watch.listen(changed)
+
+    def close(self) -> None:
+        """Ends listening."""
+        self._watch.close()
+
+    async def look_at_changed(self) -> None:
+        """Counts kills in the pods in which the kernel has reported an event; watches the pods with memory claims."""
+        claimed = {one.identity.pod_cgroup: one.identity.pod.uid for one in self._state if one.entitlement.memory}
+        self._watch.follow(claimed.keys() - {""})
+        changed, self._changed = self._changed, set()
+        if pods := [claimed[path] for path in changed if path in claimed]:
+            async with self._looking:
+                await self._look(pods)
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""

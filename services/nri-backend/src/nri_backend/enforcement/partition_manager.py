@@ -12,8 +12,8 @@ from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
 from nri_backend.enforcement.reconciler import Reconciler
-from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.partition_watch import PartitionWatch
+from nri_backend.node.cgroup_watch import CgroupWatch
+from nri_backend.node.cgroups import PARTITION, CgroupTree
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class PartitionManager:
         self._reconciler = reconciler
         self._tree = tree
         self._clock = clock
-        self._watch = PartitionWatch(tree.root)
+        self._watch = CgroupWatch(tree.root, PARTITION, lambda content: content in (b"root", b"isolated"))
         self._changed: set[str] = set()
         self._followed = -1
         self._suspect: frozenset[int] = frozenset()
@@ -53,16 +53,15 @@ class PartitionManager:
 
     def listen(self) -> None:
         """Wakes the audit when the kernel has changed a partition, from now on."""
-        asyncio.get_running_loop().add_reader(self._watch.fileno(), self._heard)
+        self._watch.listen(self._changed_by_kernel)
 
     def close(self) -> None:
         """Ends listening."""
-        asyncio.get_running_loop().remove_reader(self._watch.fileno())
         self._watch.close()
 
-    def _heard(self) -> None:
-        self._take(self._watch.changed())
-        self._followed = -1  # one that could not be read is not followed any more
+    def _changed_by_kernel(self, changed: set[str]) -> None:
+        self._take(changed)
+        self._followed = -1  # a partition whose file could not be read is not watched any more
 
     def _take(self, changed: set[str]) -> None:
         self._changed |= changed

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of cgroups: the kernel reports that a file has changed.
+
+Some files of a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
+fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``
+when the last process ends, ``memory.events`` when a process is killed. They are reported as EPOLLPRI on a descriptor
+that has been read to its end since the last change; so each file is read again after its event. One epoll descriptor
+stands for all cgroups of a watch, so that the event loop has one reader for them.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+from collections.abc import Callable, Collection
+from typing import Final
+
+_MAX_BYTES: Final = 512
+
+
+class CgroupWatch:
+    """Watches one file in several cgroups of a tree."""
+
+    def __init__(self, root: str, file: str, expected: Callable[[bytes], bool]) -> None:
+        """``expected`` returns False for a content that has already changed when the watch begins."""
+        self._root = root
+        self._file = file
+        self._expected = expected
+        self._epoll = select.epoll()
+        self._descriptors: dict[str, int] = {}
+        self._paths: dict[int, str] = {}
+
+    def listen(self, changed: Callable[[set[str]], None]) -> None:
+        """Calls ``changed`` with the paths of cgroups whose file has changed, from now on."""
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), lambda: changed(self.take_changed()))
+
+    def close(self) -> None:
+        """Ends the watch."""
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        self.follow(())
+        self._epoll.close()
+
+    def follow(self, paths: Collection[str]) -> set[str]:
+        """Watches these cgroups and no others; returns those whose file has already changed.
+
+        A cgroup whose file cannot be opened is left out.
+        """
+        changed = set()
+        for path in self._descriptors.keys() - set(paths):
+            self._leave(path)
+        for path in set(paths) - self._descriptors.keys():
+            with contextlib.suppress(OSError):
+                descriptor = os.open(f"{self._root}/{path}/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[path], self._paths[descriptor] = descriptor, path
+                try:
+                    if not self._expected(self._arm(descriptor)):
+                        changed.add(path)
+                    with contextlib.suppress(PermissionError):  # a regular file, of which there are no events
+                        self._epoll.register(descriptor, select.EPOLLPRI)
+                except OSError:
+                    self._leave(path)
+        return changed
+
+    def follows(self, paths: Collection[str]) -> bool:
+        """Returns True if all of these cgroups are watched."""
+        return self._descriptors.keys() >= set(paths)
+
+    def take_changed(self) -> set[str]:
+        """Returns the cgroups whose file has changed since the last call."""
+        paths = set()
+        for descriptor, _ in self._epoll.poll(0):
+            path = self._paths[descriptor]
+            paths.add(path)
+            try:
+                self._arm(descriptor)
+            except OSError:
+                self._leave(path)  # the cgroup was removed
+        return paths
+
+    @staticmethod
+    def _arm(descriptor: int) -> bytes:
+        return os.pread(descriptor, _MAX_BYTES, 0).strip()
+
+    def _leave(self, path: str) -> None:
+        descriptor = self._descriptors.pop(path)
+        del self._paths[descriptor]
+        os.close(descriptor)  # which also ends the registration

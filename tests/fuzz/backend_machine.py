@@ -18,9 +18,9 @@ from random import Random
 from typing import Final
 
 from hypothesis import strategies as st
-from nri_backend.limits.stated import pod_directory
+from nri_backend.limits.runtime import pod_directory
 from nri_backend.node.cgroups import EXCLUSIVE, PARTITION
-from nri_backend.nri.model import RefusedError, Resources
+from nri_backend.nri.model import RejectedError, Resources
 from numa_contract.config import Config, SharedPool
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import Owner, PodReference
@@ -195,7 +195,7 @@ class Machine:
         verdict, before, rejection = expected(self.world, box), self.world.active, None
         try:
             await act()
-        except RefusedError as error:
+        except RejectedError as error:
             rejection = str(error)
         if rejection is not None:
             assert rejection.strip(), f"the {what} of {box.id} was rejected without a text"

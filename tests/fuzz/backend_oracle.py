@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import permutations
 
-from nri_backend.limits.stated import pod_directory
+from nri_backend.limits.runtime import pod_directory
 from nri_backend.node.cgroups import EXCLUSIVE
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord

@@ -12,7 +12,7 @@ from random import Random
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.claims.judge import Claims, assess, read_evidence
+from nri_backend.claims.authorization import Claims, authorize, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
@@ -48,9 +48,9 @@ _OURS = env_of(_RECORD)
 
 def _evidence(data: bytes) -> None:
     evidence = read_evidence(text(data).split("\0"))
-    held, _, refusal = assess(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
+    held, _, rejection = authorize(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
     assert held.cpus <= _RECORD.cpus_of()
-    assert refusal is None or len(refusal.text) < 4096
+    assert rejection is None or len(rejection.text) < 4096
 
 
 def _pieces(data: bytes) -> Iterable[bytes]:

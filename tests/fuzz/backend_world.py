@@ -19,10 +19,10 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.limits.difference import Host
-from nri_backend.limits.stated import container_directory, pod_directory
+from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords, Pins
 from nri_backend.node.heartbeat import Leadership
-from nri_backend.node.proofs import Pins, Proof, Proofs
-from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources, Update
+from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError, Resources, Update
 from nri_backend.telemetry import Telemetry
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -95,10 +95,10 @@ class PartitionKernel(PoolKernel, PartitionTree):
     """The same with cpuset partitions."""
 
 
-class _Proofs(Proofs):
+class _Proofs(EnforcementRecords):
     power = Power()
 
-    def write(self, proof: Proof) -> None:
+    def write(self, proof: EnforcementRecord) -> None:
         self.power.spend()
         super().write(proof)
 
@@ -369,7 +369,7 @@ class World:
             return None
 
     async def _ask(self, hook: str, of: Pod, *args: Any) -> AsyncIterator[Any]:
-        """Yields the answer of each instance to a hook. Raises RefusedError, or AssertionError for any other error."""
+        """Yields the answer of each instance to a hook. Raises RejectedError, or AssertionError for any other error."""
         for instance in tuple(self.instances):
             if not instance.connected:
                 continue
@@ -380,8 +380,8 @@ class World:
                 if instance in self.instances:
                     await self.bury(instance)
             except TimeoutError as error:
-                raise RefusedError(f"{hook} was not answered in time") from error
-            except RefusedError:
+                raise RejectedError(f"{hook} was not answered in time") from error
+            except RejectedError:
                 raise
             except Exception as error:
                 raise AssertionError(f"{hook} raised {error!r}") from error
@@ -403,7 +403,7 @@ class World:
         return Box(one, of, container_directory(one.cgroups_path), named, forged=forged)
 
     async def create(self, box: Box) -> None:
-        """Creates a container, and its cgroup with the values that were answered. Raises RefusedError."""
+        """Creates a container, and its cgroup with the values that were answered. Raises RejectedError."""
         one = box.container
         for instance in tuple(self.instances):
             if not instance.connected:
@@ -416,7 +416,7 @@ class World:
                     await self.bury(instance)
                 continue
             except TimeoutError as error:
-                raise RefusedError("the creation was not answered in time") from error
+                raise RejectedError("the creation was not answered in time") from error
             self.phantoms.add(box.user)
             env = (*one.env, *(f"{key}={value}" for key, value in answer.env.items()))
             one = replace(one, env=env, resources=_merged(one.resources, answer.resources))
@@ -449,11 +449,11 @@ class World:
                 self._write(box, update.resources)
 
     async def start(self, box: Box) -> None:
-        """Starts a container. Raises RefusedError; the container has ended then."""
+        """Starts a container. Raises RejectedError; the container has ended then."""
         try:
             async for _ in self._ask("start_container", box.pod, box.container):
                 pass
-        except RefusedError:
+        except RejectedError:
             self.vanish(box)
             box.phase = "ended"
             raise

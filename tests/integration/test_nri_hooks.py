@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our hooks as the stand-in runtime meets them: refusals, slowness, conflicts."""
+"""Our hooks as the stand-in runtime meets them: rejections, slowness, conflicts."""
 
 import time
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
-from nri_backend.nri.model import RefusedError
+from nri_backend.nri.model import RejectedError
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_peer import other_plugin
@@ -21,7 +21,7 @@ async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path
 
     async def refuse(hook: str) -> None:
         if hook == refused:
-            raise RefusedError("its CPUs are held by claim y")
+            raise RejectedError("its CPUs are held by claim y")
 
     async with nri_rig(tmp_path) as rig:
         rig.hooks.before = refuse

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 from nri_backend.nri.link import dial
-from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources, Update
+from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources, Update
 from nri_backend.nri.session import RuntimeSession
 from numa_node.backoff import Backoff
 
@@ -183,7 +183,7 @@ async def test_a_failed_snapshot_is_tried_again_on_a_new_connection(tmp_path: Pa
         nonlocal failures
         failures -= 1
         if failures >= 0:
-            raise RefusedError("not ready")
+            raise RejectedError("not ready")
 
     async with nri_rig(tmp_path, wait=False) as rig:
         rig.hooks.before = fail_twice

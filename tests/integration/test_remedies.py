@@ -12,15 +12,15 @@ from typing import Any, Literal
 import pytest
 from dra_frontend.doctor.causes import CAUSES, cause_of
 from nri_backend.app import _NO_CLAIMS
-from nri_backend.claims.judge import Claims, assess, read_evidence
-from nri_backend.containers.answers import crowded
+from nri_backend.claims.authorization import Claims, authorize, read_evidence
+from nri_backend.containers.admission import occupied
 from nri_backend.containers.container import Identity, Tracked, problem_of
 from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
 from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.plan import Cpus
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
 from nri_backend.node.privileges import PartitionRight, capability_problem
 from nri_backend.nri.model import Pod
 from nri_backend.settings import load_settings
@@ -84,11 +84,11 @@ def test_the_remedy_for_a_missing_privilege(permitted: str, uid_map: str, remedy
 
 
 def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
-    """It is a problem of the node, and a kernel's refusal for the same reason has the same remedy."""
+    """It is a problem of the node, and a kernel's rejection for the same reason has the same remedy."""
     refused = KernelTree(tmp_path / "cgroup")
     refused.make("a")
     refused.refused["a", "cpuset.cpus"] = errno.EACCES
-    with pytest.raises(CgroupRefusedError) as caught:
+    with pytest.raises(CgroupAccessError) as caught:
         refused.write("a", "cpuset.cpus", "2")
     for text in (capability_problem(host(tmp_path, NONE)), str(caught.value)):
         assert "give the container backend the capability DAC_OVERRIDE" in cause_of(text).remedy
@@ -168,8 +168,8 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
         assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(text).remedy
 
 
-def refusals(name: str, value: str) -> Iterator[str]:
-    """Yields refusals and problems with a name in every place where users choose one, and a value of a variable."""
+def rejections(name: str, value: str) -> Iterator[str]:
+    """Yields rejections and problems with a name in every place where users choose one, and a value of a variable."""
     record = cpu_record("u", "cpus=2-3", pods=("p1", "p2", "p3"))
     record = record.model_copy(
         update={
@@ -180,25 +180,25 @@ def refusals(name: str, value: str) -> Iterator[str]:
     mine, other_pod = (Owner(pod_uid=uid, container=name) for uid in ("p1", "p4"))
     sidecar = Owner(pod_uid="p1", container=f"{name}-0")
     env = env_of(record)
-    yield refusal(record, env, mine, first=Owner(pod_uid="p2", container=name))
-    yield refusal(record, env, mine, first=sidecar)
-    yield refusal(record, env, other_pod)
-    yield refusal(record, tuple(f"{one.partition('=')[0]}={value}" for one in env), mine)
-    yield refusal(record, (f"DRA_CPUSET_u_{name}={value}",), mine)
-    yield refusal(record, (f"DRA_CPUSET_{value}={value}",), mine)
+    yield rejection(record, env, mine, first=Owner(pod_uid="p2", container=name))
+    yield rejection(record, env, mine, first=sidecar)
+    yield rejection(record, env, other_pod)
+    yield rejection(record, tuple(f"{one.partition('=')[0]}={value}" for one in env), mine)
+    yield rejection(record, (f"DRA_CPUSET_u_{name}={value}",), mine)
+    yield rejection(record, (f"DRA_CPUSET_{value}={value}",), mine)
     pod = Pod("s", "p1", name, name, "/kubepods.slice")
     others = [Tracked(Identity(f"c{number}", name, pod)) for number in range(5)]
-    moving = crowded(Tracked(Identity("c", name, pod)), others)
+    moving = occupied(Tracked(Identity("c", name, pod)), others)
     assert moving is not None
     yield moving.text
-    yield problem_of(Tracked(Identity("c", name, pod), refusal=moving))
+    yield problem_of(Tracked(Identity("c", name, pod), rejection=moving))
 
 
-def refusal(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> str:
+def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> str:
     """Returns the text with which a container is refused."""
     key = record.driver, record.claim.uid
     claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
-    _, _, found = assess(read_evidence(env), user, claims)
+    _, _, found = authorize(read_evidence(env), user, claims)
     assert found is not None
     return found.text
 
@@ -208,9 +208,9 @@ def test_names_and_values_that_users_choose_never_decide_a_remedy() -> None:
     phrases = [phrase for cause in CAUSES for phrase in cause.phrases]
     words = {word.strip(",").lower() for phrase in phrases for word in phrase.split()}
     words |= {"postgres-read-only-0-cpus", "irqbalance", "interrupts", "seccomp", "nsdelegate", "read-only"}
-    harmless = [cause_of(text).remedy for text in refusals("work", "0")]
+    harmless = [cause_of(text).remedy for text in rejections("work", "0")]
     for name in sorted(word for word in words if word.replace("-", "").isalnum()):
-        assert [cause_of(text).remedy for text in refusals(name, "0")] == harmless, name
-    harmless = [cause_of(text).remedy for text in refusals("work", "any value")]
+        assert [cause_of(text).remedy for text in rejections(name, "0")] == harmless, name
+    harmless = [cause_of(text).remedy for text in rejections("work", "any value")]
     for value in [*phrases, *(f"{phrase}'" for phrase in phrases)]:
-        assert [cause_of(text).remedy for text in refusals("work", value)] == harmless, value
+        assert [cause_of(text).remedy for text in rejections("work", value)] == harmless, value

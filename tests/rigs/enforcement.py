@@ -14,9 +14,9 @@ from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.difference import Host
-from nri_backend.limits.stated import container_directory, pod_directory
+from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.heartbeat import Leadership
-from nri_backend.node.proofs import Proofs
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
 from nri_backend.telemetry import Telemetry
 from numa_contract.cpuset import parse_cpu_list
@@ -31,7 +31,10 @@ from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 
 def deps_of(
-    directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host], proofs: type[Proofs] = Proofs
+    directory: ClaimDirectory,
+    tree: KernelTree,
+    read_host: Callable[[], Host],
+    proofs: type[EnforcementRecords] = EnforcementRecords,
 ) -> Deps:
     """Edges of an instance beside an active one; proofs lie beside the tree."""
     own, _, _ = tree.root.rpartition("/")
@@ -58,7 +61,7 @@ class Node:
         cpu_quota: Literal["raise", "lift", "keep"] = "raise",
         exclusivity: Literal["auto", "partition", "pool"] = "auto",
         tree: Callable[[Path], KernelTree] = KernelTree,
-        proofs: type[Proofs] = Proofs,
+        proofs: type[EnforcementRecords] = EnforcementRecords,
     ) -> None:
         self.pod_quota = "max"
         """What the kubelet writes to ``cpu.max`` of a pod."""
@@ -90,7 +93,7 @@ class Node:
     def reports(self) -> dict[str, ContainerReport]:
         """What the frontend is told of each container, and of each attempt that was refused, by id."""
         state = self.enforcer.state
-        return {one.id: report(one) for one in (*state, *state.refused.values())}
+        return {one.id: report(one) for one in (*state, *state.rejected.values())}
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
         """Prepares a claim; returns the environment of a container that holds it."""

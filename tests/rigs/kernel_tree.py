@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.pagesize import oci_page_size
 
@@ -91,7 +91,7 @@ class KernelTree(CgroupTree):
     def write(self, path: str, name: str, text: str) -> None:
         """Writes as the kernel would let us."""
         if number := self.refused.get((path, name)):
-            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), text)
+            raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number), text)
         with self._one:
             if name == "cpu.max":
                 super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
@@ -105,13 +105,13 @@ class KernelTree(CgroupTree):
         """Reads as the kernel would let us."""
         self.read_files.append((path, name))
         if number := self.unreadable.get((path, name)):
-            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number))
+            raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number))
         return super().read(path, name)
 
     def children(self, path: str) -> list[str]:
         """Lists as the kernel would let us."""
         if path in self.unlisted:
-            raise CgroupRefusedError(f"{self.root}/{path}", os.strerror(errno.EMFILE))
+            raise CgroupAccessError(f"{self.root}/{path}", os.strerror(errno.EMFILE))
         return super().children(path)
 
     def settle(self, path: str) -> None:

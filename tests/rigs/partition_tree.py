@@ -5,7 +5,7 @@ import errno
 import os
 from pathlib import Path
 
-from nri_backend.node.cgroups import EXCLUSIVE, CgroupRefusedError
+from nri_backend.node.cgroups import EXCLUSIVE, CgroupAccessError
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 from tests.rigs.kernel_tree import SIZES, KernelTree
@@ -87,7 +87,7 @@ class PartitionTree(KernelTree):
             for sibling in self._siblings(path):
                 own = parse_cpu_list(self.get(sibling, "cpuset.cpus"))
                 if wanted & self._exclusive(sibling) or (own and own <= wanted):
-                    raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(errno.EINVAL), text)
+                    raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(errno.EINVAL), text)
 
     def _judge(self, path: str) -> None:
         for child in self.children(path):

@@ -43,7 +43,7 @@ def _answers(client: ClientConnection, data: bytes) -> list[bytes | tuple[int, s
 
 
 def _refusals(server: ServerConnection, data: bytes) -> list[tuple[int, int]]:
-    """(stream, code) of the refusals, as a client would read them."""
+    """(stream, code) of the rejections, as a client would read them."""
     found = []
     for reply in server.receive_data(data):
         assert isinstance(reply, bytes)

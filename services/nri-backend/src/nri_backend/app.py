@@ -40,10 +40,10 @@ from nri_backend.frontend_link.reports import Reports
 from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
-from nri_backend.node.proofs import Proofs
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
@@ -83,7 +83,7 @@ class Backend:
             directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
-            proofs=Proofs(settings.own_dir),
+            proofs=EnforcementRecords(settings.own_dir),
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )

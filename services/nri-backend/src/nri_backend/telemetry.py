@@ -78,7 +78,7 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series("hook_seconds", "Duration of hooks in seconds.", "hook", buckets=_HOOK_SECONDS)
         self._outcomes = _Series("hooks", "Handled hooks by outcome.", "hook", "outcome")
-        self._refusals = _Series("refusals", "Rejected containers by reason.", "reason")
+        self._refusals = _Series("rejections", "Rejected containers by reason.", "reason")
         self._repairs = _Series("repairs", "Repaired cgroup files by kind.", "kind")
         self._mover = _Series("mover_seconds", "Time to move others off claimed CPUs.", buckets=_MOVER_SECONDS)
 

@@ -181,7 +181,7 @@ class ServerConnection:
         """Streams without an answer yet."""
 
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
-        """Takes the next bytes; yields calls to answer, and as bytes to send the refusals of calls that broke a rule.
+        """Takes the next bytes; yields calls to answer, and as bytes to send the rejections of calls that broke a rule.
 
         Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """

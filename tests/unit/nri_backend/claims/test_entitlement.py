@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nri_backend.claims.entitlement import MemoryGrant
 from nri_backend.limits.claimed import memory_limits
-from nri_backend.limits.difference import Wanted
+from nri_backend.limits.difference import DesiredLimit
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.records import CpuParameters, MemoryMount
 
@@ -35,8 +35,8 @@ def test_one_request_that_asks_is_enough_to_limit_the_container_to_all() -> None
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
     assert memory_limits(limited) == {
-        "memory.max": Wanted(96 * MI, "at most", needed=True),
-        "memory.high": Wanted(64 * MI, "at most", needed=True),
+        "memory.max": DesiredLimit(96 * MI, "at most", needed=True),
+        "memory.high": DesiredLimit(64 * MI, "at most", needed=True),
     }
 
 
@@ -55,8 +55,8 @@ def test_protection_is_by_file_and_request() -> None:
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)
     protected = grant(*parts, a={"protect": "min"}, b={"protect": "low"}, c={"protect": "low"}, h={"protect": "min"})
     assert memory_limits(protected) == {
-        "memory.min": Wanted(64 * MI, "at least", needed=True),
-        "memory.low": Wanted(33 * MI, "at least", needed=True),
+        "memory.min": DesiredLimit(64 * MI, "at least", needed=True),
+        "memory.low": DesiredLimit(33 * MI, "at least", needed=True),
     }
 
 

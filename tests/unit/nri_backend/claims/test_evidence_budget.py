@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 from nri_backend._pb import nri_pb2 as pb
+from nri_backend.claims.authorization import MAX_CLAIMS, Claims, Reason, Rejection, authorize, read_evidence
 from nri_backend.claims.entitlement import Entitlement
-from nri_backend.claims.judge import MAX_CLAIMS, Claims, Reason, Refusal, assess, read_evidence
 from nri_backend.containers.container import tracked_as
-from nri_backend.containers.state import MAX_REFUSED, NodeState
+from nri_backend.containers.state import MAX_REJECTED, NodeState
 from nri_backend.frontend_link.reports import report
 from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
@@ -49,18 +49,18 @@ def message(request: pytest.FixtureRequest) -> pb.Container:
 
 @pytest.mark.fault("backend A1", "backend A2", "security S1", "security S10")
 def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Container) -> None:
-    """The whole way from the message to the report of the refusal; and what is told is short."""
+    """The whole way from the message to the report of the rejection; and what is told is short."""
     claims = Claims(files_of(ONE, TWO))
 
-    def work() -> tuple[Entitlement, Refusal | None, str]:
+    def work() -> tuple[Entitlement, Rejection | None, str]:
         tracked = tracked_as(pod(), read_container(message))
-        held, _, refusal = assess(tracked.identity.evidence, tracked.identity.user, claims)
-        return held, refusal, report(tracked).model_dump_json()
+        held, _, rejection = authorize(tracked.identity.evidence, tracked.identity.user, claims)
+        return held, rejection, report(tracked).model_dump_json()
 
     assert cpu_seconds(work) < HOOK_SECONDS
-    held, refusal, told = work()
+    held, rejection, told = work()
     assert held.cpus == frozenset()
-    assert len(refusal.text if refusal else "") < 1000
+    assert len(rejection.text if rejection else "") < 1000
     assert len(told) < 10_000
 
 
@@ -73,7 +73,7 @@ def test_a_snapshot_of_such_containers_is_taken_over_at_once(message: pb.Contain
     def work() -> None:
         for _ in range(100):
             tracked = tracked_as(pod(), sent)
-            assess(tracked.identity.evidence, tracked.identity.user, claims)
+            authorize(tracked.identity.evidence, tracked.identity.user, claims)
 
     assert cpu_seconds(work) < SNAPSHOT_SECONDS * PATIENCE
 
@@ -87,10 +87,10 @@ def test_what_is_over_the_limits_is_malformed() -> None:
     long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
     for message in (several, long):
         tracked = tracked_as(pod(), read_container(message))
-        _, _, refusal = assess(tracked.identity.evidence, tracked.identity.user, Claims())
-        assert refusal is not None
-        assert refusal.reason == Reason.MALFORMED
-        assert f"more than {MAX_VARIABLES} variables or 64 KiB" in refusal.text
+        _, _, rejection = authorize(tracked.identity.evidence, tracked.identity.user, Claims())
+        assert rejection is not None
+        assert rejection.reason == Reason.MALFORMED
+        assert f"more than {MAX_VARIABLES} variables or 64 KiB" in rejection.text
 
 
 def test_refused_attempts_are_kept_without_their_environments() -> None:
@@ -98,13 +98,13 @@ def test_refused_attempts_are_kept_without_their_environments() -> None:
     state = NodeState()
     value = "0" * (MAX_VARIABLE_BYTES // MAX_VARIABLES - 40)
     tracemalloc.start()
-    for number in range(MAX_REFUSED):
+    for number in range(MAX_REJECTED):
         env = [f"DRA_CPUSET_x{number}-{n % MAX_CLAIMS}_{n}={value}" for n in range(MAX_VARIABLES)]
-        tracked = state.assessed(tracked_as(pod(f"p{number}"), container(f"c{number}", *env, of=f"p{number}")))
-        assert tracked.refusal is not None
-        state.refuse(tracked)
+        tracked = state.authorized(tracked_as(pod(f"p{number}"), container(f"c{number}", *env, of=f"p{number}")))
+        assert tracked.rejection is not None
+        state.reject(tracked)
         del env, tracked
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(state.refused) == MAX_REFUSED
+    assert len(state.rejected) == MAX_REJECTED
     assert kept < 6 * MEGABYTE

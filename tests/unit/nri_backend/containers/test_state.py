@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nri_backend.claims.authorization import Reason
 from nri_backend.claims.entitlement import Held
-from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.index import weight
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.overlap import misplaced, overlapping
+from nri_backend.containers.plan import cpuset_of
 from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import cpuset_of
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
 from nri_backend.limits.difference import Host
 from numa_contract.cpuset import parse_cpu_list
@@ -38,7 +38,7 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
 
 def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
     """Puts a running container, last seen on these CPUs."""
-    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING).seen(cpus=parse_cpu_list(cpus))
     state.put(tracked)
     return tracked
@@ -88,7 +88,7 @@ def test_a_lazy_pool_moves_only_who_must_leave() -> None:
 def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     """Strangers on the CPUs, and those nobody has looked at yet; not oneself, not an earlier life, not the stopped."""
     state = node(ONE)
-    claim = state.assessed(tracked_as(pod(), container("new", *env_of(ONE))))
+    claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
     started(state, "old-life", *env_of(ONE), cpus="2-3")
     started(state, "stranger", name="other")
     started(state, "clear", name="other", cpus="1,4-7")
@@ -103,8 +103,8 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
-    second = state.assessed(tracked_as(pod(), container("second", *env_of(shared), name="side")))
-    assert (second.refusal, overlapping(state, second)) == (None, []), "legal sharers are not strangers"
+    second = state.authorized(tracked_as(pod(), container("second", *env_of(shared), name="side")))
+    assert (second.rejection, overlapping(state, second)) == (None, []), "legal sharers are not strangers"
 
 
 @pytest.mark.parametrize("way", ["stopped", "dropped"])
@@ -119,9 +119,9 @@ def test_a_rejection_is_reviewed_when_the_owner_of_the_claim_has_ended(way: str)
     state.drop("init") if way == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
     now = {one.id: (one.kind, one.own_cpus) for one in state if one.alive}
     assert now == {"main": ("claim", {2, 3}), "side": ("refused", set())}
-    again = state.assessed(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
-    assert again.refusal is not None, "the claim has a new owner"
-    assert again.refusal.reason is Reason.SHARED
+    again = state.authorized(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
+    assert again.rejection is not None, "the claim has a new owner"
+    assert again.rejection.reason is Reason.SHARED
     state.drop("main")
     assert {one.id: one.kind for one in state if one.alive} == {"side": "claim"}
 
@@ -133,16 +133,16 @@ def test_the_first_user_keeps_a_claim_over_restarts() -> None:
     first = started(state, "a", *env_of(both))
     other = tracked_as(pod("p2"), container("b", *env_of(both), of="p2"))
     side = tracked_as(pod(), container("s", *env_of(both), name="side"))
-    assert [(r := state.assessed(k).refusal) and r.reason for k in (other, side)] == [Reason.SHARED] * 2
+    assert [(r := state.authorized(k).rejection) and r.reason for k in (other, side)] == [Reason.SHARED] * 2
     state.put(replace(first, phase=Phase.STOPPED))
     state.drop("a")
-    refusal = state.assessed(other).refusal
-    assert refusal is not None
-    assert refusal.reason == Reason.SHARED
-    assert state.assessed(tracked_as(pod(), container("c", *env_of(both)))).refusal is None
+    rejection = state.authorized(other).rejection
+    assert rejection is not None
+    assert rejection.reason == Reason.SHARED
+    assert state.authorized(tracked_as(pod(), container("c", *env_of(both)))).rejection is None
     state.set_claim_files({})
     state.set_claim_files(files_of(both))
-    assert state.assessed(other).refusal is None
+    assert state.authorized(other).rejection is None
 
 
 def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
@@ -185,7 +185,7 @@ def test_many_who_lost_their_records_make_nobody_wait() -> None:
     for number in range(250):
         proven = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
         found = tracked_as(pod(), container(f"x{number}", *env_of(proven[0].record), name=f"n{number}"))
-        state.put(state.assessed(replace(found, phase=Phase.RUNNING, enforced=proven)))
+        state.put(state.authorized(replace(found, phase=Phase.RUNNING, enforced=proven)))
     state.set_claim_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
     state.set_claim_files({})
     assert all(tracked.orphaned for tracked in state)
@@ -243,13 +243,13 @@ def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
         state = node(record)
         init = started(state, "init", *env_of(record), name="init", cpus="2-3")
         main = tracked_as(pod(), container("main", *env_of(record)))
-        assert state.assessed(main).refusal is not None
+        assert state.authorized(main).rejection is not None
         state.put(replace(init, phase=Phase.STOPPED))
-        assert state.assessed(main).refusal is None
-        state.put(replace(state.assessed(main), phase=Phase.RUNNING))
-        late = state.assessed(tracked_as(pod(), container("late", *env_of(record), name="init")))
-        assert late.refusal is not None
-        assert "container main" in late.refusal.text
+        assert state.authorized(main).rejection is None
+        state.put(replace(state.authorized(main), phase=Phase.RUNNING))
+        late = state.authorized(tracked_as(pod(), container("late", *env_of(record), name="init")))
+        assert late.rejection is not None
+        assert "container main" in late.rejection.text
 
 
 def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_shows_their_end() -> None:
@@ -265,8 +265,8 @@ def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_show
     assert kept is not None
     assert other is not None
     assert (kept.phase, kept.own_cpus) == (Phase.LINGERING, {2, 3})
-    assert other.refusal is not None
-    assert other.refusal.reason is Reason.SHARED
+    assert other.rejection is not None
+    assert other.rejection.reason is Reason.SHARED
     phases = {one.id: one.phase for one in state}
     assert phases == {"old": Phase.LINGERING, "plain": Phase.LINGERING, "new": Phase.RUNNING}
     state.replace_containers([replace(claim, phase=Phase.RUNNING)])
@@ -293,7 +293,7 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
     for number in range(8):
         state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
     state.set_claim_files(files_of(ONE))
-    assert [tracked.id for tracked in state if tracked.refusal is None] == ["c0"]
+    assert [tracked.id for tracked in state if tracked.rejection is None] == ["c0"]
 
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
@@ -310,8 +310,8 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         elif event == "plain":
             started(state, f"plain-{id_}", of=of)
         elif event == "start":
-            tracked = state.assessed(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
-            if tracked.refusal is None and not overlapping(state, tracked):
+            tracked = state.authorized(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
+            if tracked.rejection is None and not overlapping(state, tracked):
                 state.put(replace(tracked, phase=Phase.RUNNING).seen(cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
@@ -334,7 +334,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
 def test_a_report_holds_few_of_the_requests_that_a_pod_makes_up() -> None:
     """Whatever a container names, a node full of such containers fits into one message."""
     env = tuple(f"DRA_CPUSET_u{n % 2}_r{n}=0" for n in range(200))
-    tracked = NodeState().assessed(tracked_as(pod(), container("c", *env)))
+    tracked = NodeState().authorized(tracked_as(pod(), container("c", *env)))
     told = report(tracked).unknown_claims
     assert [use.uid for use in told] == ["u0", "u1"]
     assert sum(len(use.requests) for use in told) == MAX_UNKNOWN

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Identity, Tracked
-from nri_backend.containers.targets import Raises, Target
+from nri_backend.containers.plan import Plan, Raises
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
 from nri_backend.limits.difference import Desired
-from nri_backend.node.notes import Notes
+from nri_backend.node.original_limits import OriginalLimits
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.containers import pod
@@ -51,8 +51,8 @@ def run(
 ) -> Outcome:
     """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
     groups = {} if of_pod is None else {POD: Raises(hugepage_raises(of_pod, SIZES))}
-    target = Target(one(), wanted, groups, own, page_sizes=SIZES, full=full)
-    return apply(tree, Notes(tree.root), target)
+    target = Plan(one(), wanted, groups, own, page_sizes=SIZES, full=full)
+    return apply(tree, OriginalLimits(tree.root), target)
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_an_outcome_like_any_other(tree: KernelTre
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
     """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
-    outcome = apply(tree, Notes(tree.root), Target(one(cgroup), wants("2-3")))
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(cgroup), wants("2-3")))
     assert outcome.observed is None
     assert outcome.left
     assert tree.written == []
@@ -158,7 +158,7 @@ def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: 
 def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
     """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
     groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}
-    outcome = apply(tree, Notes(tree.root), Target(one(), wants("2-3"), groups))
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(), wants("2-3"), groups))
     assert len(outcome.left) == told
     assert (outcome.observed is None) is needed
 
@@ -180,7 +180,7 @@ def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -
 def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree) -> None:
     """Without the mount every container would look as if it had ended."""
     tree.path("").rename(tree.path("").with_name("hidden"))
-    outcome = apply(tree, Notes(tree.root), Target(one(), wants("2-3")))
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(), wants("2-3")))
     assert outcome.observed is not None
     assert outcome.observed.cpus is None
     assert outcome.left

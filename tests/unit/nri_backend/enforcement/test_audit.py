@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from nri_backend.budgets import clear_seconds
-from nri_backend.containers.answers import MAX_SYNC_UPDATES
+from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.limits.difference import Host
-from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
+from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
 
@@ -201,7 +201,7 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
     node.enforcer.starter.clear_seconds = 0.05
-    with pytest.raises(RefusedError, match="still runs"):
+    with pytest.raises(RejectedError, match="still runs"):
         await node.create("next", *env, of="p2")
     node.enforcer.starter.clear_seconds = clear_seconds(None)
     node.kernel.remove(claim)
@@ -229,7 +229,9 @@ async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
     node = Node(memory / "b", reserved="")
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=0-7"))
-    with pytest.raises(RefusedError, match=r"claims hold every CPU of the node and none is reserved.*set reservedCPUs"):
+    with pytest.raises(
+        RejectedError, match=r"claims hold every CPU of the node and none is reserved.*set reservedCPUs"
+    ):
         await node.create("plain")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from nri_backend.nri.model import LinkStatus, RefusedError, Resources
+from nri_backend.nri.model import LinkStatus, RejectedError, Resources
 
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import POD, PODS, TOP, container, pod
@@ -173,12 +173,12 @@ async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> N
     """Refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
-    with pytest.raises(RefusedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):
+    with pytest.raises(RejectedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):
         await node.create("claim", *env)
     assert node.counts.counters["refused_unsupported"] == 1
     node.enforcer.runtime = replace(node.enforcer.runtime, runtime_version="2.3.0", nri_version="v0.12.0")
     _, answer = await node.create("claim", *env)
     assert (answer.memory_policy is not None, answer.resources.mems) == (True, "")
     other = node.claim(memory_record("m2", ("a", 0, MI, PLAIN), a={"binding": "interleave"}))
-    with pytest.raises(RefusedError, match="one memory policy"):
+    with pytest.raises(RejectedError, match="one memory policy"):
         await node.create("both", *env, *other)

@@ -12,7 +12,7 @@ import pytest
 from nri_backend.budgets import MAX_TRIES
 from nri_backend.containers.container import Identity, Tracked
 from nri_backend.enforcement.start import Starter
-from nri_backend.nri.model import Container, RefusedError
+from nri_backend.nri.model import Container, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
@@ -84,7 +84,7 @@ async def test_a_record_that_goes_during_a_start_refuses_it(node: Node) -> None:
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     meanwhile(node, lambda: changed(node, lambda: node.unprepare(ONE)))
-    with pytest.raises(RefusedError, match="this node has no record of it"):
+    with pytest.raises(RejectedError, match="this node has no record of it"):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
     assert node.enforcer.state.get("claim") is None
@@ -95,7 +95,7 @@ async def test_a_record_that_goes_while_others_are_moved_refuses_the_creation(no
     plain = await node.run("plain", of="p2")
     env = node.claim(ONE)
     meanwhile(node, lambda: changed(node, lambda: node.unprepare(ONE)))
-    with pytest.raises(RefusedError, match="this node has no record of it"):
+    with pytest.raises(RejectedError, match="this node has no record of it"):
         await node.create("claim", *env)
     await node.until(lambda: node.cpus(plain) == "1-7")
 
@@ -114,7 +114,7 @@ async def test_claimed_cpus_that_go_offline_during_a_hook_refuse_it(node: Node, 
         stored, _ = await node.create("claim", *env)
         path = node.make_cgroups(pod(), stored)
     meanwhile(node, offline)
-    with pytest.raises(RefusedError, match="every CPU of its claim is offline"):
+    with pytest.raises(RejectedError, match="every CPU of its claim is offline"):
         await (node.enforcer.start_container(pod(), stored) if hook == "start" else node.create("claim", *env))
     assert hook == "create" or node.kernel.get(path, "cgroup.kill") == "1"
 
@@ -221,14 +221,14 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")
     node.kernel.refused = {(path, "cpuset.cpus"): errno.EACCES, (path, "cgroup.kill"): errno.EACCES}
-    with pytest.raises(RefusedError, match="cpuset"):
+    with pytest.raises(RejectedError, match="cpuset"):
         await node.enforcer.start_container(pod(), stored)
     node.kernel.refused.clear()
     await node.until(lambda: node.cpus(path) == "2-3")
 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
+    """The rejection must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
     starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer.inputs, node.kernel)
     assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error="its cgroup path makes no sense")))
     assert "cannot be killed" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.limits.difference import Host
 from nri_backend.node.heartbeat import Leadership
-from nri_backend.nri.model import Container, RefusedError, Resources
+from nri_backend.nri.model import Container, RejectedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
@@ -57,8 +57,8 @@ async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: No
 
 @pytest.mark.fault("cpu peer 9.4.5")
 async def test_a_forged_variable_is_refused(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """The text reaches the pod's events, the refusal is counted, logged and reported, nothing stays behind."""
-    with pytest.raises(RefusedError, match="DRA_CPUSET_zz"):
+    """The text reaches the pod's events, the rejection is counted, logged and reported, nothing stays behind."""
+    with pytest.raises(RejectedError, match="DRA_CPUSET_zz"):
         await node.create("bad", "DRA_CPUSET_zz=0-3")
     assert node.counts.counters["refused_no_record"] == 1
     told = node.reports["bad"]
@@ -78,7 +78,7 @@ async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: No
         path = await node.run(f"life-{life}", *env)
         assert node.cpus(path) == "2-3"
         assert node.kernel.get(path.rpartition("/")[0], "hugetlb.2MB.max") == str(64 * MI)
-        with pytest.raises(RefusedError, match="belongs to container main"):
+        with pytest.raises(RejectedError, match="belongs to container main"):
             await node.create(f"other-{life}", *env, name="side")
         await node.stop(f"life-{life}")
         await node.enforcer.remove_container(pod(), container(f"life-{life}"))
@@ -90,7 +90,7 @@ async def test_a_start_that_cannot_be_made_true_is_killed_and_refused(node: Node
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED
-    with pytest.raises(RefusedError, match=r"claim\.scope/cpuset\.cpus.*2-3"):
+    with pytest.raises(RejectedError, match=r"claim\.scope/cpuset\.cpus.*2-3"):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
     assert node.reports["claim"].refused
@@ -120,7 +120,7 @@ async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(
 ) -> None:
     """The error names the controller and cgroup.subtree_control; who needs none starts all the same."""
     node.kernel.make(POD, sizes=() if controller == "hugetlb" else SIZES, limits=controller != "memory")
-    with pytest.raises(RefusedError, match=rf"{controller} controller is not in .*cgroup\.subtree_control"):
+    with pytest.raises(RejectedError, match=rf"{controller} controller is not in .*cgroup\.subtree_control"):
         await node.run("claim", *node.claim(record))
     await node.run("other", *node.claim(memory_record("m2", ("a", 1, 64 * MI, 4096))), name="other")
     plain, _ = await node.create("plain", of="p2")
@@ -129,12 +129,12 @@ async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(
 
 
 async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node) -> None:
-    """The refusal names the container in the way and the kernel's error, and promises no move."""
+    """The rejection names the container in the way and the kernel's error, and promises no move."""
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05
     env = node.claim(ONE)
-    with pytest.raises(RefusedError, match=r"main of pod ns/p9 .* its claim \(2-3\) and cannot be moved: .*denied"):
+    with pytest.raises(RejectedError, match=r"main of pod ns/p9 .* its claim \(2-3\) and cannot be moved: .*denied"):
         await node.create("claim", *env)
     node.kernel.refused.clear()
     node.enforcer.starter.clear_seconds = 30.0
@@ -155,7 +155,7 @@ async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node
     assert any("main of pod ns/p1" in problem for problem in node.enforcer.problems)
     second = await unwritable(node, "second")
     node.claim(ONE)
-    with pytest.raises(RefusedError, match="cpuset"):
+    with pytest.raises(RejectedError, match="cpuset"):
         await node.enforcer.start_container(pod(), second)
 
 
@@ -164,7 +164,7 @@ async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
     env = node.claim(cpu_record("c1", "cpus=6-7"))
     node.host = Host(parse_cpu_list("0-5"))
     await node.until(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
-    with pytest.raises(RefusedError, match=r"every CPU of its claim is offline \(6-7\)"):
+    with pytest.raises(RejectedError, match=r"every CPU of its claim is offline \(6-7\)"):
         await node.create("claim", *env)
 
 
@@ -210,7 +210,7 @@ async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_sto
     restarted = Node(memory)
     await restarted.enforcer.activate()
     await restarted.enforcer.synchronize([pod()], [stored])
-    with pytest.raises(RefusedError, match="belongs to container main"):
+    with pytest.raises(RejectedError, match="belongs to container main"):
         await restarted.create("thief", *env, name="side")
 
 
@@ -241,7 +241,7 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     assert len(list(node.enforcer.state)) == 1
     await node.enforcer.remove_pod(pod())
     assert not list(node.enforcer.state)
-    with pytest.raises(RefusedError, match="not for this pod"):
+    with pytest.raises(RejectedError, match="not for this pod"):
         await node.create("thief", *env, of="p2")
     assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend gives claims back"
 
@@ -308,7 +308,7 @@ async def test_a_pod_of_the_driver_that_cannot_be_moved_is_named_with_the_reason
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
         node.enforcer.starter.clear_seconds = 0.05
-        with pytest.raises(RefusedError, match=r"main of pod ns/own_pod .* cannot be moved: .*Read-only file system"):
+        with pytest.raises(RejectedError, match=r"main of pod ns/own_pod .* cannot be moved: .*Read-only file system"):
             await node.create("claim", *node.claim(ONE))
 
 
@@ -319,7 +319,7 @@ async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attemp
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM
         node.enforcer.starter.clear_seconds = 2.0
         node.kernel.read_files.clear()
-        with pytest.raises(RefusedError, match="cannot be moved"):
+        with pytest.raises(RejectedError, match="cannot be moved"):
             await node.create("claim", *node.claim(ONE))
         assert node.kernel.read_files.count((plain, "cpuset.cpus.effective")) <= 120
 
@@ -336,7 +336,7 @@ async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: 
     node = Node(memory)
     node.leader = leader
     env = node.claim(ONE)
-    with pytest.raises(RefusedError, match=UNENFORCED):
+    with pytest.raises(RejectedError, match=UNENFORCED):
         await node.create("claim", *env)
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
     await node.run("plain", of="p2")
@@ -349,7 +349,7 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
     env = node.claim(ONE)
     node.host = replace(node.host, online=parse_cpu_list("0-2,4-7"))
     node.enforcer.state.set_host(node.host)
-    with pytest.raises(RefusedError, match=UNENFORCED):
+    with pytest.raises(RejectedError, match=UNENFORCED):
         await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-4")))
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
 
@@ -361,7 +361,7 @@ async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) ->
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
     path = node.make_cgroups(pod(), stored)
-    with pytest.raises(RefusedError, match=UNENFORCED):
+    with pytest.raises(RejectedError, match=UNENFORCED):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
     node.kernel.set(path, "cpuset.cpus", "2-3")
@@ -379,11 +379,11 @@ async def test_an_instance_that_has_the_lock_and_does_not_enforce_yet_leaves_not
     node.leader = Leadership(fresh=True, first=first, own=True)
     env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
     why = UNENFORCED if claim == "unpinned" else "recorded for pod ns/p9 and not for this pod"
-    with pytest.raises(RefusedError, match=why):
+    with pytest.raises(RejectedError, match=why):
         await node.create("claim", *env)
     stored = container("late", *env)
     path = node.make_cgroups(pod(), stored)
-    with pytest.raises(RefusedError, match=why):
+    with pytest.raises(RejectedError, match=why):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
     await node.run("plain", of="p2")
@@ -395,7 +395,7 @@ async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
     assert any("leaves the cgroup root" in problem for problem in node.enforcer.problems)
-    with pytest.raises(RefusedError, match="leaves the cgroup root"):
+    with pytest.raises(RejectedError, match="leaves the cgroup root"):
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 
 

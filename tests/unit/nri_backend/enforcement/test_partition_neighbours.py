@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nri_backend.enforcement.partitions import make_partition, settle
 from nri_backend.node.heartbeat import Leadership
-from nri_backend.nri.model import ContainerState, RefusedError
+from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import CpuParameters
 
@@ -58,7 +58,7 @@ async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path:
         record = cpu_record("c1", "r=2-3")
         env = node.claim(record)
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EBUSY
-        with pytest.raises(RefusedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
             await node.run("db", *env)
         assert node.enforcer.state.get("db") is None
         assert node.enforcer.state.pool.held == {2, 3}
@@ -143,7 +143,7 @@ async def test_the_next_life_waits_for_the_end_of_the_last(tmp_path: Path) -> No
         env = node.claim(cpu_record("c1", "r=2-3"))
         db = await node.run("db", *env)
         await node.enforcer.stop_container(pod("p1"), container("db", *env))
-        with pytest.raises(RefusedError, match="still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
             await node.create("again", *env)
         assert node.partition(db) == "root"
         node.kernel.remove(db)
@@ -162,7 +162,7 @@ async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path)
     standby.leader = Leadership(fresh=True, first=False)
     await standby.enforcer.start_container(pod("p1"), stored)
     standby.leader = Leadership(fresh=False, first=True)
-    with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+    with pytest.raises(RejectedError, match="no instance of nri-backend has enforced its claims"):
         await standby.enforcer.start_container(pod("p1"), stored)
 
 
@@ -183,7 +183,7 @@ async def test_a_standby_takes_the_word_of_the_active_instance_that_the_pool_kee
         node.make_cgroups(pod("p1"), stored)
         again = Node(tmp_path, tree=lambda _: node.kernel)
         again.leader = standby.leader
-        with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+        with pytest.raises(RejectedError, match="no instance of nri-backend has enforced its claims"):
             await again.enforcer.start_container(pod("p1"), stored)
 
 
@@ -205,7 +205,7 @@ async def test_isolated_is_never_less_after_its_partition_was_broken(tmp_path: P
             await node.enforcer._auditor.audit(full=False)
         assert not [name for _, name, _ in node.kernel.written if name == PARTITION], "a minute between two tries"
         await node.stop("db")
-        with pytest.raises(RefusedError, match="not exclusive"):
+        with pytest.raises(RejectedError, match="not exclusive"):
             await node.run("again", *env)
         await node.stop("again")
         node.kernel.remove(f"{POD}/thief")

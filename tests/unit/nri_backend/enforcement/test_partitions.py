@@ -13,7 +13,7 @@ import pytest
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
-from nri_backend.nri.model import ContainerState, RefusedError
+from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 
@@ -71,7 +71,7 @@ async def test_isolated(tmp_path: Path) -> None:
         await node.stop("db")
         node.kernel.make(f"{POD}/blocked")
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
-        with pytest.raises(RefusedError, match=r"cannot be made as it must be: .*cpuset\.cpus\.exclusive: Invalid"):
+        with pytest.raises(RejectedError, match=r"cannot be made as it must be: .*cpuset\.cpus\.exclusive: Invalid"):
             await node.run("db2", *env)
 
 
@@ -87,7 +87,7 @@ async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mo
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
         env = node.claim(cpu_record("c1", "r=2-3"))
         if mode == "partition":
-            with pytest.raises(RefusedError, match=r"cpuset\.cpus\.exclusive"):
+            with pytest.raises(RejectedError, match=r"cpuset\.cpus\.exclusive"):
                 await node.run("db", *env)
             assert node.cpus(plain) == "1-7"
             return
@@ -108,11 +108,11 @@ async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mo
 async def test_a_kernel_without_partitions_refuses_who_insists(tmp_path: Path) -> None:
     """The reason reaches the pod's events at the creation."""
     async with enforcing(Node(tmp_path)) as node:
-        with pytest.raises(RefusedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
+        with pytest.raises(RejectedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
     (tmp_path / "b").mkdir()
     async with enforcing(Node(tmp_path / "b", exclusivity="pool", tree=PartitionTree)) as node:
-        with pytest.raises(RefusedError, match=r"needs a cpuset partition, .*: cpuExclusivity is pool;"):
+        with pytest.raises(RejectedError, match=r"needs a cpuset partition, .*: cpuExclusivity is pool;"):
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
 
 
@@ -313,7 +313,7 @@ async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tm
         assert state.host.obstacle == state.kernel_damage
         web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))
         assert (node.partition(db), node.partition(web), node.cpus(web)) == ("root", "member", "4-5")
-        with pytest.raises(RefusedError, match="drain and reboot"):
+        with pytest.raises(RejectedError, match="drain and reboot"):
             await node.run("still", *node.claim(isolated(cpu_record("c3", "r=6-7"))))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.overlap import misplaced
-from nri_backend.node.proofs import Proof, Proofs
+from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords
 from nri_backend.nri.model import Container, ContainerState, Resources
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
@@ -25,7 +25,7 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 
 @asynccontextmanager
 async def finding(
-    memory: Path, env: tuple[str, ...], mebibytes: int, proofs: type[Proofs] = Proofs
+    memory: Path, env: tuple[str, ...], mebibytes: int, proofs: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
     """A new instance, to which the runtime lists a running container with this limit of 2 MiB pages, and its cgroup."""
     node = Node(memory, proofs=proofs)
@@ -197,7 +197,7 @@ async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
         assert standby.enforcer.state.pool.held == {2, 3}
 
 
-class SlowProofs(Proofs):
+class SlowProofs(EnforcementRecords):
     """A disk that is busy: tidying up, and the first full proof, wait until somebody lets them go on."""
 
     def __init__(self, *arguments: str) -> None:
@@ -208,7 +208,7 @@ class SlowProofs(Proofs):
         self._wait()
         return super().retain(container_ids)
 
-    def write(self, proof: Proof) -> None:
+    def write(self, proof: EnforcementRecord) -> None:
         if proof.inode:
             self._wait()
         super().write(proof)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.stated import container_directory, pod_directory
-from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError
+from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record, memory_record
@@ -51,7 +51,7 @@ async def test_a_claim_of_a_pod_in_a_sandbox_is_refused_with_the_reason(
     async with enforcing(Node(memory, tree=tree)) as node:
         for record in (cpu_record("c1", "r=2", pods=["p2"]), memory_record("m1", ("m", 0, MI, 4096), pods=["p2"])):
             expected = f"Kata Containers and gVisor .*handler {of.runtime_handler}.* remove runtimeClassName"
-            with pytest.raises(RefusedError, match=expected) as raised:
+            with pytest.raises(RejectedError, match=expected) as raised:
                 await start(node, of, *node.claim(record))
             assert "retries" not in str(raised.value)
         assert node.enforcer.state.get("vm") is None
@@ -110,7 +110,7 @@ async def test_a_container_that_fails_in_a_sandbox_does_not_kill_its_pod(memory:
         node.claim(ONE)
         path = sandbox(node, KATA, container("vm", of="p2"))
         node.kernel.refused[path, "cpuset.cpus"] = DENIED
-        with pytest.raises(RefusedError, match=r"sandbox/cpuset\.cpus"):
+        with pytest.raises(RejectedError, match=r"sandbox/cpuset\.cpus"):
             await start(node, KATA)
         kills = [node.kernel.get(where, "cgroup.kill") for where in (path, pod_directory(KATA.cgroup_parent))]
         assert kills == ["", ""]

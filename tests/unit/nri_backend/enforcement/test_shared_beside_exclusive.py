@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.plan import cpuset_of
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import cpuset_of
 from nri_backend.limits.difference import Host
-from nri_backend.nri.model import RefusedError, Resources
+from nri_backend.nri.model import RejectedError, Resources
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 
@@ -91,7 +91,7 @@ async def test_its_own_cpus_are_not_the_kernels_to_take(tmp_path: Path) -> None:
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
-        with pytest.raises(RefusedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
             await node.create("db", *node.claim(cpu_record("c2", "r=3-4", pods=["p3"])), of="p3")
         assert parse_cpu_list("2-3") <= parse_cpu_list(node.cpus(vpp))
 
@@ -103,7 +103,7 @@ async def test_own_cpus_that_the_kernel_does_not_give_are_missed(tmp_path: Path)
         node.kernel.make("byhand")
         node.kernel.set("byhand", "cpuset.cpus.exclusive", "3")
         node.kernel.set("byhand", "cpuset.cpus.partition", "root")
-        with pytest.raises(RefusedError, match=r"cpuset\.cpus must be 1-7, is 1-2,4-7"):
+        with pytest.raises(RejectedError, match=r"cpuset\.cpus must be 1-7, is 1-2,4-7"):
             await node.run("vpp", *env)
 
 
@@ -121,7 +121,7 @@ async def test_isolated_beside_it_is_refused(tmp_path: Path) -> None:
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
-        with pytest.raises(RefusedError, match="shared CPUs beside exclusive ones and for isolation: isolated"):
+        with pytest.raises(RejectedError, match="shared CPUs beside exclusive ones and for isolation: isolated"):
             await node.create("vpp", *env)
 
 
@@ -135,7 +135,7 @@ async def test_a_standby_knows_what_it_may_have(tmp_path: Path, cpus: str, runs:
     if runs:
         await node.run("vpp", *env)
     else:
-        with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+        with pytest.raises(RejectedError, match="no instance of nri-backend has enforced its claims"):
             await node.run("vpp", *env)
 
 
@@ -187,6 +187,6 @@ def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[froze
 
 
 def _running(state: NodeState, id_: str, of: str, env: tuple[str, ...]) -> Tracked:
-    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=id_)))
-    assert tracked.refusal is None
+    tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=id_)))
+    assert tracked.rejection is None
     return replace(tracked, phase=Phase.RUNNING).seen(partition=state.partition_for(tracked))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.nri.model import RefusedError
+from nri_backend.nri.model import RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
@@ -67,7 +67,7 @@ async def test_a_container_whose_cpus_cannot_be_read_may_be_anywhere(memory: Pat
         node.make_cgroups(pod("p2"), stored)
         node.enforcer.starter.clear_seconds = 0.05
         node.kernel.unreadable[first, EFFECTIVE] = errno.EIO
-        with pytest.raises(RefusedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
             await node.enforcer.start_container(pod("p2"), stored)
 
 

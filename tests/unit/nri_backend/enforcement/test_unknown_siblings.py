@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.nri.model import ContainerState, RefusedError
+from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.records import AllocationRecord
 
 from tests.rigs.builders import MI, cpu_record, memory_record
@@ -49,7 +49,7 @@ async def test_pages_are_refused_while_a_sibling_may_use_them_up(memory: Path) -
     async with auditing(node):
         await lost(node, record)
         env = node.claim(PAGES)
-        with pytest.raises(RefusedError, match=r"container a of the same pod .* no record, .* delete the pod"):
+        with pytest.raises(RejectedError, match=r"container a of the same pod .* no record, .* delete the pod"):
             await node.run("b", *env, name="b")
         await node.run("c", *node.claim(cpu_record("u2", "cpus=3")), name="c")
         node.claim(record)

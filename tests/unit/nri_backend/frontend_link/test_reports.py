@@ -4,12 +4,12 @@
 import json
 from dataclasses import replace
 
-from nri_backend.claims.judge import Reason, Refusal
+from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.state import MAX_REFUSED, NodeState
+from nri_backend.containers.state import MAX_REJECTED, NodeState
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
-from nri_backend.limits.stated import Stated
+from nri_backend.limits.runtime import RuntimeLimits
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
 
 from tests.rigs.containers import container, pod
@@ -24,7 +24,7 @@ def one(id_: str, phase: Phase = Phase.RUNNING, of: str = "p", name: str = "c") 
 
 def refused(id_: str, of: str = "p", name: str = "c") -> Tracked:
     """Returns a rejected attempt."""
-    return replace(one(id_, Phase.ABSENT, of, name), refusal=Refusal(Reason.KERNEL, 'a "quoted" \u2028 text'))
+    return replace(one(id_, Phase.ABSENT, of, name), rejection=Rejection(Reason.KERNEL, 'a "quoted" \u2028 text'))
 
 
 def synchronized(*containers: Tracked) -> NodeState:
@@ -48,15 +48,15 @@ def test_every_changed_report_increments_the_generation() -> None:
     assert [reports.refresh(), reports.refresh()] == [1, 1]
     state.put(one("a"))
     assert reports.refresh() == 2
-    state.put(replace(one("a"), stated=Stated(include_claims=True)))
+    state.put(replace(one("a"), stated=RuntimeLimits(include_claims=True)))
     state.drop("absent")
-    state.forget_refused("absent")
+    state.forget_rejected("absent")
     assert reports.refresh() == 2
     state.put(one("a", Phase.STOPPED))
     assert reports.refresh() == 3
     state.drop("a")
     assert reports.refresh() == 4
-    state.refuse(refused("try"))
+    state.reject(refused("try"))
     assert reports.refresh() == 5
     state.replace_containers([one("b"), one("c")])
     assert (reports.refresh(), reported(state)) == (6, ["b", "c"])
@@ -88,7 +88,7 @@ def test_containers_are_omitted_if_their_generation_is_acknowledged() -> None:
 def test_serialized_reports_are_documents_of_the_contract() -> None:
     """A rejected attempt has the state ``unknown``."""
     state = synchronized()
-    state.refuse(refused("a"))
+    state.reject(refused("a"))
     reports = Reports(state)
     reports.refresh()
     [found] = [ContainerReport.model_validate(document) for document in json.loads(reports.containers())]
@@ -99,7 +99,7 @@ def test_a_rejected_container_reports_the_claims_that_it_may_not_use() -> None:
     """They connect it with the containers that hold the claim. Their number is limited, as a pod's author sets it."""
     uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
     state = synchronized()
-    state.refuse(replace(refused("a"), refusal=Refusal(Reason.SHARED, "in use", about=uses)))
+    state.reject(replace(refused("a"), rejection=Rejection(Reason.SHARED, "in use", about=uses)))
     reports = Reports(state)
     reports.refresh()
     [found] = json.loads(reports.containers())
@@ -111,42 +111,42 @@ def test_only_the_latest_rejected_attempt_of_a_container_is_reported() -> None:
     """The kubelet retries for days with new ids. CRI-O never reports their removal, containerd does so at once."""
     state = synchronized()
     for number in range(5):
-        state.refuse(refused(f"try-{number}"))
+        state.reject(refused(f"try-{number}"))
         state.drop(f"try-{number}")
-    state.refuse(refused("other", name="sidecar"))
+    state.reject(refused("other", name="sidecar"))
     assert reported(state) == ["try-4", "other"]
 
 
 def test_creating_a_container_drops_its_rejected_attempts() -> None:
     """Those of other containers are reported until their pod is removed."""
     state = synchronized()
-    state.refuse(refused("try"))
-    state.refuse(refused("elsewhere", "q"))
+    state.reject(refused("try"))
+    state.reject(refused("elsewhere", "q"))
     state.put(one("former", Phase.STOPPED))
     assert reported(state) == ["former", "try", "elsewhere"]
     state.put(one("a", Phase.CREATED))
     assert reported(state) == ["former", "a", "elsewhere"]
-    state.forget_refused("q")
+    state.forget_rejected("q")
     assert reported(state) == ["former", "a"]
 
 
 def test_at_most_max_refused_attempts_are_reported() -> None:
     """The latest ones."""
     state = synchronized()
-    for number in range(3 * MAX_REFUSED):
-        state.refuse(refused(f"try-{number}", f"p{number}"))
-    assert reported(state) == [f"try-{number}" for number in range(2 * MAX_REFUSED, 3 * MAX_REFUSED)]
+    for number in range(3 * MAX_REJECTED):
+        state.reject(refused(f"try-{number}", f"p{number}"))
+    assert reported(state) == [f"try-{number}" for number in range(2 * MAX_REJECTED, 3 * MAX_REJECTED)]
 
 
 def test_a_running_container_with_a_rejected_start_is_reported_once() -> None:
     """It could not be killed after the rejection. The next change of its phase drops the rejection."""
     state = synchronized(one("a"))
-    state.refuse(refused("a"))
+    state.reject(refused("a"))
     assert reported(state) == ["a"]
     for phase in (Phase.RUNNING, Phase.STOPPED):
-        state.refuse(refused("a"))
+        state.reject(refused("a"))
         state.put(one("a", phase))
-        assert (reported(state), state.refused) == (["a"], {})
+        assert (reported(state), state.rejected) == (["a"], {})
 
 
 def test_containers_that_exceed_the_size_limit_are_omitted() -> None:

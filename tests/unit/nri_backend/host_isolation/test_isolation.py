@@ -36,7 +36,7 @@ def node() -> NodeState:
 def put(state: NodeState, phase: Phase) -> None:
     """Stores a container of each claim in this phase."""
     for id_, record, uid in (("a", ONE, "p1"), ("b", NIC, "p2")):
-        tracked = state.assessed(tracked_as(pod(uid), container(id_, *env_of(record), of=uid)))
+        tracked = state.authorized(tracked_as(pod(uid), container(id_, *env_of(record), of=uid)))
         state.put(replace(tracked, phase=phase))
 
 

@@ -23,8 +23,8 @@ from nri_backend.limits.claimed import (
     unthrottled,
     with_reservation,
 )
-from nri_backend.limits.difference import Limit, Wanted
-from nri_backend.limits.stated import CpuLimit
+from nri_backend.limits.difference import DesiredLimit, Limit
+from nri_backend.limits.runtime import CpuLimit
 
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import entitlement_of
@@ -117,7 +117,7 @@ RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
 def test_who_asked_for_no_pages_can_reserve_none(stated: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
     """The pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
     wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, stated=stated)
-    assert wanted == {RSVD[size]: Wanted(0) for size in guarded}
+    assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
 def test_a_guard_that_stands_asks_nobody() -> None:

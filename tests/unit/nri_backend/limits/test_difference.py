@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.limits.claimed import hugepage_files
-from nri_backend.limits.difference import Desired, Host, Observed, Wanted, desired_cpuset, differences
+from nri_backend.limits.difference import Desired, DesiredLimit, Host, Observed, desired_cpuset, differences
 from numa_contract.cpuset import parse_cpu_list
 
 TWO = 2 << 20
@@ -60,21 +60,23 @@ def test_without_the_controller_only_who_needs_it_fails() -> None:
     assert [f.absent for f in differences(POOL, Observed())] == [True]
     free = Desired(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)
     assert differences(free, Observed()) == []
-    needed = {file: Wanted(TWO, needed=True) for file in hugepage_files(TWO)}
-    hugepages = Desired(files=needed | {"hugetlb.1GB.max": Wanted(0)})
+    needed = {file: DesiredLimit(TWO, needed=True) for file in hugepage_files(TWO)}
+    hugepages = Desired(files=needed | {"hugetlb.1GB.max": DesiredLimit(0)})
     assert [f.file for f in differences(hugepages, Observed())] == list(hugepage_files(TWO))
 
 
 @pytest.mark.parametrize(
     ("wanted", "right", "wrong"),
     [
-        (Wanted(7), [7], [None, 6, 8]),
-        (Wanted(7, "at most"), [6, 7], [None, 8]),
-        (Wanted(7, "at least"), [None, 8, 7], [6]),
-        (Wanted(None), [None], [7]),
+        (DesiredLimit(7), [7], [None, 6, 8]),
+        (DesiredLimit(7, "at most"), [6, 7], [None, 8]),
+        (DesiredLimit(7, "at least"), [None, 8, 7], [6]),
+        (DesiredLimit(None), [None], [7]),
     ],
 )
-def test_limits_are_compared_by_their_rule(wanted: Wanted, right: list[int | None], wrong: list[int | None]) -> None:
+def test_limits_are_compared_by_their_rule(
+    wanted: DesiredLimit, right: list[int | None], wrong: list[int | None]
+) -> None:
     """A lower limit of somebody else holds beside ours, and so does a higher protection; ``max`` is the highest."""
     desired = Desired(files={"memory.max": wanted})
     assert [differences(desired, Observed(limits={"memory.max": seen})) for seen in right] == [[] for _ in right]
@@ -95,7 +97,7 @@ def test_repairing_leads_to_a_fixed_point(
 ) -> None:
     """Once every fault's text is what the file says, nothing is left to repair, and no text is empty."""
     wants = Desired(
-        cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: Wanted(limit) for f in hugepage_files(TWO)}
+        cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: DesiredLimit(limit) for f in hugepage_files(TWO)}
     )
     seen = Observed(seen_cpus, seen_mems, seen_cpus, dict.fromkeys(hugepage_files(TWO), seen_limit))
     found = {one.file: one.desired for one in differences(wants, seen)}

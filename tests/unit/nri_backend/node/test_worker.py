@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from nri_backend.budgets import MAX_STUCK
 from nri_backend.node.worker import CgroupWorker, Step
-from nri_backend.nri.model import RefusedError
+from nri_backend.nri.model import RejectedError
 
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import container, pod
@@ -152,7 +152,7 @@ async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Pa
         node.unprepare(ended)
         await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
         env = node.claim(cpu_record("c2", "cpus=2-3", pods=["p3"]))
-        with pytest.raises(RefusedError, match="still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
             await node.run("early", *env, of="p3")
         tree.gate.set()
         await node.until(lambda: node.cpus(plain) == "1,4-7")
@@ -173,7 +173,7 @@ async def test_one_that_was_never_seen_may_be_anywhere_while_it_hangs(memory: Pa
         await node.until(tree.began.is_set)
         node.enforcer.state.forget_views()
         await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
-        with pytest.raises(RefusedError, match="CPUs of its claim"):
+        with pytest.raises(RejectedError, match="CPUs of its claim"):
             await node.run("early", *env)
         tree.gate.set()
         await node.until(lambda: node.cpus(plain) == "1,4-7")

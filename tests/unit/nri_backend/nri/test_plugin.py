@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.model import RefusedError, Resources, Update
+from nri_backend.nri.model import RejectedError, Resources, Update
 from nri_backend.nri.plugin import MAX_CONTAINERS, PLUGIN_SERVICE, PluginService
 from nri_backend.ttrpc import Call, Code, StatusError
 
@@ -151,7 +151,7 @@ async def test_other_methods_and_services_are_unimplemented(service: str, method
 async def test_a_rejection_is_an_error_response_with_its_message() -> None:
     """Only an error response prevents the creation of the container; the message appears in the pod's events."""
     rig = _Rig()
-    rig.fail(RefusedError("claim x is not yours; name it in the pod's spec"))
+    rig.fail(RejectedError("claim x is not yours; name it in the pod's spec"))
     error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))
     assert (error.code, error.message) == (9, "claim x is not yours; name it in the pod's spec")
     assert rig.observer.calls == [("CreateContainer", "refused")]

@@ -15,16 +15,16 @@ from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
+from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
-from nri_backend.claims.judge import Evidence, Refusal, read_evidence
 from nri_backend.containers.lifecycle import OCCUPYING, OVER, Event, Phase, next_phase
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted, unthrottled
 from nri_backend.limits.difference import Limit
-from nri_backend.limits.stated import CgroupPathError, Stated, container_directory, pod_directory, stated
+from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, container_directory, pod_directory, stated
 from nri_backend.nri.model import Container, Pod
 
 NO_EVIDENCE: Final = Evidence()
-NOTHING_STATED: Final = Stated()
+NO_LIMITS: Final = RuntimeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class Tracked:
     """The state of one container."""
 
     identity: Identity
-    stated: Stated = NOTHING_STATED
+    stated: RuntimeLimits = NO_LIMITS
     """Limits as the runtime last sent them."""
     phase: Phase = Phase.CREATED
     entitlement: Entitlement = NOTHING
     """Claims that it holds, and what they entitle it to."""
     orphaned: tuple[ClaimUse, ...] = ()
     """Claims of the entitlement whose record is gone or does not allow the use any more."""
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
     """Reason why it may not hold every claim that it names. What it may hold is enforced all the same while it runs."""
     enforced: tuple[Held, ...] = ()
     """Claims that have been applied to its cgroup, as in its enforcement record."""
@@ -162,12 +162,12 @@ class Tracked:
     @property
     def unsettled(self) -> bool:
         """True if it runs with claims that have no record here: limits that they have set must stay."""
-        return self.occupies and self.refusal is not None and bool(self.refusal.unknown)
+        return self.occupies and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
         """True if it runs with memory claims that have no record here: limits may be raised but not lowered."""
-        unknown = self.refusal.unknown if self.refusal is not None and self.unsettled else ()
+        unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
@@ -201,7 +201,7 @@ class Tracked:
         return memory.protected if memory is not None else {}
 
     @property
-    def asked(self) -> Stated:
+    def asked(self) -> RuntimeLimits:
         """Limits that the kubelet asked for, without the hugepages of claims."""
         shown = self.stated.hugepages
         if self.stated.include_claims:
@@ -219,7 +219,7 @@ class Tracked:
             return "driver"
         if self.orphaned:
             return "orphan"
-        if self.refusal is not None:
+        if self.rejection is not None:
             return "refused"
         return "claim" if self.entitlement.claims else "plain"
 
@@ -242,6 +242,6 @@ def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, 
 
 def problem_of(tracked: Tracked) -> str:
     """Returns what an operator should look at, or "" if all is well."""
-    if not tracked.alive or not (text := tracked.problem or (tracked.refusal.text if tracked.refusal else "")):
+    if not tracked.alive or not (text := tracked.problem or (tracked.rejection.text if tracked.rejection else "")):
         return ""
     return f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {text}"

@@ -7,7 +7,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.records import AllocationRecord, Owner
 
-from nri_backend.claims.judge import Claims
+from nri_backend.claims.authorization import Claims
 from nri_backend.containers.container import Tracked
 
 

@@ -12,8 +12,8 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
+from nri_backend.claims.authorization import Claims, authorize
 from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
-from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.index import ContainerIndex, weight
 from nri_backend.containers.lifecycle import MAY_RUN, PENDING, Event, Phase
@@ -22,7 +22,7 @@ from nri_backend.containers.pool import Pool, divide
 from nri_backend.limits.difference import Host
 
 _log = logging.getLogger(__name__)
-MAX_REFUSED: Final = 64
+MAX_REJECTED: Final = 64
 """Maximum number of rejected attempts that are kept; the kubelet retries each container after seconds to minutes."""
 
 
@@ -40,7 +40,7 @@ class NodeState:
         """Number of changes. After a wait it shows whether a decision must be made again."""
         self.told = False
         """True once the runtime has listed its containers; before that they are unknown."""
-        self.refused: dict[Owner, Tracked] = {}
+        self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = ""
         """CPUs that the kernel has lost, and the remedy. It stays even if the CPUs return: the kernel is damaged."""
@@ -77,14 +77,14 @@ class NodeState:
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
         alive, user = tracked.alive, tracked.identity.user
-        attempt = self.refused.get(user)
+        attempt = self.rejected.get(user)
         if attempt is None and not self._replacing and self.get(tracked.id) == tracked:
             return
         before = self.containers.put(tracked)
         self._count_change()
         # A container that has ended is an earlier life of the attempted one.
         if attempt is not None and (alive or attempt.id == tracked.id):
-            del self.refused[user]
+            del self.rejected[user]
         if alive:
             self.claims.note_users(tracked, self._claims())
         if self.claims.note_fallback(tracked):
@@ -107,22 +107,22 @@ class NodeState:
                 self._ended(before)
         return before
 
-    def refuse(self, tracked: Tracked) -> None:
+    def reject(self, tracked: Tracked) -> None:
         """Stores a rejected attempt to create or start a container; its id never appears again.
 
         It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
         records to read again. The environment is not kept: of so many attempts that would be megabytes.
         """
-        self.refused.pop(tracked.identity.user, None)
+        self.rejected.pop(tracked.identity.user, None)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
-        self.refused[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
-        if len(self.refused) > MAX_REFUSED:
-            del self.refused[next(iter(self.refused))]
+        self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
+        if len(self.rejected) > MAX_REJECTED:
+            del self.rejected[next(iter(self.rejected))]
         self._changed()
 
-    def forget_refused(self, pod_uid: str) -> None:
+    def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
-        self.refused = {attempt: one for attempt, one in self.refused.items() if attempt.pod_uid != pod_uid}
+        self.rejected = {attempt: one for attempt, one in self.rejected.items() if attempt.pod_uid != pod_uid}
         self._changed()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
@@ -136,7 +136,7 @@ class NodeState:
         lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
         self.containers = ContainerIndex()
-        self.refused.clear()
+        self.rejected.clear()
         self.told = True
         for container in (*lingering, *containers):
             known = before.get(container.id, container)
@@ -147,7 +147,7 @@ class NodeState:
         try:
             # The owner of a claim depends on which containers live.
             for tracked in self:
-                self.put(self.assessed(tracked))
+                self.put(self.authorized(tracked))
         finally:
             self._replacing = False
             self._recompute()
@@ -184,16 +184,16 @@ class NodeState:
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
-            if tracked.alive and concerned and (now := self.assessed(tracked)) != tracked:
+            if tracked.alive and concerned and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
 
-    def assessed(self, tracked: Tracked) -> Tracked:
+    def authorized(self, tracked: Tracked) -> Tracked:
         """Returns the container with what the present records entitle it to."""
         enforced = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
-        entitlement, orphaned, refusal = assess(identity.evidence, identity.user, self._claims(), enforced)
+        entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self._claims(), enforced)
         fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")
-        now = replace(tracked, entitlement=entitlement, orphaned=orphaned, refusal=refusal, fallback=fallback)
+        now = replace(tracked, entitlement=entitlement, orphaned=orphaned, rejection=rejection, fallback=fallback)
         if now.unknown_memory:
             now = replace(now, entitlement=entitlement.unbounded())
         return replace(now, excluded=self._excluded_for(now))
@@ -216,10 +216,10 @@ class NodeState:
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
         # It may have owned the claims for which containers of its pod were rejected.
-        rejected = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.refusal is not None}
+        rejected = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.rejection is not None}
         # In the order in which they came: of two containers that name a claim, the first one gets it.
         for tracked in self if rejected else ():
-            if tracked.id in rejected and (now := self.assessed(tracked)) != tracked:
+            if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
 
     def _claims(self) -> Claims:

@@ -18,7 +18,7 @@ from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.targets import Raises, Target
+from nri_backend.containers.plan import Plan, Raises
 from nri_backend.enforcement.partitions import make_partition
 from nri_backend.limits.claimed import (
     guard_limits,
@@ -39,8 +39,8 @@ from nri_backend.limits.difference import (
     cpu_differences,
     differences,
 )
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Seen
-from nri_backend.node.notes import Notes
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, MissingFileError, Seen
+from nri_backend.node.original_limits import OriginalLimits
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Outcome:
 def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
     """Reads what a cgroup says about everything that is desired; ``full`` looks at the mems of everybody.
 
-    CgroupGoneError, CgroupRefusedError.
+    CgroupGoneError, CgroupAccessError.
     """
     cpus = configured = mems = None
     if desired.online:
@@ -97,7 +97,7 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
     """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
     try:
         return Observed(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
-    except (CgroupGoneError, CgroupRefusedError):
+    except (CgroupGoneError, CgroupAccessError):
         return None
 
 
@@ -118,12 +118,12 @@ def shown_cpus(tree: CgroupTree, other: OtherContainer) -> frozenset[int] | None
         seen = [tree.read_set(path, "cpuset.cpus.effective") for path in paths]
     except CgroupGoneError:
         return frozenset() if tree.is_mounted() else None
-    except CgroupRefusedError:
+    except CgroupAccessError:
         return None
     return None if None in seen else frozenset().union(*filter(None, seen))
 
 
-def start(tree: CgroupTree, notes: Notes, target: Target, others: Sequence[OtherContainer]) -> Outcome:
+def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: Sequence[OtherContainer]) -> Outcome:
     """Applies the target of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
@@ -144,11 +144,11 @@ def start(tree: CgroupTree, notes: Notes, target: Target, others: Sequence[Other
 def _may_be_populated(tree: CgroupTree, path: str) -> bool:
     try:
         return bool(path) and tree.populated(path)
-    except CgroupRefusedError:
+    except CgroupAccessError:
         return True
 
 
-def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+def audit(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
     """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
     recording = tree.recording()
     try:
@@ -161,7 +161,7 @@ def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return done
 
 
-def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing that is foreseen."""
     done, path = Outcome(target.tracked.id, desired=target.desired), target.tracked.identity.cgroup
     if not path:
@@ -193,7 +193,7 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         # A tree that is not there says nothing about who lives.
         done.observed = None if tree.is_mounted() else Observed()
         done.left.append(str(error))
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         done.observed = Observed()
         done.left.append(str(error))
     if target.guarded and done.observed is not None and done.observed.limits:
@@ -203,14 +203,14 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return done
 
 
-def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
+def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     """Keeps a container of the driver's pod off claimed CPUs, by the cgroup of the pod.
 
     The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
     namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. The result is
     judged by the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
-    CgroupRefusedError.
+    CgroupAccessError.
     """
     tracked, wanted = target.tracked, target.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
@@ -223,7 +223,7 @@ def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
             tree.write(tracked.identity.pod_cgroup, CPUS, repair.desired)
             done.repaired.append(repair)
             allowed = wanted
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             failure = str(error)
     cpus = tree.read_set(tracked.identity.cgroup, "cpuset.cpus.effective")
     if target.desired.online and cpus is not None:
@@ -239,7 +239,7 @@ def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list
     """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
 
     ``beside``: cgroups of containers. Where a sandbox has no cpuset of its own, that of the pod counts. Raises
-    CgroupRefusedError.
+    CgroupAccessError.
     """
     children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
     found = [path for path in children if tree.populated(path)]
@@ -247,10 +247,10 @@ def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list
     return own if len(own) == len(found) or beside else [pod]
 
 
-def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
+def _apply_sandbox(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     """Keeps the virtual machine or the sandbox of a pod in the shared pool.
 
-    Raises CgroupGoneError if no process of it lives, or CgroupRefusedError.
+    Raises CgroupGoneError if no process of it lives, or CgroupAccessError.
     """
     if not (paths := sandbox_cgroups(tree, target.tracked.identity.cgroup, target.beside)):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{target.tracked.identity.cgroup}")
@@ -263,7 +263,7 @@ def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
     done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
 
-def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:
+def _apply_partition(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     done.fallback = make_partition(tree, target.tracked.identity.cgroup, target.partition, target.desired.cpus)
     done.partition = "" if done.fallback else target.partition
 
@@ -280,7 +280,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     return replace(tracked, fallback=outcome.fallback)
 
 
-def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None) -> Outcome:
+def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
     """Makes the limits of one cgroup above containers true, and tells what there was to read. Raises nothing."""
     done, recording = Outcome(path), tree.recording()
     try:
@@ -289,7 +289,7 @@ def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None
             done.seen = recording.seen
     except CgroupGoneError:
         notes.forget(path)
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         done.left.append(str(error))
     except Exception as error:  # noqa: BLE001  as in audit()
         done.left.append(f"{tree.root}/{path}: {_unforeseen(error)}")
@@ -304,7 +304,7 @@ def _unforeseen(error: Exception, known: str = "") -> str:
     return text
 
 
-def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
+def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Desired:
     pod_own, asked = partial(_pod_own, tree, notes, target), target.tracked.asked.hugepages
     if target.claimed is not None:
         limits = hugepage_limits(target.claimed, asked, pod_own())
@@ -319,7 +319,7 @@ def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
     return replace(target.desired, files={**target.desired.files, **limits}) if limits else target.desired
 
 
-def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
+def _pod_own(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> dict[int, Limit]:
     """Returns the kubelet's own hugepage limits of the pod, without claims, by page size in bytes."""
     if not (path := target.tracked.identity.pod_cgroup):
         return {}
@@ -335,7 +335,7 @@ def _repair(
 ) -> Observed:
     """Writes what differs and looks again; returns the last look at the cgroup. ``observed`` is the first one.
 
-    CgroupGoneError; CgroupRefusedError where a file cannot be read.
+    CgroupGoneError; CgroupAccessError where a file cannot be read.
     """
     found = differences(desired, observed)
     if not found:
@@ -346,7 +346,7 @@ def _repair(
             if one.absent:
                 raise MissingFileError(f"{tree.root}/{path}", one.file)
             tree.write(path, one.file, one.desired)
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             failed[one.file] = str(error)
     observed = look()
     still = {one.file: one for one in differences(desired, observed)}
@@ -370,11 +370,11 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         _repair(tree, leaf, there, found, partial(observe, tree, leaf, there, full=full), done)
     except CgroupGoneError:
         return
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         done.left.append(str(error))
 
 
-def _apply_above(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None, done: Outcome) -> None:
+def _apply_above(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
     try:
         _raise_limits(tree, notes, path, raises, done)
     except CgroupGoneError:
@@ -383,8 +383,8 @@ def _apply_above(tree: CgroupTree, notes: Notes, path: str, raises: Raises | Non
             raise
 
 
-def _raise_limits(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None, done: Outcome) -> None:
-    """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
+def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
+    """Makes the limits of one cgroup true. CgroupGoneError, CgroupAccessError."""
     noted = notes.load(path)
     if raises is None or not (noted or raises.files):
         return

@@ -17,8 +17,8 @@ from nri_backend.budgets import ALL_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
 from nri_backend.containers.overlap import misplaced
+from nri_backend.containers.plan import groups_above
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import groups_above
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.inputs import Deps, Inputs
 from nri_backend.enforcement.memory_kills import KillWatch
@@ -273,7 +273,7 @@ class Auditor:
             if after is None or not after.occupies:
                 continue
             if before.phase is Phase.VANISHED:
-                self._state.put(self._state.assessed(after.seen(cpus=None)))
+                self._state.put(self._state.authorized(after.seen(cpus=None)))
                 self.request_audit()
             elif after.observed.cpus is None:
                 await self._see(after)
@@ -285,7 +285,7 @@ class Auditor:
             self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:
-        """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""
+        """Stores the CPUs of a container that was not seen before it was killed: claims wait only for these."""
         seen = await self._reconciler.look(ending)
         if seen is not None and self._state.get(ending.id) is ending:
             self._state.put(ending.seen(cpus=seen.cpus))

@@ -7,7 +7,7 @@ from typing import Final
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.node.readings import Readings
+from nri_backend.node.file_cache import FileCache
 from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
@@ -15,12 +15,12 @@ COMPARED: Final = 64
 
 
 class ChangeDetector:
-    """What there was to read in audits of one kind that found nothing wrong; ``stay_open``: as in Readings."""
+    """What there was to read in audits of one kind that found nothing wrong; ``stay_open``: as in FileCache."""
 
     def __init__(self, state: NodeState, worker: CgroupWorker, root: str, *, stay_open: bool) -> None:
         self._state = state
         self._worker = worker
-        self._readings = Readings(root, stay_open=stay_open)
+        self._readings = FileCache(root, stay_open=stay_open)
 
     async def audited(self, plan: Callable[[], Sequence[Step[Outcome]]]) -> list[Outcome]:
         """Takes some steps of an audit, as CgroupWorker.work() does, and keeps what they have read."""

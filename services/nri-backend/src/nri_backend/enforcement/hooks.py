@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import adjustment, amendment, stored_updates
+from nri_backend.claims.authorization import Rejection
+from nri_backend.containers.admission import adjustment, amendment, stored_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
 from nri_backend.containers.lifecycle import ENDED, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
@@ -24,14 +24,14 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.enforcement.standby import Standby
 from nri_backend.enforcement.start import Starter
-from nri_backend.limits.stated import kubelet_pins
+from nri_backend.limits.runtime import kubelet_pins
 from nri_backend.nri.model import (
     Adjustment,
     Container,
     ContainerState,
     LinkStatus,
     Pod,
-    RefusedError,
+    RejectedError,
     Resources,
     Update,
 )
@@ -78,7 +78,7 @@ class Enforcer:
             if (tracked := self.state.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
-                self.state.put(self.state.assessed(now))
+                self.state.put(self.state.authorized(now))
         self._auditor.active = True
         await self.inputs.refresh(thorough=True)
         await self._auditor.first_audit()
@@ -110,19 +110,19 @@ class Enforcer:
         return stored_updates(containers, self.state) if self.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """Returns what the container gets, once no other container is on its CPUs. Raises RefusedError."""
+        """Returns what the container gets, once no other container is on its CPUs. Raises RejectedError."""
         await self.inputs.refresh()
         # A standby may be asked after the active instance; then the limits contain the answer of that one.
-        tracked = self.state.assessed(self._described(pod, container, include_claims=not self.active))
+        tracked = self.state.authorized(self._described(pod, container, include_claims=not self.active))
         if self.active:
             pins = kubelet_pins(container.resources)
             tracked = replace(tracked, stated=replace(tracked.stated, kubelet_pins=pins))
-            tracked, refusal = await self.starter.admit(tracked, self.runtime)
+            tracked, rejection = await self.starter.admit(tracked, self.runtime)
         else:
-            refusal = self._standby.check_created(tracked, container.resources)
-        if refusal is not None:
+            rejection = self._standby.check_created(tracked, container.resources)
+        if rejection is not None:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
-            raise self._refused(tracked, refusal)
+            raise self._reject(tracked, rejection)
         self._forget_earlier_attempts(tracked)
         self.state.put(tracked)
         if not self.active:
@@ -132,21 +132,21 @@ class Enforcer:
         return adjustment(tracked, self.state)
 
     async def start_container(self, pod: Pod, container: Container) -> None:
-        """Applies the container's settings before its process runs. Kills it and raises RefusedError if that fails."""
+        """Applies the container's settings before its process runs. Kills it and raises RejectedError if that fails."""
         try:
             await self.inputs.refresh()
             tracked = self._starting(pod, container)
             if active := self.active:
-                tracked, refusal = await self.starter.enforce(tracked, self.runtime)
+                tracked, rejection = await self.starter.enforce(tracked, self.runtime)
             else:
-                tracked, refusal = await self._standby.check_started(tracked, container)
-            if refusal is not None:
+                tracked, rejection = await self._standby.check_started(tracked, container)
+            if rejection is not None:
                 await self._kill_rejected(tracked)
-                raise self._refused(tracked, refusal)
+                raise self._reject(tracked, rejection)
             if active and tracked.entitlement.claims:
                 kills = [self._kills.look(pod.uid)] if tracked.entitlement.memory is not None else []
                 await asyncio.gather(self._recorder.record([self.state.get(tracked.id) or tracked]), *kills)
-        except RefusedError:
+        except RejectedError:
             raise
         except BaseException:
             # Above all the deadline: it is answered as an error, in spite of which CRI-O starts the container.
@@ -200,7 +200,7 @@ class Enforcer:
         for tracked in self.state.of_pod(pod.uid):
             if tracked.identity.pod.id == pod.id:
                 await self._remove(tracked.id)
-        self.state.forget_refused(pod.uid)
+        self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
         """Keeps enforcing what is known; new containers are seen at the next synchronisation."""
@@ -221,7 +221,7 @@ class Enforcer:
             # The state has kept it up to date since its creation.
             return known.after(Event.START)
         known = known or self._described(pod, container)
-        return self.state.assessed(known.after(Event.START).seen(partition=""))
+        return self.state.authorized(known.after(Event.START).seen(partition=""))
 
     def _forget_earlier_attempts(self, tracked: Tracked) -> None:
         """Forgets attempts to create the container that have come to nothing; not every runtime reports their end."""
@@ -248,14 +248,14 @@ class Enforcer:
         self._auditor.request_audit()
 
     def _tracked(self, pod: Pod, container: Container) -> Tracked:
-        return self.state.get(container.id) or self.state.assessed(self._described(pod, container))
+        return self.state.get(container.id) or self.state.authorized(self._described(pod, container))
 
     def _described(self, pod: Pod, container: Container, *, include_claims: bool = False) -> Tracked:
         return tracked_as(pod, container, include_claims=include_claims, own_pod=pod.uid == self._own_pod_uid != "")
 
-    def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
-        self._observer.refused(refusal.reason)
-        self.state.refuse(replace(tracked, refusal=refusal))
-        fields = {"reason": str(refusal.reason), **tracked.identity.names, "id": tracked.id, "error": refusal.text}
+    def _reject(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
+        self._observer.refused(rejection.reason)
+        self.state.reject(replace(tracked, rejection=rejection))
+        fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
         _log.warning("refused", extra=fields)
-        return RefusedError(f"dra-driver-numa: {refusal.text}")
+        return RejectedError(f"dra-driver-numa: {rejection.text}")

@@ -14,9 +14,9 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.host import HostError
-from nri_backend.node.proofs import Proofs
 from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Deps:
     tree: CgroupTree
     read_host: Callable[[], Host]
     """Reads the machine. Blocks. Raises HostError."""
-    proofs: Proofs
+    proofs: EnforcementRecords
     leadership: Callable[[], Leadership]
     """Returns the instance that enforces on this node."""
     observer: Telemetry

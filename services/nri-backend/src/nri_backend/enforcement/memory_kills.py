@@ -16,7 +16,7 @@ from nri_backend.budgets import EVENTS_SECONDS
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroup_watch import CgroupWatch
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
 from nri_backend.telemetry import Telemetry
 
 EVENTS: Final = "memory.events"
@@ -153,7 +153,7 @@ class KillWatch:
     def _count(self, path: str) -> int | None:
         try:
             return kill_count(self._tree.read(path, EVENTS))
-        except (CgroupGoneError, CgroupRefusedError):
+        except (CgroupGoneError, CgroupAccessError):
             return None
 
 

@@ -26,8 +26,8 @@ from nri_backend.limits.claimed import ancestors
 from nri_backend.node.cgroups import (
     EXCLUSIVE,
     PARTITION,
+    CgroupAccessError,
     CgroupGoneError,
-    CgroupRefusedError,
     CgroupTree,
     MissingFileError,
 )
@@ -49,7 +49,7 @@ def partition_of(tree: CgroupTree, path: str) -> PartitionKind:
     """Returns the valid partition that a cgroup is; empty for none."""
     try:
         text = tree.read(path, PARTITION) if path else ""
-    except (CgroupGoneError, CgroupRefusedError):
+    except (CgroupGoneError, CgroupAccessError):
         return ""
     return "root" if text == "root" else "isolated" if text == "isolated" else ""
 
@@ -58,7 +58,7 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
     """Returns the CPUs of a partition."""
     try:
         return tree.read_set(path, EXCLUSIVE) or frozenset()
-    except (CgroupGoneError, CgroupRefusedError):
+    except (CgroupGoneError, CgroupAccessError):
         return frozenset()
 
 
@@ -77,7 +77,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
             _make(tree, path, kind, cpus, valid=present in ("root", "isolated"))
         left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         reason = str(error)
     else:
         # Of its CPUs some may be offline.
@@ -95,7 +95,7 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         tree.write(path, PARTITION, _MEMBER)
     try:
         _keep(tree, path, cpus)
-    except CgroupRefusedError:
+    except CgroupAccessError:
         # Somebody who has ended may still stand above, in another QoS class.
         settle(tree)
         _keep(tree, path, cpus)
@@ -123,7 +123,7 @@ def _unmake(tree: CgroupTree, path: str) -> None:
         tree.write(path, PARTITION, _MEMBER)
         tree.clear_exclusive(path)
         failure = settle(tree)
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         failure = str(error)
     if failure:
         _log.warning("a partition cannot be removed completely", extra={"error": failure})
@@ -137,7 +137,7 @@ def settle(tree: CgroupTree) -> str:
     with _CHANGING:
         try:
             errors = [_settle_top(tree, top) for top in tree.children("")]
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             return str(error)
     return next(filter(None, errors), "")
 
@@ -148,7 +148,7 @@ def _settle_top(tree: CgroupTree, top: str) -> str:
             _settle(tree, top, 1)
     except CgroupGoneError:
         return ""
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         return str(error)
     return ""
 
@@ -164,7 +164,7 @@ def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None
     try:
         taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
         free = tree.read_set("", _EFFECTIVE)
-    except (CgroupGoneError, CgroupRefusedError):
+    except (CgroupGoneError, CgroupAccessError):
         return None
     return None if free is None else online.difference(free, *taken)
 

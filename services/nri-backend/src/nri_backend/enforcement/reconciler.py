@@ -16,8 +16,8 @@ from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.overlap import overlapping
+from nri_backend.containers.plan import Plan, group_plans, plan_at_start, target, unaffected
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
 from nri_backend.enforcement.apply import (
     OtherContainer,
     Outcome,
@@ -30,8 +30,8 @@ from nri_backend.enforcement.apply import (
 from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.inputs import Deps, Signals
 from nri_backend.limits.difference import Observed
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
-from nri_backend.node.notes import Notes
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
+from nri_backend.node.original_limits import OriginalLimits
 from nri_backend.node.worker import CgroupWorker, Result, Step
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Reconciler:
         self.signals = signals
         self._state = state
         self._tree = deps.tree
-        self._notes = Notes(deps.tree.root)
+        self._notes = OriginalLimits(deps.tree.root)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
         """CPUs that the job at work writes, by container."""
@@ -113,7 +113,7 @@ class Reconciler:
 
     def _start_step(self, tracked: Tracked) -> Step[Outcome]:
         now = self._state.get(tracked.id) or tracked
-        wanted = target_at_start(self._state, now)
+        wanted = plan_at_start(self._state, now)
         self._aims = {now.id: wanted.desired.cpus}
         return now.id, partial(start, self._tree, self._notes, wanted, self._others(now))
 
@@ -149,7 +149,7 @@ class Reconciler:
         )
 
     def _steps(
-        self, how: Callable[[CgroupTree, Notes, Target], Outcome], targets: Sequence[Target]
+        self, how: Callable[[CgroupTree, OriginalLimits, Plan], Outcome], targets: Sequence[Plan]
     ) -> list[Step[Outcome]]:
         self._aims = {wanted.tracked.id: wanted.desired.cpus for wanted in targets}
         return [(wanted.tracked.id, partial(how, self._tree, self._notes, wanted)) for wanted in targets]
@@ -167,7 +167,7 @@ class Reconciler:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
         step = partial(audit_group, self._tree, self._notes)
         return await self.group_detector.audited(
-            lambda: [(path, partial(step, path, raises)) for path, raises in group_targets(self._state, groups).items()]
+            lambda: [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()]
         )
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
@@ -195,7 +195,7 @@ class Reconciler:
         limits = before.limits if seen.limits is None else seen.limits
         tracked = tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         tracked = with_partition(tracked, outcome)
-        if tracked.entitlement.claims and not problem and tracked.refusal is None:
+        if tracked.entitlement.claims and not problem and tracked.rejection is None:
             tracked = replace(tracked, enforced=tracked.entitlement.claims)
         self._state.put(tracked)
 
@@ -213,7 +213,7 @@ class Reconciler:
             return False
         try:
             lives = await asyncio.to_thread(self._tree.populated, tracked.identity.cgroup)
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             if tracked.id not in self._unreported:
                 fields = {"id": tracked.id, "error": str(error)}
                 _log.warning("the kernel does not tell whether a container lives", extra=fields)

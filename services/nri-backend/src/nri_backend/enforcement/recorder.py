@@ -11,16 +11,16 @@ from typing import Final
 from numa_contract.cdi import request_env
 from numa_contract.errors import cut_answer
 
+from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
-from nri_backend.claims.judge import read_evidence
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
-from nri_backend.node.proofs import Pins, Proof, Proofs
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
+from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords, Pins
 
 MAX_AT_ONCE: Final = 64
-"""Proofs that one job writes; the next audit writes more."""
+"""Maximum number of records that one job writes; the next audit writes more."""
 _log = logging.getLogger(__name__)
 _Marks = tuple[tuple[Held, ...], bool, str]
 """Of a container: its claims, whether it is among those answered, and why it is no partition."""
@@ -29,7 +29,7 @@ _Marks = tuple[tuple[Held, ...], bool, str]
 class Recorder:
     """Writes proofs, and reads them when the runtime lists containers that ran before."""
 
-    def __init__(self, state: NodeState, tree: CgroupTree, proofs: Proofs) -> None:
+    def __init__(self, state: NodeState, tree: CgroupTree, proofs: EnforcementRecords) -> None:
         self.problem = ""
         """Why proofs cannot be written."""
         self._state = state
@@ -79,10 +79,12 @@ class Recorder:
         self.resized(tracked)
         async with self._turn:
             with contextlib.suppress(OSError):  # the start tries again, and tells
-                await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0, answered=True))
+                await asyncio.to_thread(
+                    self._proofs.write, EnforcementRecord(container=tracked.id, inode=0, answered=True)
+                )
 
     def resized(self, tracked: Tracked) -> None:
-        """Notes that other limits were answered, with the claimed hugepages among them; the next audit keeps it."""
+        """Stores that an update was answered with limits that include the claimed hugepages."""
         self._answered.add(tracked.id)
 
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
@@ -147,11 +149,11 @@ class Recorder:
         stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
         return replace(tracked, enforced=proven, stated=stated)
 
-    def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
+    def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, EnforcementRecord]:
         proofs = self._proofs.load(ids)
         return {i: proof for i, proof in proofs.items() if proof.inode == 0 or self._is_of(proof, cgroups[i])}
 
-    def _is_of(self, proof: Proof, cgroup: str) -> bool:
+    def _is_of(self, proof: EnforcementRecord, cgroup: str) -> bool:
         """Returns True if a proof is of this cgroup, or if a mount hides the tree so that it may be."""
         inode = self._tree.inode(cgroup)
         return inode == proof.inode or (inode is None and not self._tree.is_mounted())
@@ -168,7 +170,7 @@ class Recorder:
     def _lives(self, cgroup: str) -> bool:
         try:
             return self._tree.populated(cgroup)
-        except CgroupRefusedError:
+        except CgroupAccessError:
             return True
 
     def _marks(self, tracked: Tracked) -> _Marks:
@@ -180,11 +182,13 @@ class Recorder:
                 places = {"pod": one.identity.pod, "cgroup": one.identity.cgroup, "pod_cgroup": one.identity.pod_cgroup}
                 marks = self._marks(one)
                 kept = dict(zip(("claims", "answered", "pooled"), marks, strict=True))
-                self._proofs.write(Proof(container=one.id, name=one.identity.name, inode=inode, **places, **kept))
+                self._proofs.write(
+                    EnforcementRecord(container=one.id, name=one.identity.name, inode=inode, **places, **kept)
+                )
                 self._written[one.id] = marks
 
 
-def _ending(proof: Proof) -> Tracked:
+def _ending(proof: EnforcementRecord) -> Tracked:
     env = [
         f"{name}={value}"
         for held in proof.claims

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from numa_contract.cpuset import parse_or_none
 
-from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import unenforced
+from nri_backend.claims.authorization import Rejection
+from nri_backend.containers.admission import unenforced
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.state import NodeState
@@ -21,7 +21,7 @@ from nri_backend.enforcement.partitions import partition_of
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.limits.difference import Observed
-from nri_backend.limits.stated import stated
+from nri_backend.limits.runtime import stated
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, Resources
@@ -44,19 +44,19 @@ class Standby:
         self._tree = tree
         self._leadership = leadership
 
-    def check_created(self, tracked: Tracked, answered: Resources) -> Refusal | None:
+    def check_created(self, tracked: Tracked, answered: Resources) -> Rejection | None:
         """Returns a rejection if no active instance has answered the creation with ``answered``."""
         observed = Observed(parse_or_none(answered.cpus), parse_or_none(answered.mems))
         return unenforced(tracked, observed, self._leader(), self._state)
 
-    async def check_started(self, tracked: Tracked, container: Container) -> tuple[Tracked, Refusal | None]:
+    async def check_started(self, tracked: Tracked, container: Container) -> tuple[Tracked, Rejection | None]:
         """Returns the container, and a rejection if no active instance has set up its cgroup."""
         leader, seen = self._leader(), None
         if tracked.identity.evidence.claims:
             tracked = replace(tracked, fallback=await self._recorder.fallback(tracked))
             seen = await self._shown(tracked, leader)
-        if refusal := unenforced(tracked, seen, leader, self._state, starting=True):
-            return tracked, refusal
+        if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
+            return tracked, rejection
         # At the creation it may have been asked before the active instance; now the answer is in what is stored. A
         # partition was seen, or the active instance, which is asked later, makes it.
         pins = tracked.stated.kubelet_pins

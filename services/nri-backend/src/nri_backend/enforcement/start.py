@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from nri_backend.budgets import KILL_SECONDS, MAX_TRIES, RETRY_SECONDS, clear_seconds
-from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import crowded, impossible, offline, outside, untrue
+from nri_backend.claims.authorization import Rejection
+from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.overlap import overlapping
+from nri_backend.containers.plan import plan_at_start
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import target_at_start
 from nri_backend.enforcement.apply import Outcome, with_partition
 from nri_backend.enforcement.inputs import Inputs
 from nri_backend.enforcement.reconciler import Reconciler
@@ -47,7 +47,7 @@ class Starter:
 
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, deadline: float | None = None
-    ) -> tuple[Tracked, Refusal | None]:
+    ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
 
         Returns the container as it then is, and a rejection if it cannot run. The driver's own containers are always
@@ -55,8 +55,8 @@ class Starter:
         """
         if tracked.identity.own_pod:
             return tracked, None
-        if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
-            return tracked, refusal
+        if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
+            return tracked, rejection
         if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
             # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
             # enforces all of them.
@@ -65,13 +65,13 @@ class Starter:
         changes = self._state.changes
         others = await self._cleared(tracked, self.deadline(runtime) if deadline is None else deadline)
         if others:
-            return tracked, crowded(tracked, others)
+            return tracked, occupied(tracked, others)
         if self._state.changes != changes:
-            tracked = self._state.assessed(tracked)
-            return tracked, tracked.refusal or impossible(tracked, self._state, runtime)
+            tracked = self._state.authorized(tracked)
+            return tracked, tracked.rejection or impossible(tracked, self._state, runtime)
         return tracked, None
 
-    async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
+    async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
         """Applies what the container's claims need. Returns the container, and a rejection if that is not possible.
 
         A job applies the plan as of its turn. It is repeated while others are found on the container's CPUs, when the
@@ -80,9 +80,9 @@ class Starter:
         """
         deadline, tries = self.deadline(runtime), 0
         while True:
-            tracked, refusal = await self.admit(tracked, runtime, deadline)
-            if refusal is not None:
-                return tracked, refusal
+            tracked, rejection = await self.admit(tracked, runtime, deadline)
+            if rejection is not None:
+                return tracked, rejection
             self._state.put(tracked)
             changes = self._state.changes
             outcome = await self._reconciler.apply(tracked)
@@ -92,7 +92,7 @@ class Starter:
                 self._reconciler.take_views(outcome.occupants)
                 if self._time() < deadline:
                     continue
-                return tracked, crowded(tracked, [one for i in outcome.occupants if (one := self._state.get(i))])
+                return tracked, occupied(tracked, [one for i in outcome.occupants if (one := self._state.get(i))])
             tries += 1
             tracked, again = self._renewed(tracked, outcome, changes)
             if not again or tries >= MAX_TRIES:
@@ -108,24 +108,24 @@ class Starter:
             return with_partition(tracked, outcome), True
         if state.changes == changes:
             return tracked, False
-        now = state.assessed(state.get(tracked.id) or tracked)
-        return now, now.refusal is not None or target_at_start(state, now).desired != outcome.desired
+        now = state.authorized(state.get(tracked.id) or tracked)
+        return now, now.rejection is not None or plan_at_start(state, now).desired != outcome.desired
 
-    def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Refusal | None]:
+    def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
         """Judges the outcome of the last job: stores it if the container may run, or returns a rejection."""
         state = self._state
         if outcome.fallback and state.must_be_partition(tracked):
-            return tracked, untrue([outcome.fallback])
+            return tracked, not_applied([outcome.fallback])
         # A running container whose CPUs are all offline is in the pool; one that has not started does not start there.
-        if refusal := tracked.refusal or offline(tracked, state):
-            return tracked, refusal
+        if rejection := tracked.rejection or offline(tracked, state):
+            return tracked, rejection
         seen, held = outcome.observed, state.pool.held
         if tracked.entitlement.claims:
             if outcome.left or seen is None:
-                return tracked, untrue(outcome.left)
+                return tracked, not_applied(outcome.left)
         # A container without a claim starts with wrong settings, unless it may be on the CPUs of a claim.
         elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
-            return tracked, untrue(outcome.left)
+            return tracked, not_applied(outcome.left)
         self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 

@@ -21,8 +21,8 @@ from numa_contract.reports import (
     ContainerState,
 )
 
+from nri_backend.claims.authorization import Reason
 from nri_backend.claims.entitlement import Held, PartitionKind
-from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
@@ -61,7 +61,7 @@ class Reports:
             return 0
         before = self._cache
         # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
-        present = {one.id: one for one in (*self._state, *self._state.refused.values())}
+        present = {one.id: one for one in (*self._state, *self._state.rejected.values())}
         self._cache = {
             id_: before[id_] if id_ in before and before[id_][0] is one else (one, _serialize(one))
             for id_, one in present.items()
@@ -91,9 +91,11 @@ class Reports:
 
 def report(tracked: Tracked) -> ContainerReport:
     """Returns the report of a container or of a rejected attempt."""
-    refusal, refused_now = tracked.refusal, tracked.phase is Phase.ABSENT
+    rejection, refused_now = tracked.rejection, tracked.phase is Phase.ABSENT
     # A running container without a record was not rejected: the frontend rebuilds the record for it.
-    lost = not refused_now and refusal is not None and (bool(tracked.orphaned) or refusal.reason is Reason.NO_RECORD)
+    lost = (
+        not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
+    )
     return ContainerReport(
         id=tracked.id,
         name=tracked.identity.name,
@@ -102,8 +104,8 @@ def report(tracked: Tracked) -> ContainerReport:
         pod_name=tracked.identity.pod.name,
         state=_STATES[tracked.phase],
         claims=tuple(_claim_use(held, tracked) for held in tracked.rightful),
-        unknown_claims=tracked.orphaned + (_truncated(refusal.unknown) if refusal else ()),
-        refused_claims=_identities(refusal.about) if refusal and not lost else (),
+        unknown_claims=tracked.orphaned + (_truncated(rejection.unknown) if rejection else ()),
+        refused_claims=_identities(rejection.about) if rejection and not lost else (),
         cpus=tracked.observed.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.own_cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
@@ -111,7 +113,7 @@ def report(tracked: Tracked) -> ContainerReport:
         mems=tracked.observed.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in tracked.observed.limits.items()},
         cgroup=tracked.identity.cgroup,
-        refused="" if refusal is None or lost else cut_answer(refusal.text),
+        refused="" if rejection is None or lost else cut_answer(rejection.text),
         memory_kills=tracked.observed.memory_kills,
     )
 

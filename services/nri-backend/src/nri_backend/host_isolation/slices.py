@@ -8,7 +8,7 @@ from typing import Final
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 from nri_backend.host_isolation.plan import Cpus
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
 from nri_backend.node.host import possible_cpus
 
 SLICES: Final = ("system.slice", "user.slice", "init.scope")
@@ -45,5 +45,5 @@ class HostSlices:
             return parse_cpu_list(self._tree.read(name, file))
         except CgroupGoneError:
             return None
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             raise OSError(str(error)) from error

@@ -23,8 +23,8 @@ from typing import Final, Literal, TypeVar
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.entitlement import Entitlement, MemoryGrant, Protected
-from nri_backend.limits.difference import Limit, Wanted
-from nri_backend.limits.stated import PERIOD, CpuLimit
+from nri_backend.limits.difference import DesiredLimit, Limit
+from nri_backend.limits.runtime import PERIOD, CpuLimit
 
 CPU_MAX: Final = "cpu.max"
 MEMORY_MAX: Final = "memory.max"
@@ -72,27 +72,27 @@ def own_limit(current: Limit, note: Note | None) -> Limit:
 
 def plan(
     present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise], *, lower: bool = True
-) -> tuple[dict[str, Wanted], dict[str, Note], dict[str, Note]]:
+) -> tuple[dict[str, DesiredLimit], dict[str, Note], dict[str, Note]]:
     """Returns what to write to the files of one cgroup, and the notes to keep before and after that write.
 
     A file that is noted and needs no raise gets the kubelet's value back, unless ``lower`` is False: then no file gets
     less than it has. ``present``: what the files say that are raised or noted; those that are not there do not exist.
     """
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, DesiredLimit] = {}
     ahead: dict[str, Note] = {}
     after: dict[str, Note] = {}
     for file in dict.fromkeys((*raises, *noted)):
         raised = raises.get(file, Raise())
         if file not in present:
             if raised.needed:
-                # Wanted all the same, so that the look finds it absent and names it.
-                wanted |= {name: Wanted(raised.plus, needed=True) for name in with_reservation(file)}
+                # Desired all the same, so that the next reading finds it absent and names it.
+                wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
             continue
         current, note = present[file], noted.get(file)
         own = own_limit(current, note)
         value = raised.over(own) if lower else _higher(raised.over(own), current)
         rule: Literal["exactly", "at least"] = "exactly" if lower else "at least"
-        wanted |= {name: Wanted(value, rule, needed=raised.needed) for name in with_reservation(file)}
+        wanted |= {name: DesiredLimit(value, rule, needed=raised.needed) for name in with_reservation(file)}
         if value != own:
             after[file] = (own, value)
         if value != own or current != own:
@@ -131,19 +131,19 @@ def quota_raise(
     return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift", counted=counted * period)}
 
 
-def memory_limits(grant: MemoryGrant) -> dict[str, Wanted]:
+def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
     """Returns what the files of a container must say about plain memory.
 
     A limit that the pod's spec sets lower than the claim holds as well: both were asked for. The same goes for a
     protection that is higher.
     """
     limits = {
-        file: Wanted(limit, "at most", needed=True)
+        file: DesiredLimit(limit, "at most", needed=True)
         for file, limit in ((MEMORY_MAX, grant.maximum), (MEMORY_HIGH, grant.high))
         if limit is not None
     }
     protection = _sums([grant.protected])
-    return limits | {file: Wanted(size, "at least", needed=True) for file, size in protection.items()}
+    return limits | {file: DesiredLimit(size, "at least", needed=True) for file, size in protection.items()}
 
 
 def ancestors(path: str) -> tuple[str, ...]:
@@ -204,19 +204,19 @@ def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[i
 
 def hugepage_limits(
     claimed: Mapping[int, int], asked: Mapping[int, int], pod_own: Mapping[int, Limit]
-) -> dict[str, Wanted]:
+) -> dict[str, DesiredLimit]:
     """Returns the limits by file of a container with a memory claim: what the kubelet asked for plus what is claimed.
 
     ``asked`` is empty where the runtime has dropped the kubelet's statement (stock containerd). Then the pod's own
     limit stands in for it: that bounds the sum of what its containers asked for, and is 0 for a pod that asked for
     none. Limits are whole pages, as in the kernel.
     """
-    limits: dict[str, Wanted] = {}
+    limits: dict[str, DesiredLimit] = {}
     for size in sorted({*pod_own, *claimed}):
         base = asked.get(size, 0) if asked else pod_own.get(size) or 0
         mine = claimed.get(size, 0)
         limit = (base + mine) // size * size
-        limits |= {file: Wanted(limit, needed=mine > 0) for file in hugepage_files(size)}
+        limits |= {file: DesiredLimit(limit, needed=mine > 0) for file in hugepage_files(size)}
     return limits
 
 
@@ -237,7 +237,7 @@ def hugepage_raises(
 
 def guard_limits(
     sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, stated: bool
-) -> dict[str, Wanted]:
+) -> dict[str, DesiredLimit]:
     """Returns what a container without a memory claim must not reserve, so that mmap fails and not the pages' use.
 
     The kubelet limits use alone: without this ``mmap(MAP_HUGETLB)`` succeeds and the first touch kills (PostgreSQL's
@@ -249,4 +249,4 @@ def guard_limits(
     if not files:
         return {}
     own = {} if stated else pod_own()
-    return {file: Wanted(0) for file, size in files.items() if stated or own.get(size) == 0}
+    return {file: DesiredLimit(0) for file, size in files.items() if stated or own.get(size) == 0}

@@ -29,7 +29,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredLimit:
     """What one file must say."""
 
     limit: Limit
@@ -65,7 +65,7 @@ class Desired:
     """It keeps what it has of the pool."""
     needs_cpuset: bool = True
     mems: frozenset[int] = frozenset()
-    files: Mapping[str, Wanted] = field(default_factory=dict)
+    files: Mapping[str, DesiredLimit] = field(default_factory=dict)
     """Limits by file."""
 
 

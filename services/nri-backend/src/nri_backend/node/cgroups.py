@@ -31,14 +31,14 @@ class CgroupGoneError(Exception):
     """The cgroup does not exist (any more)."""
 
 
-class CgroupRefusedError(Exception):
+class CgroupAccessError(Exception):
     """The kernel refused a read or a write, or a file says what no kernel writes."""
 
     def __init__(self, file: str, reason: str, text: str = "") -> None:
         super().__init__(f"{file}: {reason}{f' when {text} was written' if text else ''}")
 
 
-class MissingFileError(CgroupRefusedError):
+class MissingFileError(CgroupAccessError):
     """The cgroup exists without this file: the parent has not switched the controller on, or the kernel is too old."""
 
     def __init__(self, directory: str, name: str) -> None:
@@ -97,7 +97,7 @@ class CgroupTree:
         return os.path.exists(f"{self.root}/cgroup.controllers")  # noqa: PTH110
 
     def read(self, path: str, name: str) -> str:
-        """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
+        """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupAccessError."""
         try:
             # In two thirds of the time that open() and its read() take.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -147,7 +147,7 @@ class CgroupTree:
         if error.errno == errno.EACCES:
             # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
             reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies the access)"
-        return CgroupRefusedError(f"{directory}/{name}", reason, text)
+        return CgroupAccessError(f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
         """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""
@@ -156,7 +156,7 @@ class CgroupTree:
         except MissingFileError:
             return None
         except MalformedError as error:
-            raise CgroupRefusedError(f"{self.root}/{path}/{name}", str(error)) from error
+            raise CgroupAccessError(f"{self.root}/{path}/{name}", str(error)) from error
 
     def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
         """Returns the limits that exist, by file."""
@@ -169,7 +169,7 @@ class CgroupTree:
             except MissingFileError:
                 continue
             except ValueError as error:
-                raise CgroupRefusedError(f"{self.root}/{path}/{name}", "holds no number") from error
+                raise CgroupAccessError(f"{self.root}/{path}/{name}", "holds no number") from error
         return found
 
     def partition_obstacle(self) -> str:
@@ -185,7 +185,7 @@ class CgroupTree:
             return f"{self.root} is not the topmost cgroup, so this node is itself a container (as in kind)"
         try:
             children = self.children("")
-        except CgroupRefusedError as error:
+        except CgroupAccessError as error:
             return f"it is unknown whether the kernel has {EXCLUSIVE}: {error}"
         if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in children):  # noqa: PTH110
             return f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later"
@@ -203,7 +203,7 @@ class CgroupTree:
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup; none if it is gone.
 
-        Raises CgroupRefusedError if they cannot be read, which does not mean that there are none, or are too many: a
+        Raises CgroupAccessError if they cannot be read, which does not mean that there are none, or are too many: a
         part of them would look like all.
         """
         try:
@@ -213,22 +213,22 @@ class CgroupTree:
         except OSError as error:
             if error.errno in _GONE:
                 return []
-            raise CgroupRefusedError(f"{self.root}/{path}", error.strerror or repr(error)) from error
+            raise CgroupAccessError(f"{self.root}/{path}", error.strerror or repr(error)) from error
         if len(found) > MOST_CHILDREN:
-            raise CgroupRefusedError(f"{self.root}/{path}", f"has more than {MOST_CHILDREN} cgroups")
+            raise CgroupAccessError(f"{self.root}/{path}", f"has more than {MOST_CHILDREN} cgroups")
         return found
 
     def populated(self, path: str) -> bool:
         """Returns True if a process lives in the cgroup or below it, and False if none does or the cgroup is gone.
 
-        Raises CgroupRefusedError if the kernel does not show it, or the tree is not mounted.
+        Raises CgroupAccessError if the kernel does not show it, or the tree is not mounted.
         """
         try:
             return "populated 1" in self.read(path, "cgroup.events").splitlines()
         except (CgroupGoneError, MissingFileError):
             if self.is_mounted():
                 return False
-            raise CgroupRefusedError(self.root, "is not mounted") from None
+            raise CgroupAccessError(self.root, "is not mounted") from None
 
     def kill(self, path: str) -> None:
         """Kills every process of the cgroup at once. One that is gone is no error."""

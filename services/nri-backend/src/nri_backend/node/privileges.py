@@ -21,8 +21,8 @@ from typing import Final
 
 from nri_backend.node.cgroups import (
     PARTITION,
+    CgroupAccessError,
     CgroupGoneError,
-    CgroupRefusedError,
     CgroupTree,
 )
 from nri_backend.node.host import possible_cpus
@@ -196,7 +196,7 @@ class PartitionRight:
     def _ask_kernel(self) -> str:
         try:
             answer = _probe(self._tree, self._host_root)
-        except (OSError, ValueError, CgroupGoneError, CgroupRefusedError) as error:
+        except (OSError, ValueError, CgroupGoneError, CgroupAccessError) as error:
             answer = str(error)
         if _NOT_PERMITTED in answer:
             return (
@@ -212,7 +212,7 @@ class PartitionRight:
 def _probe(tree: CgroupTree, host_root: str) -> str:
     """Requests a partition that the kernel rejects in any case, and returns the reason that it gives.
 
-    Raises OSError, ValueError, CgroupGoneError or CgroupRefusedError if that is not possible. Another instance that
+    Raises OSError, ValueError, CgroupGoneError or CgroupAccessError if that is not possible. Another instance that
     starts at the same time may remove the cgroup as a leftover; the probe is repeated then.
     """
     cpu = str(min(possible_cpus(host_root)))
@@ -267,7 +267,7 @@ def remove_leftovers(tree: CgroupTree) -> None:
     """
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
-    except CgroupRefusedError as error:
+    except CgroupAccessError as error:
         _log.warning("the cgroup root cannot be searched for cgroups of earlier starts", extra={"error": str(error)})
         return
     for parent in parents:
@@ -277,6 +277,6 @@ def remove_leftovers(tree: CgroupTree) -> None:
             tree.remove(parent)
         except FileNotFoundError:
             continue  # another instance has removed it
-        except (OSError, CgroupRefusedError) as error:
+        except (OSError, CgroupAccessError) as error:
             text = "a cgroup of an earlier start cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

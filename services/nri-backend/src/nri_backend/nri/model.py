@@ -96,7 +96,7 @@ class Update:
     resources: Resources
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """Rejects the creation or start of a container. The message appears in the pod's events and names the remedy."""
 
 
@@ -122,7 +122,7 @@ class LinkStatus:
 class ContainerHooks(Protocol):
     """Handlers of the runtime's events. Each should need at most 50 ms of this process's own time.
 
-    A handler raises RefusedError to fail the runtime's operation, and no other exception.
+    A handler raises RejectedError to fail the runtime's operation, and no other exception.
     """
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:

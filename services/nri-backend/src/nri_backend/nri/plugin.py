@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.budgets import deadline_seconds
 from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
-from nri_backend.nri.model import Container, ContainerHooks, Pod, RefusedError
+from nri_backend.nri.model import Container, ContainerHooks, Pod, RejectedError
 from nri_backend.ttrpc import Call, Code, StatusError
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
@@ -103,7 +103,7 @@ class PluginService:
             answer = await self._with_deadline(call, name, method(request))
             outcome = "ok"
             return answer.SerializeToString()
-        except RefusedError as error:
+        except RejectedError as error:
             outcome = "refused"
             raise StatusError(Code.FAILED_PRECONDITION, str(error)) from error
         except DecodeError as error:

@@ -4,10 +4,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.limits.stated import (
+from nri_backend.limits.runtime import (
     CgroupPathError,
     CpuLimit,
-    Stated,
+    RuntimeLimits,
     container_directory,
     expand_slice,
     pod_directory,
@@ -30,20 +30,20 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
 )
 def test_the_limit_that_is_stated(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
     """Without a quota, and with that of -1, there is none; the period is 100 ms unless told."""
-    assert stated(Resources(cpu_quota=quota, cpu_period=period)) == Stated(cpu=limit)
+    assert stated(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
 
 
 def test_hugepages_that_the_runtime_states() -> None:
     """Sizes are spelled 2MB, 1GB; what is not a size is left out."""
-    assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == Stated({TWO: 5, GIGA: 0})
+    assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
 
 def test_what_an_update_does_not_mention_stays_stated() -> None:
     """A kubelet's update holds only what changes; a quota of -1 is no limit."""
-    before = Stated({TWO: 8, GIGA: 0}, CpuLimit(50_000), 1 << 30)
+    before = RuntimeLimits({TWO: 8, GIGA: 0}, CpuLimit(50_000), 1 << 30)
     assert before.updated(Resources()) == before
     wanted = Resources(cpu_quota=-1, memory_limit=5, hugepage_limits={"2MB": 3})
-    assert before.updated(wanted) == Stated({TWO: 3, GIGA: 0}, None, 5)
+    assert before.updated(wanted) == RuntimeLimits({TWO: 3, GIGA: 0}, None, 5)
 
 
 @pytest.mark.parametrize(

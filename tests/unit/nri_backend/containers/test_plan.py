@@ -4,14 +4,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nri_backend.containers.answers import amendment
+from nri_backend.containers.admission import amendment
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_at_start, target
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import Raises, group_targets, groups_above, target, target_at_start
 from nri_backend.limits.claimed import Raise
 from nri_backend.limits.difference import Host
-from nri_backend.limits.stated import pod_directory, stated
+from nri_backend.limits.runtime import pod_directory, stated
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -32,7 +32,7 @@ def node(*records: AllocationRecord) -> NodeState:
 
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
     """Puts a running container with this CPU quota of the kubelet's."""
-    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
     state.put(tracked)
     return tracked
@@ -40,7 +40,7 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
 
 def needed(state: NodeState) -> Raises:
     """Limits that the claims of the pod need, and whether all of its claims are known."""
-    found = group_targets(state, groups_above(state))[POD]
+    found = group_plans(state, groups_above(state))[POD]
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
     assert target(state, first, full=True).claimed == {TWO: 64 * MI}
-    assert target_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
+    assert plan_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
     state.put(replace(second, phase=Phase.STOPPED))
     assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
     state.put(replace(first, phase=Phase.STOPPED))
@@ -69,7 +69,7 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
 def test_a_plain_container_asks_for_nothing() -> None:
     """Neither of itself nor above it."""
     state = node()
-    plain = target_at_start(state, put(state, "plain", quota=50_000))
+    plain = plan_at_start(state, put(state, "plain", quota=50_000))
     assert (plain.groups, plain.claimed, plain.desired.files) == ({}, None, {})
     assert raises(state) == {}
 
@@ -82,7 +82,7 @@ def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
     put(state, "big", *env_of(big), quota=200_000, name="big")
     assert raises(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
-    assert set(target_at_start(state, free).desired.files) == {"cpu.max"}
+    assert set(plan_at_start(state, free).desired.files) == {"cpu.max"}
     assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
     assert raises(state) == {}
@@ -113,7 +113,7 @@ def test_an_unknown_memory_claim_stops_lowering_of_every_cgroup_above_it() -> No
     state = node(known)
     put(state, "known", *env_of(known), of="p2")
     put(state, "lost", *env_of(lost))
-    found = group_targets(state, groups_above(state))
+    found = group_plans(state, groups_above(state))
     above = {path: target.lower for path, target in found.items() if target is not None}
     assert above == {POD: False, POD.replace("p1", "p2"): True, PODS: False, TOP: False}
 
@@ -124,7 +124,7 @@ def test_limits_of_a_container_with_an_unknown_memory_claim_are_not_lowered() ->
     state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
     desired = target(state, put(state, "alone", *env_of(known)), full=True).desired
     assert (set(desired.files), desired.mems) == ({"memory.max", "memory.low"}, {0})
-    both = state.assessed(put(state, "alone", *env_of(known), *env_of(lost)))
+    both = state.authorized(put(state, "alone", *env_of(known), *env_of(lost)))
     desired = target(state, both, full=True).desired
     assert (set(desired.files), desired.mems) == ({"memory.low"}, set())
     assert amendment(both, state) == Resources(cpus="0-7")
@@ -138,9 +138,9 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     listed = groups_above(state)
     nameless = replace(tracked.identity, pod=replace(tracked.identity.pod, uid=""))
     state.replace_containers([replace(tracked, identity=nameless)])
-    assert group_targets(state, listed)[POD] is None
+    assert group_plans(state, listed)[POD] is None
     state.replace_containers([])
-    assert group_targets(state, listed)[POD] is None
+    assert group_plans(state, listed)[POD] is None
 
 
 def test_every_group_above_containers_is_looked_at_once() -> None:
@@ -171,7 +171,7 @@ def test_what_is_protected_in_a_pod_is_passed_on_to_the_next_container_of_it() -
     put(state, "a", *env_of(one))
     put(state, "far", *env_of(far), of="p2")
     second = put(state, "b", *env_of(two), name="side")
-    groups = target_at_start(state, second).groups
+    groups = plan_at_start(state, second).groups
     assert {path: raises and raises.files.get("memory.min") for path, raises in groups.items()} == {
         POD: Raise(plus=64 * MI, needed=True)
     }

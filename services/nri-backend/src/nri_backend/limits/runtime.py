@@ -30,7 +30,7 @@ class CpuLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class RuntimeLimits:
     """The limits of a container."""
 
     hugepages: Mapping[int, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Stated:
     kubelet_pins: frozenset[str] = frozenset()
     """Static managers of the kubelet that requests for the container showed; another NRI plugin may have set them."""
 
-    def updated(self, wanted: Resources) -> "Stated":
+    def updated(self, wanted: Resources) -> "RuntimeLimits":
         """Returns the limits after an update, which contains only the values that change."""
         now = stated(wanted)
         return replace(
@@ -55,7 +55,7 @@ class Stated:
         )
 
 
-def stated(resources: Resources) -> Stated:
+def stated(resources: Resources) -> RuntimeLimits:
     """Returns what the resources of a container state; a quota of -1 is no limit, what is no page size is left out."""
     hugepages: dict[int, int] = {}
     for size, limit in resources.hugepage_limits.items():
@@ -65,7 +65,7 @@ def stated(resources: Resources) -> Stated:
             continue
     quota = resources.cpu_quota
     cpu = None if quota is None or quota < 0 else CpuLimit(quota, resources.cpu_period or PERIOD)
-    return Stated(hugepages, cpu, resources.memory_limit)
+    return RuntimeLimits(hugepages, cpu, resources.memory_limit)
 
 
 def kubelet_pins(requested: Resources) -> frozenset[str]:

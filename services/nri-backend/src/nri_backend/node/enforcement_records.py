@@ -35,7 +35,7 @@ Pins = Mapping[str, frozenset[str]]
 """Static managers of the kubelet that the requests for a container showed, by container."""
 
 
-class Proof(Document):
+class EnforcementRecord(Document):
     """The claims of one container, as they were enforced."""
 
     version: int = VERSION
@@ -61,55 +61,55 @@ class KubeletPins(Document):
     containers: dict[str, frozenset[str]] = Field(default_factory=dict)
 
 
-def proof_name(container_id: str) -> str | None:
+def record_name(container_id: str) -> str | None:
     """Returns the name of a container's proof; None for an id that no runtime makes."""
     fits = 0 < len(container_id) <= 128 and container_id.isascii()
     return f"{container_id}.json" if fits and container_id.replace("-", "").replace("_", "").isalnum() else None
 
 
-def dump_proof(proof: Proof) -> bytes:
+def dump_record(proof: EnforcementRecord) -> bytes:
     """Returns the bytes of a proof."""
     return proof.model_dump_json().encode()
 
 
-def parse_proof(name: str, data: bytes) -> Proof:
+def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
     """Reads a proof. ContractError: it is damaged, of another container, or of a version out of reach."""
     document = parse_json(data, MAX_BYTES, "proof", name)
     check_version("proof", document, VERSION)
     try:
-        proof = Proof.model_validate(document)
+        proof = EnforcementRecord.model_validate(document)
     except ValidationError as error:
         raise MalformedError("proof", name, str(error)) from error
-    if proof_name(proof.container) != name:
+    if record_name(proof.container) != name:
         raise MalformedError("proof", name, "is of another container")
     return proof
 
 
-class Proofs:
+class EnforcementRecords:
     """A directory with one file for each container that has something of claims."""
 
     def __init__(self, own_directory: str) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
         self._pins = f"{own_directory}/{PINS}"
 
-    def load(self, container_ids: Iterable[str]) -> dict[str, Proof]:
+    def load(self, container_ids: Iterable[str]) -> dict[str, EnforcementRecord]:
         """Returns the proofs of these containers, those that can be read."""
-        found: dict[str, Proof] = {}
+        found: dict[str, EnforcementRecord] = {}
         for container_id in container_ids:
-            if (name := proof_name(container_id)) is None:
+            if (name := record_name(container_id)) is None:
                 continue
             try:
-                found[container_id] = parse_proof(name, read_regular(f"{self._path}/{name}", MAX_BYTES))
+                found[container_id] = parse_enforcement_record(name, read_regular(f"{self._path}/{name}", MAX_BYTES))
             except FileNotFoundError:
                 continue
             except (OSError, ContractError) as error:
                 _log.warning("a proof cannot be read", extra={"id": container_id, "error": str(error)})
         return found
 
-    def write(self, proof: Proof) -> None:
+    def write(self, proof: EnforcementRecord) -> None:
         """Keeps a proof. Raises OSError, also for one that could not be read again."""
-        if (name := proof_name(proof.container)) is not None:
-            data, path = dump_proof(proof), f"{self._path}/{name}"
+        if (name := record_name(proof.container)) is not None:
+            data, path = dump_record(proof), f"{self._path}/{name}"
             if len(data) > MAX_BYTES:
                 raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
             os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
@@ -142,7 +142,7 @@ class Proofs:
 
     def retain(self, container_ids: Collection[str]) -> set[str]:
         """Removes the proofs of all other containers, and leftovers of a crash; returns the ids that have one."""
-        kept = {proof_name(container_id) for container_id in container_ids}
+        kept = {record_name(container_id) for container_id in container_ids}
         names: set[str] = set()
         with contextlib.suppress(OSError):
             names.update(os.listdir(self._path))  # noqa: PTH208

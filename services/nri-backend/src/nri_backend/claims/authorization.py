@@ -25,7 +25,7 @@ from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 MAX_CLAIMS: Final = 64
 """Claims of ours that a container may name."""
 _PODS_SHOWN: Final = 3
-"""Maximum number of pods that a refusal names."""
+"""Maximum number of pods that a rejection names."""
 
 
 class Variable(NamedTuple):
@@ -64,7 +64,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Why a container may not run; the text reaches the pod's events."""
 
     reason: Reason
@@ -120,33 +120,33 @@ def read_evidence(env: Sequence[str]) -> Evidence:
     return Evidence({claim: tuple(variables.values()) for claim, variables in found.items()})
 
 
-def assess(
+def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
-) -> tuple[Entitlement, tuple[ClaimUse, ...], Refusal | None]:
+) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
     """Returns what a container holds, what part of that no record allows any more, and why it is refused the rest.
 
     Without evidence it holds nothing. ``proven``: what was enforced for it since its start.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]
-    refused = {key: result for key, result in found.items() if isinstance(result, Refusal)}
+    refused = {key: result for key, result in found.items() if isinstance(result, Rejection)}
     if evidence.fault:
-        refused["", ""] = Refusal(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
+        refused["", ""] = Rejection(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
     if not refused:
         return entitlement_from(held) if held else NOTHING, (), None
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
-    unknown = tuple(one for key, refusal in refused.items() if key not in lost for one in refusal.unknown)
+    unknown = tuple(one for key, rejection in refused.items() if key not in lost for one in rejection.unknown)
     about = tuple(
-        refusal.unknown[0] if refusal.unknown else use(key, evidence.claims[key])
-        for key, refusal in refused.items()
+        rejection.unknown[0] if rejection.unknown else use(key, evidence.claims[key])
+        for key, rejection in refused.items()
         if key in evidence.claims
     )
     first = next(iter(refused.values()))
-    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown, about)
+    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Rejection(first.reason, first.text, unknown, about)
 
 
-def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Refusal:
+def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Rejection:
     file = claims.files.get(key)
     name, record = variables[0].name, file.record if file else None
     if file is None or record is None:
@@ -161,11 +161,11 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
     return result
 
 
-def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Refusal:
+def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Rejection:
     text = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}; name the claim in the pod's \
 spec.resourceClaims instead of setting the variable. If it is named there, dra-frontend rebuilds the record and the \
 kubelet retries"
-    return Refusal(Reason.NO_RECORD, text, (use(key, variables),))
+    return Rejection(Reason.NO_RECORD, text, (use(key, variables),))
 
 
 def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
@@ -176,26 +176,26 @@ def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
 
 def _checked(
     record: AllocationRecord, name: str, variables: Sequence[Variable], user: Owner, claims: Claims
-) -> Held | Refusal:
+) -> Held | Rejection:
     claim = f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
     if not record.reserves(user.pod_uid):
         return _not_reserved(record, claim, name, variables)
     requests = _requests(record, variables)
     if isinstance(requests, str):
         remedy = "variables of this name are set by the driver alone, remove them from pod and image"
-        return Refusal(Reason.FORGED, f"{claim}: {requests}; {remedy}")
+        return Rejection(Reason.FORGED, f"{claim}: {requests}; {remedy}")
     owner = claims.owner(record, user)
     if owner is None or owner == user or (record.sharing == "pod" and owner.pod_uid == user.pod_uid):
         return Held(record, requests)
     return _owned(record, claim, owner, user)
 
 
-def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Refusal:
-    """Returns the refusal of a pod that the record does not name: a second user of the claim, or a forged variable."""
+def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Rejection:
+    """Returns the rejection of a pod that the record does not name: a second user, or a forged variable."""
     text = f"{claim} is recorded for {_pods(record)} and not for this pod (seen in {name}). If the pod names the claim \
 in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved for, and the kubelet's \
 next attempt is decided by the answer. If it does not, remove the variable from pod and image"
-    return Refusal(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
+    return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 
 def _pods(record: AllocationRecord) -> str:
@@ -206,17 +206,17 @@ def _pods(record: AllocationRecord) -> str:
     return f"pod{'s' if names[1:] else ''} {', '.join(names[:_PODS_SHOWN])}{more}"
 
 
-def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Refusal:
-    """Returns the refusal of a container whose claim belongs to another container."""
+def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Rejection:
+    """Returns the rejection of a container whose claim belongs to another container."""
     # An owner is one only while the record names its pod, so the name of the pod is known.
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{claim} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
         remedy = "give this container a claim of its own, let the claim be shared in the pod (sharing: pod), or let an \
 init container end before this one uses it"
-        return Refusal(Reason.SHARED, f"{text} while that one lives; {remedy}")
+        return Rejection(Reason.SHARED, f"{text} while that one lives; {remedy}")
     remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
-    return Refusal(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
+    return Rejection(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
 
 
 def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[str, ...] | str:

@@ -18,7 +18,7 @@ from nri_backend.limits.claimed import (
     protections,
     quota_raise,
 )
-from nri_backend.limits.difference import Desired, Wanted, desired_cpuset
+from nri_backend.limits.difference import Desired, DesiredLimit, desired_cpuset
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Raises:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Plan:
     """One container and what its cgroup must say; page sizes and hugepages in bytes."""
 
     tracked: Tracked
@@ -65,20 +65,20 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 
 
-def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Target:
+def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
     """Returns what a container's own cgroup must say; ``again``: as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
-        return Target(tracked, desired, full=full, online=state.host.online)
+        return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
-        return Target(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
+        return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     if not full:
-        return Target(tracked, desired, partition=partition, full=False)
+        return Plan(tracked, desired, partition=partition, full=False)
     held = tracked.entitlement
-    files = {CPU_MAX: Wanted(None)} if held.cpus and tracked.unthrottled else {}
+    files = {CPU_MAX: DesiredLimit(None)} if held.cpus and tracked.unthrottled else {}
     if held.memory is not None:
         files |= memory_limits(held.memory)
-    return Target(
+    return Plan(
         tracked,
         desired=replace(desired, files=files) if files else desired,
         partition=partition,
@@ -89,7 +89,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
     )
 
 
-def target_at_start(state: NodeState, tracked: Tracked) -> Target:
+def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     """Returns what a container's cgroup must say, and those above it because of this container."""
     groups: Mapping[str, Raises | None] = {}
     if unaffected(state, tracked):
@@ -97,7 +97,7 @@ def target_at_start(state: NodeState, tracked: Tracked) -> Target:
         return replace(target(state, tracked, full=True), desired=Desired())
     if tracked.entitlement.claims:
         above = groups_above([tracked])
-        groups = group_targets(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
+        groups = group_plans(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
     return replace(target(state, tracked, full=True), groups=groups)
 
 
@@ -119,7 +119,7 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     return pods | {path: None for path in others if path not in pods}
 
 
-def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
+def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them.
 
     None is a cgroup that is not a pod's any more: it is left as it is.

@@ -4,8 +4,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nri_backend.claims.authorization import Claims, Reason, Rejection, authorize, read_evidence, use
 from nri_backend.claims.entitlement import Entitlement
-from nri_backend.claims.judge import Claims, Reason, Refusal, assess, read_evidence, use
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
 
@@ -21,17 +21,19 @@ MEM = memory_record("m1", ("m", 0, 64 * MI, 2 * MI), ("n", 1, 4 * MI, 2 * MI), (
 def held(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Entitlement:
     """What is held, when nothing is refused."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
-    entitlement, _, refusal = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
-    assert refusal is None
+    entitlement, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
+    assert rejection is None
     return entitlement
 
 
-def refused(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Refusal:
+def refused(
+    env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None
+) -> Rejection:
     """Why it is refused."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
-    _, _, refusal = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
-    assert refusal is not None
-    return refusal
+    _, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
+    assert rejection is not None
+    return rejection
 
 
 def test_a_plain_container_holds_nothing() -> None:
@@ -83,19 +85,19 @@ def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
 )
 def test_what_is_not_the_record_is_refused(env: tuple[str, ...], reason: Reason) -> None:
     """A pod can write any variable; it never widens what a container gets, and the text names the variable."""
-    refusal = refused(env, ONE, TWO, MEM)
-    assert refusal.reason == reason
-    assert env[0].partition("=")[0] in refusal.text or env[-1].partition("=")[0] in refusal.text
+    rejection = refused(env, ONE, TWO, MEM)
+    assert rejection.reason == reason
+    assert env[0].partition("=")[0] in rejection.text or env[-1].partition("=")[0] in rejection.text
 
 
 @pytest.mark.fault("cpu peer 9.4.4")
 def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
-    """reservedFor is a snapshot: the refusal names the claim to the frontend, which reads it again."""
-    refusal = refused(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
-    assert refusal.reason == Reason.NOT_RESERVED
-    assert [(use.uid, use.cpus) for use in refusal.unknown] == [("c1", frozenset())]
-    assert "ns/claim-c1 (c1) is recorded for pod ns/p1 and not for this pod" in refusal.text
-    assert "If the pod names the claim in spec.resourceClaims" in refusal.text
+    """reservedFor is a snapshot: the rejection names the claim to the frontend, which reads it again."""
+    rejection = refused(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
+    assert rejection.reason == Reason.NOT_RESERVED
+    assert [(use.uid, use.cpus) for use in rejection.unknown] == [("c1", frozenset())]
+    assert "ns/claim-c1 (c1) is recorded for pod ns/p1 and not for this pod" in rejection.text
+    assert "If the pod names the claim in spec.resourceClaims" in rejection.text
     wider = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     assert held(env_of(ONE), wider, user=Owner(pod_uid="p2", container="main")).cpus == {2, 3}
 
@@ -103,11 +105,11 @@ def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
 def test_an_unreadable_record_is_no_record() -> None:
     """The text says what is wrong with the record; the claim is reported for rebuilding."""
     files = {("dra.cpu", "c1"): ClaimFile("dra.cpu", "c1", None, frozenset({2, 3}), "no record (KeyError)")}
-    _, _, refusal = assess(read_evidence(env_of(ONE)), ME, Claims(files))
-    assert refusal is not None
-    assert refusal.reason == Reason.NO_RECORD
-    assert "KeyError" in refusal.text
-    assert [use.uid for use in refusal.unknown] == ["c1"]
+    _, _, rejection = authorize(read_evidence(env_of(ONE)), ME, Claims(files))
+    assert rejection is not None
+    assert rejection.reason == Reason.NO_RECORD
+    assert "KeyError" in rejection.text
+    assert [use.uid for use in rejection.unknown] == ["c1"]
 
 
 OTHER_POD = Owner(pod_uid="p2", container="main")
@@ -133,18 +135,18 @@ def test_a_claim_has_one_owner(source: str, sharing: bool, owner: Owner, user: O
     if allowed:
         assert held(env_of(record), record, user=user, first=first).cpus == {2, 3}
     else:
-        refusal = refused(env_of(record), record, user=user, first=first)
-        assert refusal.reason == Reason.SHARED
-        assert f"container {owner.container} of pod ns/{owner.pod_uid}" in refusal.text, "the builder names pods so"
-        assert [one.uid for one in refusal.about] == ["c1"]
-        assert refusal.unknown == (), "reading the claim again would change nothing"
+        rejection = refused(env_of(record), record, user=user, first=first)
+        assert rejection.reason == Reason.SHARED
+        assert f"container {owner.container} of pod ns/{owner.pod_uid}" in rejection.text, "the builder names pods so"
+        assert [one.uid for one in rejection.about] == ["c1"]
+        assert rejection.unknown == (), "reading the claim again would change nothing"
 
 
 def test_one_bad_claim_refuses_the_container_whole() -> None:
     """A container is never half believed, and every claim in question is reported."""
-    refusal = refused((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
-    assert refusal.reason == Reason.NO_RECORD
-    assert {use.uid for use in refusal.unknown} == {"x", "y"}
+    rejection = refused((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
+    assert rejection.reason == Reason.NO_RECORD
+    assert {use.uid for use in rejection.unknown} == {"x", "y"}
 
 
 def test_evidence_names_each_request_once() -> None:
@@ -166,10 +168,10 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 def test_no_environment_widens_what_the_records_give(env: list[str]) -> None:
     """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
-    held, _, refusal = assess(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
+    held, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
     assert held.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in held.claims))
     assert held.cpus <= {2, 3, 6}
-    assert refusal is None or refusal.text
+    assert rejection is None or rejection.text
 
 
 def test_a_sharing_of_tomorrow_is_the_stricter_one() -> None:

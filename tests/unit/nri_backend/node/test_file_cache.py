@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.node.cgroups import MissingFileError, Seen
-from nri_backend.node.readings import Readings
+from nri_backend.node.file_cache import FileCache
 
 from tests.rigs.kernel_tree import KernelTree
 
@@ -23,9 +23,9 @@ def tree(memory: Path) -> KernelTree:
     return tree
 
 
-def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> Readings:
+def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
     """What these files said."""
-    recording, readings = tree.recording(), Readings(tree.root, stay_open=stay_open)
+    recording, readings = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     for name in names:
         try:
             recording.read("pod/c", name)
@@ -43,7 +43,7 @@ def test_a_look_that_is_forgotten_while_it_hangs_leaves_nothing_open(memory: Pat
     os.mkfifo(memory / "c/2")  # its open waits for a writer
     for name in "134":
         (memory / f"c/{name}").write_text("x")
-    readings = Readings(str(memory), stay_open=True)
+    readings = FileCache(str(memory), stay_open=True)
     readings.keep("c", 1, {("c", name): b"x" for name in "1234"})
     before = open_files()
     comparison = threading.Thread(target=readings.differing, args=(["c"],))
@@ -117,7 +117,7 @@ def test_at_most_a_quarter_of_the_processs_files_stay_open(memory: Path) -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
     try:
-        readings, most = Readings(tree.root, stay_open=True), (before + 100) // 4
+        readings, most = FileCache(tree.root, stay_open=True), (before + 100) // 4
         for key in keys:
             tree.make(key)
             names = (CPUS, "cpuset.mems.effective")

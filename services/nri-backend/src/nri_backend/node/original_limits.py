@@ -15,7 +15,7 @@ _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16
 
 
-class Notes:
+class OriginalLimits:
     """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
 
     These are the cgroups of pods and those above: no container has them in its cgroup namespace.

@@ -2,11 +2,11 @@
 """What a container shall get, and what a runtime has stored against what it should have stored."""
 
 import pytest
-from nri_backend.containers.answers import adjustment, amendment, stored_updates
+from nri_backend.containers.admission import adjustment, amendment, stored_updates
 from nri_backend.containers.container import Identity, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
-from nri_backend.limits.stated import CpuLimit, Stated
+from nri_backend.limits.runtime import CpuLimit, RuntimeLimits
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 from numa_contract.records import AllocationRecord
 
@@ -23,9 +23,9 @@ def node(*, lazy: bool = False, online: int = 2) -> NodeState:
     return state
 
 
-def holder(*records: AllocationRecord, stated: Stated | None = None) -> Tracked:
+def holder(*records: AllocationRecord, stated: RuntimeLimits | None = None) -> Tracked:
     """A container that holds these."""
-    return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or Stated())
+    return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or RuntimeLimits())
 
 
 PLAIN = memory_record("m", ("x", 1, 64 * MI, 4096), x={"limit": "claim"})
@@ -36,19 +36,19 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
 @pytest.mark.parametrize(
     ("records", "stated", "answer"),
     [
-        ((), Stated({TWO: 4 * MI}, CpuLimit(50_000), 1 << 30), Resources(cpus="0-1")),
-        ((PAGES,), Stated(), Resources(cpus="0-1", mems="1", hugepage_limits={"2MB": 64 * MI})),
-        ((cpu_record("c", "a=2-3"),), Stated(cpu=CpuLimit(200_000)), Resources(cpus="2-3", cpu_quota=-1)),
-        ((cpu_record("c", "a=2-3"),), Stated(cpu=CpuLimit(200_001)), Resources(cpus="2-3")),
-        ((cpu_record("c", "a=2-3"),), Stated(), Resources(cpus="2-3")),
-        ((PLAIN,), Stated(), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
-        ((PLAIN,), Stated(memory=65 * MI), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
-        ((PLAIN,), Stated(memory=64 * MI), Resources(cpus="0-1", mems="1")),
-        ((SOFT,), Stated(), Resources(cpus="0-1")),
+        ((), RuntimeLimits({TWO: 4 * MI}, CpuLimit(50_000), 1 << 30), Resources(cpus="0-1")),
+        ((PAGES,), RuntimeLimits(), Resources(cpus="0-1", mems="1", hugepage_limits={"2MB": 64 * MI})),
+        ((cpu_record("c", "a=2-3"),), RuntimeLimits(cpu=CpuLimit(200_000)), Resources(cpus="2-3", cpu_quota=-1)),
+        ((cpu_record("c", "a=2-3"),), RuntimeLimits(cpu=CpuLimit(200_001)), Resources(cpus="2-3")),
+        ((cpu_record("c", "a=2-3"),), RuntimeLimits(), Resources(cpus="2-3")),
+        ((PLAIN,), RuntimeLimits(), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
+        ((PLAIN,), RuntimeLimits(memory=65 * MI), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
+        ((PLAIN,), RuntimeLimits(memory=64 * MI), Resources(cpus="0-1", mems="1")),
+        ((SOFT,), RuntimeLimits(), Resources(cpus="0-1")),
     ],
 )
 def test_who_is_created_gets_what_it_holds(
-    records: tuple[AllocationRecord, ...], stated: Stated, answer: Resources
+    records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
 ) -> None:
     """A quota that the claim covers goes, a memory limit of the pod's own that is lower stays, plain ones are left.
 
@@ -66,7 +66,7 @@ def test_a_claim_container_gets_all_it_holds() -> None:
         memory_record("m", ("x", 1, 64 * MI, TWO), ("y", 0, 64 * MI, TWO)),
         memory_record("n", ("x", 1, 64 * MI, TWO)),
     )
-    answer = adjustment(holder(*records, stated=Stated({TWO: 8 * MI, 1 << 30: 0})), node())
+    answer = adjustment(holder(*records, stated=RuntimeLimits({TWO: 8 * MI, 1 << 30: 0})), node())
     assert answer.env == {"DRA_CPUSET_c": "2,4-5"}
     assert answer.resources == Resources(cpus="2,4-5", mems="0-1", hugepage_limits={"2MB": 200 * MI, "1GB": 0})
 
@@ -78,7 +78,7 @@ def test_nothing_empty_is_ever_sent() -> None:
 
 def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
     """containerd appends hugepage limits, so an answer repeats them only when it must."""
-    held = holder(PAGES, cpu_record("c", "cpus=3"), stated=Stated({TWO: 2 * MI}))
+    held = holder(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
     assert amendment(held, node()) == Resources(cpus="3", mems="1")
     assert amendment(held, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
 

@@ -26,7 +26,7 @@ class _Look:
     closed: bool = False
 
 
-class Readings:
+class FileCache:
     """The files of one look at each container.
 
     A file that stays open is read in 1 us, where to open and close it takes 6 more; but the kernel keeps a page of

@@ -9,13 +9,13 @@ from typing import Final
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list, parse_or_none
 from numa_contract.pagesize import oci_page_size
 
+from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.claims.entitlement import Entitlement
-from nri_backend.claims.judge import Reason, Refusal
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import claimed_bytes
 from nri_backend.limits.difference import Observed
-from nri_backend.limits.stated import Stated
+from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Adjustment, Container, LinkStatus, Resources, Update
 
@@ -42,7 +42,7 @@ def amendment(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Reso
     return _resources(tracked, state, tracked.asked, huge=huge)
 
 
-def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool) -> Resources:
+def _resources(tracked: Tracked, state: NodeState, asked: RuntimeLimits, *, huge: bool) -> Resources:
     entitlement, memory = tracked.entitlement, tracked.entitlement.memory
     maximum = memory.maximum if memory is not None else None
     lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
@@ -66,7 +66,7 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
 
-def _hugepage_limits(entitlement: Entitlement, asked: Stated) -> dict[str, int]:
+def _hugepage_limits(entitlement: Entitlement, asked: RuntimeLimits) -> dict[str, int]:
     claimed = claimed_bytes([entitlement])
     sizes = sorted({*asked.hugepages, *claimed})
     return {oci_page_size(size): asked.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
@@ -102,30 +102,30 @@ def _same_set(wanted: str, stored: str) -> bool:
     return parse_cpu_list(wanted) == parse_or_none(stored)
 
 
-def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refusal | None:
+def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
     """Returns why nobody could run the container on this node now; None when it can be run."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
-        return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
-    if refusal := _no_partition(tracked, state):
-        return refusal
-    if refusal := offline(tracked, state):
-        return refusal
+        return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
+    if rejection := _no_partition(tracked, state):
+        return rejection
+    if rejection := offline(tracked, state):
+        return rejection
     if not tracked.own_cpus and not state.pool.shared:
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
-        return Refusal(Reason.NO_POOL, text)
+        return Rejection(Reason.NO_POOL, text)
     return _no_policy(tracked, runtime) or _unknown_sibling(tracked, state)
 
 
-def offline(tracked: Tracked, state: NodeState) -> Refusal | None:
-    """Returns a refusal if the container has claimed CPUs and none of them is online, else None."""
+def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
+    """Returns a rejection if the container has claimed CPUs and none of them is online, else None."""
     if not tracked.own_cpus or tracked.own_cpus & state.host.online:
         return None
     cpus = format_cpu_list(tracked.own_cpus)
-    return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+    return Rejection(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
 
 
-def _unknown_sibling(tracked: Tracked, state: NodeState) -> Refusal | None:
-    """Returns a refusal if the container's pages could be used up by a sibling, else None.
+def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
+    """Returns a rejection if the container's pages could be used up by a sibling, else None.
 
     A pod's limits are sums. While the memory claims of a running sibling are unknown, the sum is unknown as well: the
     limit of the pod can be raised for this container, but the sibling may already use as much.
@@ -139,38 +139,38 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Refusal | None:
     text = f"the memory of its claim cannot be guaranteed, since container {name} of the same pod runs with a memory \
 claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds the \
 record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
-    return Refusal(Reason.NO_RECORD, text)
+    return Rejection(Reason.NO_RECORD, text)
 
 
-def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:
+def _no_partition(tracked: Tracked, state: NodeState) -> Rejection | None:
     entitlement, config = tracked.entitlement, state.config
     if entitlement.fault:
-        return Refusal(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
+        return Rejection(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
     if state.pool.by_kernel or not state.must_be_partition(tracked):
         return None
     why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
     wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
     text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another node"
-    return Refusal(Reason.UNSUPPORTED, text)
+    return Rejection(Reason.UNSUPPORTED, text)
 
 
-def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:
+def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Rejection | None:
     memory = tracked.entitlement.memory
     if memory is None:
         return None
     if memory.fault:
-        return Refusal(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
+        return Rejection(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
     # Runtimes tell their NRI version since 0.12, the release that brought memory policies.
     if memory.policy is not None and not runtime.nri_version:
         name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
         text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
 (containerd 2.3 has); use binding: strict or upgrade the runtime"
-        return Refusal(Reason.UNSUPPORTED, text)
+        return Rejection(Reason.UNSUPPORTED, text)
     return None
 
 
-def crowded(tracked: Tracked, occupants: Sequence[Tracked]) -> Refusal | None:
-    """Returns a refusal naming the containers that still run on these CPUs, or None if there are none.
+def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection | None:
+    """Returns a rejection naming the containers that still run on these CPUs, or None if there are none.
 
     If one of them cannot be moved, the text contains the kernel's error and does not promise a move.
     """
@@ -182,29 +182,29 @@ def crowded(tracked: Tracked, occupants: Sequence[Tracked]) -> Refusal | None:
     more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
     text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)})"
     if immovable:
-        return Refusal(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")
-    return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+        return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")
+    return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
 
 
-def untrue(left: Sequence[str]) -> Refusal:
+def not_applied(left: Sequence[str]) -> Rejection:
     """Returns that the kernel's files could not be made true; ``left`` as in apply.Outcome."""
-    return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
+    return Rejection(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
 
 
-def outside(tracked: Tracked) -> Refusal:
-    """Returns the refusal of a claim container whose processes are not in its cgroup on the node."""
+def outside(tracked: Tracked) -> Rejection:
+    """Returns the rejection of a claim container whose processes are not in its cgroup on the node."""
     handler, cgroup = tracked.identity.pod.runtime_handler, tracked.identity.cgroup
     named = f" (runtime handler {handler})" if handler else ""
     text = f"its claim cannot be enforced: no process of it is in the cgroup {cgroup} of the node. Runtimes such as \
 Kata Containers and gVisor run a pod{named} in a virtual machine or a sandbox outside its containers' cgroups, and \
 claims of this driver need these cgroups; remove runtimeClassName or the claim from the pod, or use a runtime class of \
 runc or crun"
-    return Refusal(Reason.UNSUPPORTED, text)
+    return Rejection(Reason.UNSUPPORTED, text)
 
 
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
-) -> Refusal | None:
+) -> Rejection | None:
     """Returns that nobody has done for a claim container what its claims need; for a standby, which does nothing.
 
     ``seen``: the CPUs and nodes that it would run with. At the creation an active instance may be asked later than this
@@ -212,9 +212,9 @@ def unenforced(
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None
-    if tracked.refusal is not None:
+    if tracked.rejection is not None:
         # The active instance refuses it with the same words, if there is one.
-        return None if leader.fresh else tracked.refusal
+        return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
     # The answer at the creation has offline CPUs of the claim as well; they come back without another answer.
@@ -224,4 +224,4 @@ def unenforced(
     if true and tracked.entitlement.claims:
         return None
     text = f"no instance of nri-backend has enforced its claims; {'' if leader.fresh else 'none is active, and '}"
-    return Refusal(Reason.UNENFORCED, f"{text}the kubelet retries")
+    return Rejection(Reason.UNENFORCED, f"{text}the kubelet retries")

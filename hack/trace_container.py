@@ -28,6 +28,7 @@ from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
 
 _WARM = 3
+_SANDBOX_SECONDS = 0.05
 
 
 class Runtime:
@@ -66,6 +67,8 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             env = node.claim(cpu_record(f"c{number}", "cpus=2-3"))
             env += node.claim(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
             one = container(f"life-{number}", *env)
+            # The kubelet makes the pod's sandbox between the two calls. In the meantime the claim files are read.
+            await asyncio.sleep(_SANDBOX_SECONDS)
             await node.enforcer.inputs.refresh()
             sandbox, message = _messages(one)
             warm = number < _WARM

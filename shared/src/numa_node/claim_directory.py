@@ -87,13 +87,10 @@ class ClaimDirectory:
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
         self._scanned_ns = 0
+        self.settled = True
+        """True if the directory's time stamp will show every later change. Otherwise it must be read again."""
         self.view = DirectoryView()
         """The view as of the last refresh."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether the directory's time will tell of any change since the last scan; if not, it has to be read again."""
-        return not self._stamp or _settled(self._stamp[0], self._scanned_ns)
 
     def is_current(self) -> bool:
         """Tells by the directory's time whether the view is that of now: one system call, as quick as the file system.
@@ -125,6 +122,7 @@ class ClaimDirectory:
         except OSError as error:
             return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
         self._stamp, self._scanned_ns = stamp, now_ns
+        self.settled = not stamp or _settled(stamp[0], now_ns)
         self._entries = found
         return self._show({"": problem} if problem else {})
 
@@ -145,13 +143,14 @@ class ClaimDirectory:
             status = os.stat(self._path)  # noqa: PTH116
             self._stamp = _stamp_of(status)
             self._scanned_ns = status.st_mtime_ns + 1
+            self.settled = True
         except OSError:
-            self._stamp = ()
+            self._stamp, self.settled = (), True
         problems = {other: problem for other, problem in self.view.problems.items() if other != name}
         self.view = replace(self.view, files=files, problems=problems)
 
     def _keep(self, problem: str) -> DirectoryView:
-        self._stamp = ()
+        self._stamp, self.settled = (), True
         return self._show({"": problem})
 
     def _detached(self) -> DirectoryView:

@@ -150,3 +150,19 @@ def test_what_could_be_opened_is_closed_where_descriptors_run_out(tree: KernelTr
     assert readings.differing("c") == []
     readings.forget(["c"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("stay_open", [False, True])
+def test_one_file_of_a_reading_can_be_compared_alone(tree: KernelTree, stay_open: bool) -> None:
+    """Whether its descriptor stays open or not; a file that was not part of the reading counts as changed."""
+    recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
+    recording.read("pod/c", "cpuset.cpus.effective")
+    cache.keep("c", 1, recording.seen or {})
+    cache.differing(["c"])
+    assert cache.changed({"c": "pod/c"}, "cpuset.cpus.effective") == []
+    assert cache.changed({"c": "pod/c"}, "cpuset.mems.effective") == ["c"]
+    assert cache.changed({"other": "pod/c"}, "cpuset.cpus.effective") == ["other"]
+    tree.set("pod/c", "cpuset.cpus", "1")
+    assert cache.changed({"c": "pod/c"}, "cpuset.cpus.effective") == ["c"]
+    tree.remove("pod/c")
+    assert cache.changed({"c": "pod/c"}, "cpuset.cpus.effective") == ["c"]

@@ -48,15 +48,15 @@ class ContainerIndex:
         """Ids of the containers that occupy CPUs, by class."""
         self.weights: dict[str, Weight] = {}
         """Weights of the containers that have one."""
-        self._by_id: dict[str, Tracked] = {}
+        self.by_id: dict[str, Tracked] = {}
         self._by_pod: dict[str, dict[str, Tracked]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
-        return iter(tuple(self._by_id.values()))
+        return iter(tuple(self.by_id.values()))
 
     def get(self, container_id: str) -> Tracked | None:
         """Returns a container, or None if it is not tracked."""
-        return self._by_id.get(container_id)
+        return self.by_id.get(container_id)
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
@@ -65,10 +65,10 @@ class ContainerIndex:
     def put(self, tracked: Tracked) -> Tracked | None:
         """Inserts or replaces a container; returns what it replaces."""
         container_id, pod_uid = tracked.identity.id, tracked.identity.pod.uid
-        before = self._by_id.get(container_id)
+        before = self.by_id.get(container_id)
         if before is not None:
             self._leave(before, stays_in=pod_uid)
-        self._by_id[container_id] = tracked
+        self.by_id[container_id] = tracked
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
         if tracked.occupies:
             self.classes.setdefault(_class_of(tracked), set()).add(container_id)
@@ -78,7 +78,7 @@ class ContainerIndex:
 
     def remove(self, container_id: str) -> Tracked | None:
         """Removes a container; returns it, or None if it was not tracked."""
-        before = self._by_id.pop(container_id, None)
+        before = self.by_id.pop(container_id, None)
         if before is not None:
             self._leave(before)
         return before

@@ -54,9 +54,10 @@ class NodeClaims:
 
     def note_users(self, tracked: Tracked, claims: Claims) -> None:
         """Makes a container the first user of the claims that it holds and that have no owner."""
-        for held in tracked.rightful:
-            if claims.owner(held.record, tracked.identity.user) is None:
-                self.first_users[held.key] = tracked.identity.user
+        user = tracked.identity.user
+        for held in tracked.rightful if tracked.entitlement.claims else ():
+            if self.first_users.get(held.key) != user and claims.owner(held.record, user) is None:
+                self.first_users[held.key] = user
 
     def note_fallback(self, tracked: Tracked) -> bool:
         """Stores why the pool enforces a container's CPU claims, or that a partition does. Returns True if new."""

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers on CPUs that are not theirs, found by cpuset class (index.py) instead of one by one."""
 
-from collections.abc import Collection
-
-from numa_contract.names import ClaimKey
+from collections.abc import Iterable
 
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.index import CpusetClass
@@ -11,31 +9,54 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 
 
-def overlapping(state: NodeState, tracked: Tracked, *, anywhere: bool = False) -> list[Tracked]:
+def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
 
-    ``anywhere`` adds those that were last seen on other CPUs and would have to leave these. Three kinds may stay: an
-    earlier life of the same container and containers that share its claim, unless they are partitions that have not
-    ended yet, and containers that the kernel moves when the partition is made.
+    Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they are
+    partitions that have not ended yet, and containers that the kernel moves when the partition is made.
     """
-    if not tracked.own_cpus:
+    if not (own := tracked.own_cpus):
         return []
-    own, keys = tracked.own_cpus, {held.key for held in tracked.entitlement.claims}
-    groups = [
+    ids = [
         ids
         for kind, ids in state.containers.classes.items()
-        if (anywhere or kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
+        if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
     ]
-    others = [other for ids in groups for i in ids if (other := state.get(i)) is not None and i != tracked.id]
-    return [other for other in others if not _may_stay(tracked, other, keys)]
+    return _that_must_leave(state, tracked, ids)
 
 
-def _may_stay(tracked: Tracked, other: Tracked, keys: Collection[ClaimKey]) -> bool:
-    if other.observed.partition and other.phase in (Phase.ENDING, Phase.LINGERING):
+def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> list[Tracked]:
+    """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
+
+    ``in_pod``: only those of its own pod.
+    """
+    if not (own := tracked.own_cpus):
+        return []
+    if in_pod:
+        members = {one.id for one in state.of_pod(tracked.identity.pod.uid)}
+    ids = [
+        ids & members if in_pod else ids
+        for kind, ids in state.containers.classes.items()
+        if kind.cpus and own.isdisjoint(kind.cpus) and _must_leave(state, tracked, kind)
+    ]
+    return _that_must_leave(state, tracked, ids)
+
+
+def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterable[str]]) -> list[Tracked]:
+    by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
+    others = [by_id[i] for ids in groups for i in ids]
+    # Hundreds of containers are of other pods, and all of these must leave.
+    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(tracked, one)]
+
+
+def _may_stay(tracked: Tracked, sibling: Tracked) -> bool:
+    """Returns True if a container of the same pod may stay on the container's CPUs."""
+    if sibling.id == tracked.id:
+        return True
+    if sibling.observed.partition and sibling.phase in (Phase.ENDING, Phase.LINGERING):
         return False
-    one, another = tracked.identity, other.identity
-    shares = another.pod.uid == one.pod.uid and any(held.key in keys for held in other.entitlement.claims)
-    return shares or another.user == one.user
+    keys = {held.key for held in tracked.entitlement.claims}
+    return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)
 
 
 def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:

@@ -9,7 +9,7 @@ value plus what claims need.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,6 +31,7 @@ from nri_backend.limits.claimed import (
 )
 from nri_backend.limits.difference import (
     CPUS,
+    EFFECTIVE,
     NOTHING_DESIRED,
     Desired,
     Difference,
@@ -82,10 +83,10 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
             # CPUs of its own are not the kernel's to give to somebody's partition.
-            effective = tree.read_set(path, "cpuset.cpus.effective") or frozenset()
+            effective = tree.read_set(path, EFFECTIVE) or frozenset()
             cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
-        cpus = tree.read_set(path, "cpuset.cpus.effective")
+        cpus = tree.read_set(path, EFFECTIVE)
         if cpus is not None and cpu_differences(desired, Observed(cpus)):
             configured = tree.read_set(path, "cpuset.cpus")
     if full or desired.mems:
@@ -96,26 +97,16 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
 def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
     """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
     try:
-        return Observed(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
+        return Observed(tree.read_set(path, EFFECTIVE), tree.read_set(path, "cpuset.mems.effective"))
     except (CgroupGoneError, CgroupAccessError):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class OtherContainer:
-    """A container that must not be on the CPUs of the one that is being started."""
-
-    id: str
-    cgroup: str
-    beside: Collection[str] | None = None
-    """For a container in a sandbox: as in sandbox_cgroups()."""
-
-
-def shown_cpus(tree: CgroupTree, other: OtherContainer) -> frozenset[int] | None:
-    """Returns a container's effective CPUs: empty if its cgroup is gone, None if the kernel does not show them."""
+def shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
+    """Returns the effective CPUs of a cgroup: empty if it is gone, None if the kernel does not show them."""
     try:
-        paths = [other.cgroup] if other.beside is None else sandbox_cgroups(tree, other.cgroup, other.beside)
-        seen = [tree.read_set(path, "cpuset.cpus.effective") for path in paths]
+        paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
+        seen = [tree.read_set(path, EFFECTIVE) for path in paths]
     except CgroupGoneError:
         return frozenset() if tree.is_mounted() else None
     except CgroupAccessError:
@@ -123,21 +114,31 @@ def shown_cpus(tree: CgroupTree, other: OtherContainer) -> frozenset[int] | None
     return None if None in seen else frozenset().union(*filter(None, seen))
 
 
-def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: Sequence[OtherContainer]) -> Outcome:
-    """Applies the target of a container that is being started, unless another container is on its CPUs.
+def start(
+    tree: CgroupTree,
+    notes: OriginalLimits,
+    target: Plan,
+    others: Sequence[Tracked],
+    sandboxes: Mapping[str, Collection[str]],
+    changed: Callable[[Mapping[str, str], str], list[str]],
+) -> Outcome:
+    """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
-    So one file of each container that would have to leave is read first, in the same job as the writes: no other job
-    of this process moves a container in between. Raises nothing that is foreseen.
+    So the effective CPUs of each container that would have to leave are read first, in the same job as the writes: no
+    other job of this process moves a container in between. Most of these files are open and contain what they contained
+    at the last audit, which ``changed`` finds out without parsing them. ``sandboxes`` contains the cgroups beside
+    each container in a sandbox, as in sandbox_cgroups(). Raises nothing that is foreseen.
     """
     done, own = Outcome(target.tracked.id), target.tracked.entitlement.cpus
     if target.tracked.entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
         done.outside = True
         return done
-    for other in others:
-        cpus = shown_cpus(tree, other)
+    paths = {other.identity.id: other.identity.cgroup for other in others if other.identity.cgroup}
+    for container_id in changed(paths, EFFECTIVE) if paths else ():
+        cpus = shown_cpus(tree, paths[container_id], sandboxes.get(container_id))
         if cpus is None or cpus & own:
-            done.occupants[other.id] = cpus
+            done.occupants[container_id] = cpus
     return done if done.occupants else apply(tree, notes, target)
 
 
@@ -155,8 +156,9 @@ def audit(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
         done = apply(recording, notes, target)
     except Exception as error:  # noqa: BLE001  a fault about one container must not end the enforcement of all others
         return Outcome(target.tracked.id, Observed(), left=[_unforeseen(error, target.tracked.problem)])
-    # The cgroups of a sandbox are found at each look.
-    if done.observed is not None and not (done.repaired or done.left or target.tracked.identity.sandboxed):
+    # After a repair the files were read again, so their last contents belong to what was observed. The cgroups of a
+    # sandbox are found at each audit.
+    if done.observed is not None and not (done.left or target.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
@@ -225,7 +227,7 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
             allowed = wanted
         except CgroupAccessError as error:
             failure = str(error)
-    cpus = tree.read_set(tracked.identity.cgroup, "cpuset.cpus.effective")
+    cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
     if target.desired.online and cpus is not None:
         # The effective set also lacks the CPUs of partitions, and grows when one ends.
         cpus |= (allowed or frozenset()) & target.online or target.online

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spares an audit the cgroups of which nothing has changed: what is desired, and what the kernel's files say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -35,7 +35,18 @@ class ChangeDetector:
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)
+            else:
+                # What was read before does not belong to what the state has observed now.
+                self._readings.forget([outcome.id])
         return outcomes
+
+    def forget(self, container_id: str) -> None:
+        """Forgets the reading of a container whose cgroup was written elsewhere."""
+        self._readings.forget([container_id])
+
+    def changed(self, paths: Mapping[str, str], name: str) -> list[str]:
+        """Returns the containers of which a file has changed since the state last observed them. Blocks."""
+        return self._readings.changed(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:
         """Returns those of these that an audit must look at; what it knows of others is forgotten.

@@ -15,11 +15,10 @@ from functools import partial
 from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
-from nri_backend.containers.overlap import overlapping
+from nri_backend.containers.overlap import not_on
 from nri_backend.containers.plan import Plan, group_plans, plan_at_start, target, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
-    OtherContainer,
     Outcome,
     audit,
     audit_group,
@@ -113,26 +112,24 @@ class Reconciler:
 
     def _start_step(self, tracked: Tracked) -> Step[Outcome]:
         now = self._state.get(tracked.id) or tracked
-        wanted = plan_at_start(self._state, now)
-        self._aims = {now.id: wanted.desired.cpus}
-        return now.id, partial(start, self._tree, self._notes, wanted, self._others(now))
+        plan = plan_at_start(self._state, now)
+        self._aims = {now.id: plan.desired.cpus}
+        detector = self.detectors[False]
+        detector.forget(now.id)
+        others = self._others(now)
+        sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
+        apply = partial(start, self._tree, self._notes, plan, others, sandboxes, detector.changed)
+        return now.id, apply
 
-    def _others(self, tracked: Tracked) -> list[OtherContainer]:
+    def _others(self, tracked: Tracked) -> list[Tracked]:
         """Returns the containers whose CPUs a start reads: those that would have to leave the container's CPUs.
 
         If the container is to be a partition, these are those of its own pod: the kernel moves all others, and makes no
         partition whose CPUs a sibling has. One whose job hangs is where it was seen.
         """
-        state, own = self._state, tracked.own_cpus
-        found = overlapping(state, tracked, anywhere=True)
-        if found and state.partition_for(tracked):
-            found = [one for one in found if one.identity.pod.uid == tracked.identity.pod.uid]
+        found = not_on(self._state, tracked, in_pod=bool(self._state.partition_for(tracked)))
         stuck = self.stuck
-        return [
-            OtherContainer(one.id, one.identity.cgroup, state.cgroups_beside(one) if one.identity.sandboxed else None)
-            for one in found
-            if one.observed.cpus and own.isdisjoint(one.observed.cpus) and one.identity.cgroup and one.id not in stuck
-        ]
+        return [one for one in found if one.id not in stuck] if stuck else found
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores on which CPUs containers were seen at a start; None if the kernel did not show it."""

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from numa_contract.cpuset import format_cpu_list
 
 CPUS: Final = "cpuset.cpus"
+EFFECTIVE: Final = "cpuset.cpus.effective"
 MEMS: Final = "cpuset.mems"
 Limit = int | None
 """Bytes, or microseconds of CPU time in a period; None is no limit, the kernel's ``max``."""

@@ -4,9 +4,8 @@
 import contextlib
 import os
 import resource
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
 from nri_backend.node.cgroups import Seen
@@ -21,8 +20,8 @@ most containers."""
 class _Look:
     as_of: int
     seen: Seen
-    opened: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """Descriptors and contents of all files, once they were compared; none where they do not stay open."""
+    opened: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Descriptors of the files, once they were compared; empty if they do not stay open."""
     closed: bool = False
 
 
@@ -45,9 +44,12 @@ class FileCache:
         before = self._looks.get(key)
         if before is not None and before.seen == seen:
             before.as_of = as_of
-        else:
-            self.forget([key])
-            self._looks[key] = _Look(as_of, seen)
+            return
+        look = self._looks[key] = _Look(as_of, seen)
+        if before is not None:
+            # Descriptors of files that are in both readings stay open.
+            look.opened = {file: before.opened.pop(file) for file in tuple(before.opened) if file in seen}
+            _close(before)
 
     def comparable(self, keys: Collection[str], as_of: int) -> list[str]:
         """Returns those of which nothing else is desired now than in their look."""
@@ -63,10 +65,40 @@ class FileCache:
         """Forgets all but these."""
         self.forget(self._looks.keys() - set(keys))
 
+    def changed(self, paths: Mapping[str, str], name: str) -> list[str]:
+        """Returns the keys whose cgroup's file does not contain what it contained in their last reading.
+
+        ``paths`` contains the cgroup of each key. A file that the last reading lacks counts as changed. Blocks.
+        """
+        free = self._free()
+        changed = []
+        for key, path in paths.items():
+            look, file = self._looks.get(key), (path, name)
+            try:
+                if look is None or (expected := look.seen.get(file)) is None:
+                    changed.append(key)
+                    continue
+                descriptor = look.opened.get(file)
+                if descriptor is None and self._stay_open and free > 0:
+                    descriptor = look.opened[file] = self._open(path, name)
+                    free -= 1
+                    if look.closed:
+                        _close(look)
+                        descriptor = None
+                content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
+            except OSError:
+                content = None
+            if content is None or content != expected:
+                changed.append(key)
+        return changed
+
+    def _free(self) -> int:
+        return self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
+
     def differing(self, keys: Iterable[str]) -> list[str]:
         """Returns those of which a file does not say what it said. Blocks."""
         looks = [(key, self._looks.get(key)) for key in keys]
-        free = self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
+        free = self._free()
         differing = []
         for key, look in looks:
             wanted = 0 if look is None else len(look.seen) - len(look.opened)
@@ -79,11 +111,11 @@ class FileCache:
         try:
             if not stay_open or None in look.seen.values():
                 return all(self._read(*file) == data for file, data in look.seen.items())
-            # One by one: where the process may open no more files, those that are open are closed with the look.
-            for file, data in islice(look.seen.items(), len(look.opened), None):
-                look.opened.append((self._open(*file), data))
-            # If the look is forgotten meanwhile, a number may be another file's by now: that is a difference, too.
-            for descriptor, data in look.opened:
+            # One by one: if the process may open no more files, those that are open are closed with the look. If the
+            # look is forgotten in the meantime, a number may be another file's by now; then the contents differ.
+            for file, data in look.seen.items():
+                if (descriptor := look.opened.get(file)) is None:
+                    descriptor = look.opened[file] = self._open(*file)
                 if os.pread(descriptor, _MOST_BYTES, 0) != data:
                     return False
         except OSError:
@@ -112,6 +144,6 @@ class FileCache:
 def _close(look: _Look) -> None:
     look.closed = True
     while look.opened:
-        descriptor, _ = look.opened.pop()
+        _, descriptor = look.opened.popitem()
         with contextlib.suppress(OSError):
             os.close(descriptor)

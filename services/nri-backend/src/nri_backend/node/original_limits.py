@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from numa_contract.documents import parse_json
-
 from nri_backend.limits.claimed import Note
 from nri_backend.limits.difference import Limit
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
-_NOTE_BYTES: Final = 1 << 16
 
 
 class OriginalLimits:
@@ -32,9 +29,10 @@ class OriginalLimits:
         if path in self._memory:
             return self._memory[path]
         try:
-            document = parse_json(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE), _NOTE_BYTES, "note", path)
+            # The kernel limits an attribute to 64 KiB, and no container can write one of these cgroups.
+            document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
             return {file: (_limit(own), *map(_limit, ours)) for file, (own, *ours) in document.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def store(self, path: str, notes: Mapping[str, Note]) -> None:

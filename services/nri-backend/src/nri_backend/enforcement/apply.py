@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the files of one container's cgroup, and of those above it, true. Rings 1, 2 and 3 all use it.
+"""Makes the files of one container's cgroup, and of those above it, true, for starts, moves and audits.
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
 creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.

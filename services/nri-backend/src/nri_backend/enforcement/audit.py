@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done off the hooks' path: others are moved when the pool changes, and everything is audited (ring 3)."""
+"""What is done off the hooks' path: others are moved when the pool changes, and everything is audited."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of one cgroup must say, what they say, and how these differ. Rings 2 and 3 ask the same question."""
+"""What the files of one cgroup must say, what they say, and how these differ, for starts and for audits alike."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

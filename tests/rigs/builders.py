@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small claims as the scheduler leaves them, their records and files, and reports of containers."""
+"""Builds small claims as the scheduler allocates them, their records and files, and reports of containers."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ MI = 1 << 20
 
 
 def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """A CPU claim of one request, reserved for nobody."""
+    """Returns the record of a CPU claim with one request that is reserved for no pod."""
     return cpu_record(uid, f"r={format_cpu_list(cpus)}", pods=())
 
 
@@ -39,8 +39,10 @@ def cpu_record(
     owner: Owner | None = None,
     **parameters: Any,
 ) -> AllocationRecord:
-    """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it;
-    parameters are those of all requests."""
+    """Returns the record of a CPU claim. A request is written as ``name=0-3``.
+
+    With ``pool``, all containers of the owner's pod may share the claim. The parameters apply to all requests.
+    """
     pairs = [request.split("=") for request in requests]
     return AllocationRecord(
         driver=CPU_DRIVER,
@@ -55,7 +57,7 @@ def cpu_record(
 
 
 def mixed(record: AllocationRecord, near: str, machine: str = "0-7") -> AllocationRecord:
-    """The same claim with CPUs of the shared pool beside its own, of all its requests."""
+    """Returns the same claim with isolation ``mixed``: its requests also use the shared pool near CPUs ``near``."""
     others = parse_cpu_list(machine) - record.cpus_of()
     shared = SharedCpus(cpus=others, near=parse_cpu_list(near) - record.cpus_of())
     parameters = CpuParameters(isolation="mixed", shared="numa")
@@ -66,7 +68,10 @@ def mixed(record: AllocationRecord, near: str, machine: str = "0-7") -> Allocati
 def memory_record(
     uid: str, *parts: tuple[str, int, int, int], pods: Iterable[str] = ("p1",), pool: bool = False, **parameters: Any
 ) -> AllocationRecord:
-    """A memory claim; parts are request, NUMA node, bytes, page size (4096: no hugepages); parameters by request."""
+    """Returns the record of a memory claim.
+
+    A part is (request, NUMA node, bytes, page size); 4096 means no hugepages. Parameters are given by request.
+    """
     names = dict.fromkeys(request for request, *_ in parts)
     return AllocationRecord(
         driver=MEMORY_DRIVER,
@@ -77,18 +82,18 @@ def memory_record(
             MemoryAllocation(request=r, device="d", numa_node=node, size=size, page_bytes=page, hugepages=page > 65536)
             for r, node, size, page in parts
         ),
-        memory_parameters={name: MemoryParameters(**given) for name, given in parameters.items()},
+        memory_parameters={name: MemoryParameters(**values) for name, values in parameters.items()},
         sharing="pod" if pool else "container",
     )
 
 
 def files_of(*records: AllocationRecord) -> dict[tuple[str, str], ClaimFile]:
-    """Records as the directory gives them."""
+    """Returns the claim files of these records, as ClaimDirectory returns them."""
     return {(record.driver, record.claim.uid): ClaimFile.of(record) for record in records}
 
 
 def write_claim(directory: Path, record: AllocationRecord) -> Path:
-    """Writes the record's file as the frontend does: under another name first."""
+    """Writes the file of a record as the frontend does: under a temporary name first."""
     path = directory / cdi_file_name(record.driver, record.claim.uid)
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(dump_claim_file(record))
@@ -96,12 +101,12 @@ def write_claim(directory: Path, record: AllocationRecord) -> Path:
 
 
 def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
-    """The environment that CDI gives a container which holds these requests, all by default."""
+    """Returns the variables that CDI adds to a container that uses these requests; all requests by default."""
     return tuple(f"{k}={v}" for r in requests or record.requests for k, v in request_env(record, r).items())
 
 
 def report(id_: str = "c", state: str = "running", **more: Any) -> ContainerReport:
-    """A container of the pod ``pod-1``, as the backend reports it; further fields by their names in JSON."""
+    """Returns the backend's report of a container of pod ``pod-1``, with further fields by their JSON names."""
     known = {"id": id_, "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": state}
     return ContainerReport.model_validate(known | more)
 
@@ -112,23 +117,23 @@ def result(request: str, driver: str, device: str, pool: str = "", **more: Any) 
 
 
 def cpus(count: int | str, request: str = "cpus", device: str = "cpudevnuma000") -> dict[str, Any]:
-    """Returns a result that takes CPUs."""
+    """Returns a result that allocates CPUs."""
     return result(request, "dra.cpu", device, consumedCapacity={"dra.cpu/cpu": str(count)}, shareID=f"share-{request}")
 
 
 def memory(size: str, request: str = "memory", node: int = 0, kind: str = "memory") -> dict[str, Any]:
-    """Returns a result that takes memory, or hugepages when ``kind`` is ``hugepages-2m``."""
+    """Returns a result that allocates memory, or hugepages if ``kind`` is ``hugepages-2m``."""
     device = f"{kind}-numa{node:03d}"
     return result(request, "dra.memory", device, f"{NODE}-{kind}", consumedCapacity={"size": size})
 
 
 def opaque(fields: dict[str, Any], *requests: str, from_class: bool = False, driver: str = "dra.cpu") -> dict[str, Any]:
-    """Returns an entry of the allocation's config: the fields of ``cpuConfig``, for some requests or for all."""
+    """Returns an entry of the allocation's config with these fields of ``cpuConfig``, for some or all requests."""
     return _config({"cpuConfig": fields}, requests, driver, from_class=from_class)
 
 
 def memory_opaque(fields: dict[str, Any], *requests: str, from_class: bool = False) -> dict[str, Any]:
-    """Returns an entry of the allocation's config: the fields of ``memoryConfig``, for some requests or for all."""
+    """Returns an entry of the allocation's config with these fields of ``memoryConfig``, for some or all requests."""
     return _config({"memoryConfig": fields}, requests, "dra.memory", from_class=from_class)
 
 
@@ -148,7 +153,7 @@ def claim(
     namespace: str = "ns",
     config: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Returns an allocated claim, reserved for pods by UID."""
+    """Returns an allocated claim that is reserved for these pods, given by UID."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",

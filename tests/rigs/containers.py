@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as the runtime tells of them, and what they hold, for tests of enforcement."""
+"""Pods and containers as the runtime describes them, and the entitlements of claims, for tests of enforcement."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ from numa_contract.records import AllocationRecord
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"
-"""The cgroup of the pod that the tests have unless they say another, below that of its class, below that of all."""
+"""Cgroup of the default pod p1. ``PODS`` is the cgroup of its QoS class, and ``TOP`` that of all pods."""
 
 
 def config(
@@ -23,7 +23,7 @@ def config(
     quota: Literal["raise", "lift", "keep"] = "raise",
     exclusivity: Literal["auto", "partition", "pool"] = "auto",
 ) -> Config:
-    """What an operator has chosen."""
+    """Returns the operator's configuration."""
     pool = SharedPool(grow="lazy" if lazy else "immediate")
     cpus = parse_cpu_list(reserved)
     return Config(
@@ -32,7 +32,7 @@ def config(
 
 
 def entitlement_of(*records: AllocationRecord) -> Entitlement:
-    """What a container holds that has all requests of the records."""
+    """Returns the entitlement of a container that uses all requests of these records."""
     return entitlement_from(Held(record, record.requests) for record in records)
 
 
@@ -41,20 +41,20 @@ def _slice_of(uid: str) -> str:
 
 
 def pod(uid: str = "p1") -> Pod:
-    """A pod under the systemd driver."""
+    """Returns a pod as the runtime describes it, with the systemd cgroup driver."""
     return Pod(f"sandbox-{uid}", uid, "ns", uid, f"/{PODS}/{_slice_of(uid)}")
 
 
 def container(
     id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "", huge: dict[str, int] | None = None
 ) -> Container:
-    """A container that is being created, under the systemd driver."""
+    """Returns a container as the runtime describes it at its creation, with the systemd cgroup driver."""
     resources = Resources(cpus=cpus, hugepage_limits=huge or {})
     path = f"{_slice_of(of)}:cri-containerd:{id_}"
     return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)
 
 
 def cgroup_of(container: Container) -> str:
-    """Where that container's cgroup is."""
+    """Returns the path of a container's cgroup below the cgroup root."""
     slice_, prefix, id_ = container.cgroups_path.split(":")
     return f"{PODS}/{slice_}/{prefix}-{id_}.scope"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with an enforcer on it: real files, a tree that behaves like cgroup2, an observer that remembers."""
+"""A node with an enforcer: claim files, a simulated cgroup tree, and telemetry that the tests can read."""
 
 import asyncio
 import contextlib
@@ -34,22 +34,25 @@ def deps_of(
     directory: ClaimDirectory,
     tree: KernelTree,
     read_host: Callable[[], Host],
-    proofs: type[EnforcementRecords] = EnforcementRecords,
+    records: type[EnforcementRecords] = EnforcementRecords,
 ) -> Deps:
-    """Edges of an instance beside an active one; proofs lie beside the tree."""
+    """Returns the dependencies of an instance next to an active one.
+
+    The enforcement records are stored in the parent directory of the cgroup tree.
+    """
     own, _, _ = tree.root.rpartition("/")
     return Deps(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        proofs=proofs(own),
+        proofs=records(own),
         leadership=lambda: Leadership(fresh=True, first=False),
         observer=Telemetry(),
     )
 
 
 class Node:
-    """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
+    """A node with eight CPUs, of which CPU 0 is reserved, together with what the kubelet and the runtime do on it."""
 
     def __init__(
         self,
@@ -61,12 +64,12 @@ class Node:
         cpu_quota: Literal["raise", "lift", "keep"] = "raise",
         exclusivity: Literal["auto", "partition", "pool"] = "auto",
         tree: Callable[[Path], KernelTree] = KernelTree,
-        proofs: type[EnforcementRecords] = EnforcementRecords,
+        records: type[EnforcementRecords] = EnforcementRecords,
     ) -> None:
         self.pod_quota = "max"
-        """What the kubelet writes to ``cpu.max`` of a pod."""
+        """Quota that the kubelet writes to ``cpu.max`` of a pod."""
         self.pod_limits: dict[str, str] = {}
-        """What it writes to other files of a pod."""
+        """Values that the kubelet writes to other files of a pod, by file."""
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
@@ -74,13 +77,13 @@ class Node:
         self.host = Host(parse_cpu_list("0-7"), SIZES, capable, "" if capable else "no such kernel")
         self.counts = Telemetry()
         self.ahead = 0.0
-        """Seconds that the audit's clock is ahead."""
+        """Seconds by which the audit's clock is ahead of the monotonic clock."""
         self.leader = Leadership(fresh=True, first=False)
-        """What a standby knows of the active instance."""
+        """The active instance, as a standby sees it."""
         self.stored = Resources()
-        """What other plugins than this answer at the creation."""
+        """Answer of the other NRI plugins to the creation of a container."""
         deps = replace(
-            deps_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, proofs),
+            deps_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, records),
             leadership=lambda: self.leader,
             observer=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
@@ -91,21 +94,24 @@ class Node:
 
     @property
     def reports(self) -> dict[str, ContainerReport]:
-        """What the frontend is told of each container, and of each attempt that was refused, by id."""
+        """Reports to the frontend, by container id: tracked containers and rejected attempts."""
         state = self.enforcer.state
         return {one.id: report(one) for one in (*state, *state.rejected.values())}
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
-        """Prepares a claim; returns the environment of a container that holds it."""
+        """Writes the file of a claim. Returns the environment of a container that uses the claim."""
         write_claim(self.cdi, record)
         return env_of(record)
 
     def unprepare(self, record: AllocationRecord) -> None:
-        """Removes the claim's file."""
+        """Removes the file of a claim."""
         (self.cdi / f"dra.k8s.io-{record.driver.removeprefix('dra.')}_claim-{record.claim.uid}.json").unlink()
 
     def make_cgroups(self, of: Pod, one: Container, sizes: tuple[int, ...] = SIZES) -> str:
-        """What the kubelet and the OCI runtime do: the pod with its limits, then the container as stored."""
+        """Creates the cgroups of a pod and of a container with their limits, as the kubelet and the OCI runtime do.
+
+        Cgroups that exist are kept. Returns the path of the container's cgroup.
+        """
         parent, path = pod_directory(of.cgroup_parent), container_directory(one.cgroups_path)
         if not self.kernel.path(parent).exists():
             self.kernel.make(parent)
@@ -120,7 +126,7 @@ class Node:
             self.kernel.set(path, "cpu.max", f"{'max' if quota < 0 else quota} 100000")
         if one.resources.memory_limit is not None:
             self.kernel.set(path, "memory.max", str(one.resources.memory_limit))
-        # Stock containerd passes cpus and mems on, and throws hugepage limits away.
+        # Stock containerd applies CPUs and mems but drops hugepage limits.
         for name, text in (("cpuset.cpus", one.resources.cpus), ("cpuset.mems", one.resources.mems)):
             if text:
                 self.kernel.set(path, name, text)
@@ -135,27 +141,30 @@ class Node:
         quota: int | None = None,
         limit: int | None = None,
     ) -> tuple[Container, Adjustment]:
-        """Creates a container with these limits of the kubelet's; returns it as the runtime stores it then."""
+        """Creates a container with the kubelet's ``quota`` and memory ``limit``.
+
+        Returns the container as the runtime then stores it, and the answer to the creation.
+        """
         asked = container(id_, *env, of=of, name=name)
         asked = replace(asked, resources=replace(asked.resources, cpu_quota=quota, memory_limit=limit))
         answer = await self.enforcer.create_container(pod(of), asked)
         stored_env = (*asked.env, *(f"{key}={value}" for key, value in answer.env.items()))
-        given = answer.resources if self.enforcer.active else self.stored
-        if given.cpu_quota is None:
-            given = replace(given, cpu_quota=quota)
-        if given.memory_limit is None:
-            given = replace(given, memory_limit=limit)
-        return replace(asked, env=stored_env, resources=given, state=ContainerState.CREATED), answer
+        resources = answer.resources if self.enforcer.active else self.stored
+        if resources.cpu_quota is None:
+            resources = replace(resources, cpu_quota=quota)
+        if resources.memory_limit is None:
+            resources = replace(resources, memory_limit=limit)
+        return replace(asked, env=stored_env, resources=resources, state=ContainerState.CREATED), answer
 
     async def run(self, id_: str, *env: str, of: str = "p1", name: str = "main", **limits: int) -> str:
-        """Creates and starts a container, limits as in create(); returns its cgroup."""
+        """Creates and starts a container, with limits as in create(). Returns the path of its cgroup."""
         stored, _ = await self.create(id_, *env, of=of, name=name, **limits)
         path = self.make_cgroups(pod(of), stored)
         await self.enforcer.start_container(pod(of), stored)
         return path
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Lets time pass for the audit until the condition is true; TimeoutError when it never is."""
+        """Runs the audit with its clock advancing until the condition is true. Raises TimeoutError after 20 seconds."""
         async with asyncio.timeout(20):
             while not condition():
                 self.ahead += 1.0
@@ -163,7 +172,7 @@ class Node:
                 await asyncio.sleep(0.002)
 
     async def stop(self, id_: str, of: str = "p1") -> None:
-        """Ends a container and removes its cgroup, as the runtime does."""
+        """Removes the cgroup of a container and reports its end, as the runtime does."""
         one = container(id_, of=of)
         path = container_directory(one.cgroups_path)
         if self.kernel.path(path).exists():
@@ -171,27 +180,27 @@ class Node:
         await self.enforcer.stop_container(pod(of), one)
 
     async def synchronize(self, *ids: tuple[str, str], **cpus: str) -> list[Update]:
-        """Connects; the runtime lists these containers as (id, pod), with these stored CPUs by id."""
+        """Sends the runtime's list of containers: (id, pod) pairs, and stored CPUs by id. Returns the updates."""
         containers = [replace(container(i, of=of, cpus=cpus.get(i, "")), state=ContainerState.RUNNING) for i, of in ids]
         pods = [pod(uid) for uid in dict.fromkeys(of for _, of in ids)]
         return await self.enforcer.synchronize(pods, containers)
 
     def quota(self, path: str) -> str:
-        """The CPU limit that the kernel has for a cgroup, in microseconds."""
+        """Returns the CPU quota of a cgroup in microseconds per period, or "max"."""
         return self.kernel.get(path, "cpu.max").partition(" ")[0]
 
     def partition(self, path: str) -> str:
-        """What the kernel says that a cgroup is."""
+        """Returns the content of the partition file of a cgroup."""
         return self.kernel.get(path, PARTITION)
 
     def cpus(self, path: str) -> str:
-        """What the kernel shows."""
+        """Returns the effective CPUs of a cgroup."""
         return self.kernel.get(path, "cpuset.cpus.effective")
 
 
 @contextlib.asynccontextmanager
 async def auditing(node: Node) -> AsyncIterator[None]:
-    """What the instance does off the hooks runs inside the block."""
+    """Runs the audit of the instance inside the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.enforcer.run_forever())
         yield
@@ -200,7 +209,7 @@ async def auditing(node: Node) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def enforcing(node: Node) -> AsyncIterator[Node]:
-    """Makes the instance an active one, connected to a runtime without containers."""
+    """Activates the instance, connects it to a runtime without containers, and runs its audit inside the block."""
     async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([], [])

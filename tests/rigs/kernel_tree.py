@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory tree that behaves like cgroup2 as far as cpusets and limits go (Linux, cgroup-v2.rst)."""
+"""Simulates cgroup2 in a directory tree, as far as cpusets and limits are concerned (Linux, cgroup-v2.rst)."""
 
 import errno
 import os
@@ -16,36 +16,40 @@ SIZES = (2 * MI, 1 << 30)
 
 
 class KernelTree(CgroupTree):
-    """Plain files; a write is followed by what the kernel would do: effective sets, down the tree."""
+    """A tree of directories and plain files.
+
+    After each write, the effective sets of the cgroup and of its descendants are computed, as the kernel does.
+    """
 
     def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
         super().__init__(str(root))
         self.online = online
         self.nodes = nodes
         self.refused: dict[tuple[str, str], int] = {}
-        """Errno of a write, by path and file."""
+        """Errors that writes raise, by path and file."""
         self.unreadable: dict[tuple[str, str], int] = {}
-        """Errno of a read, by path and file."""
+        """Errors that reads raise, by path and file."""
         self.unlisted: set[str] = set()
         """Cgroups whose children cannot be listed."""
         self.written: list[tuple[str, str, str]] = []
+        """Path, name and text of each write of the program."""
         self.read_files: list[tuple[str, str]] = []
-        """Path and name of each file that was read."""
-        self._one = threading.RLock()
-        """A test and the program under it write from two threads; a kernel does one thing after the other."""
+        """Path and name of each file that the program has read."""
+        self._lock = threading.RLock()
+        """Held during a write: the test and the program write from different threads, one at a time."""
         root.mkdir(exist_ok=True)
         (root / "cgroup.controllers").write_text("cpuset cpu memory hugetlb\n")
 
     def path(self, path: str) -> Path:
-        """The directory of a cgroup."""
+        """Returns the directory of a cgroup."""
         return Path(self.root, path)
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Makes a cgroup, and those above it, with the controllers wanted."""
+        """Creates a cgroup and its missing ancestors, with the files of the chosen controllers."""
         for part in range(1, path.count("/") + 2):
             above = "/".join(path.split("/")[:part])
             directory = f"{self.root}/{above}"
-            if os.path.exists(directory):  # noqa: PTH110  as below: a trace of tests/fuzz makes hundreds of files
+            if os.path.exists(directory):  # noqa: PTH110  faster than pathlib: a trace of tests/fuzz makes 100s of files
                 continue
             os.mkdir(directory)  # noqa: PTH102
             files = {"cgroup.kill": "", "cgroup.events": "populated 1\nfrozen 0"}
@@ -61,38 +65,38 @@ class KernelTree(CgroupTree):
             self.settle(above)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup and those below it; who has a file open can read nothing more."""
-        with self._one:
+        """Removes a cgroup and its descendants. An open file of theirs is empty from then on."""
+        with self._lock:
             for file in self.path(path).rglob("*.effective"):
                 os.truncate(file, 0)
             shutil.rmtree(self.path(path))
 
     def set(self, path: str, name: str, text: str) -> None:
-        """Somebody else writes a file."""
-        with self._one:
+        """Writes a file as another process on the node."""
+        with self._lock:
             _write(f"{self.root}/{path}/{name}", text)
             if name.startswith("cpuset"):
                 self.settle(path)
 
     def kill_for_memory(self, path: str) -> None:
-        """Kills a process of a cgroup for want of memory: counted there and in all above it."""
+        """Counts one process that was killed out of memory, in a cgroup and in its ancestors."""
         while path:
             count = int(self.get(path, "memory.events").split()[-1]) + 1
             self.set(path, "memory.events", f"oom {count}\noom_kill {count}")
             path = path.rpartition("/")[0]
 
     def get(self, path: str, name: str) -> str:
-        """What a file says."""
+        """Returns the content of a file."""
         text = _read(f"{self.root}/{path}/{name}")
         if text is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", f"{self.root}/{path}/{name}")
         return text.strip()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes as the kernel would let us."""
+        """Writes a file as the program, and raises the error that the test has set for it."""
         if number := self.refused.get((path, name)):
             raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number), text)
-        with self._one:
+        with self._lock:
             if name == "cpu.max":
                 super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
             else:
@@ -102,20 +106,20 @@ class KernelTree(CgroupTree):
                 self.settle(path)
 
     def read(self, path: str, name: str) -> str:
-        """Reads as the kernel would let us."""
+        """Reads a file as the program, and raises the error that the test has set for it."""
         self.read_files.append((path, name))
         if number := self.unreadable.get((path, name)):
             raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number))
         return super().read(path, name)
 
     def children(self, path: str) -> list[str]:
-        """Lists as the kernel would let us."""
+        """Lists the children of a cgroup as the program, and raises an error if it is in ``unlisted``."""
         if path in self.unlisted:
             raise CgroupAccessError(f"{self.root}/{path}", os.strerror(errno.EMFILE))
         return super().children(path)
 
     def settle(self, path: str) -> None:
-        """Computes the effective sets of a cgroup and of all below it."""
+        """Computes the effective sets of a cgroup and of its descendants."""
         self._settle(path)
 
     def _settle(self, path: str) -> None:
@@ -145,8 +149,8 @@ def _read(file: str) -> str | None:
 
 
 def _write(file: str, text: str) -> None:
-    # In one write, since somebody may be reading, and the kernel never shows half a value; and in the same file, since
-    # somebody may have it open.
+    # One write, because the program may read the file at the same time and the kernel never shows half a value. The
+    # same file, because the program may have it open.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
     data = f"{text}\n".encode()
     os.write(descriptor, data.ljust(os.fstat(descriptor).st_size, b"\n"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As kernel_tree.py, of a kernel that makes remote cpuset partitions (docs/adr/0013 has what was measured)."""
+"""Extends kernel_tree.py by remote cpuset partitions. The rules are those measured in docs/adr/0013."""
 
 import errno
 import os
@@ -14,20 +14,20 @@ PARTITION = "cpuset.cpus.partition"
 
 
 class PartitionTree(KernelTree):
-    """What one cgroup keeps for itself goes from everybody else."""
+    """A cgroup tree in which the CPUs of a valid partition are in no other cgroup's effective set."""
 
     def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
         super().__init__(root, online, nodes)
         found = root.rglob(PARTITION)
         self._made = {str(file.parent.relative_to(root)) for file in found}
-        """Cgroups with the files of partitions, those included that were removed since."""
+        """Cgroups that have been created with partition files, including removed ones."""
         self.enabled_empty: list[str] = []
-        """Cgroups that were made a partition while no process lived in them: a kernel can lose their CPUs for good."""
+        """Cgroups that were made a partition while they contained no process. A real kernel can lose such CPUs."""
         (root / "cpuset.cpus.effective").write_text(f"{online}\n")
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """As there, with the files of partitions."""
-        new = [part for part in _with_those_above(path) if not self.has(part, "")]
+        """Creates cgroups with the files of partitions."""
+        new = [part for part in _with_ancestors(path) if not self.has(part, "")]
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         for part in new if cpuset else ():
             for name, text in ((EXCLUSIVE, ""), (f"{EXCLUSIVE}.effective", ""), (PARTITION, "member")):
@@ -35,42 +35,42 @@ class PartitionTree(KernelTree):
             self._made.add(part)
 
     def remove(self, path: str) -> None:
-        """Its CPUs come back; what those above list stays."""
+        """Removes a cgroup and returns its CPUs. The exclusive CPUs that its ancestors list stay."""
         super().remove(path)
         self.settle(path)
 
     def set(self, path: str, name: str, text: str) -> None:
-        """Somebody else writes a file; a kernel that refuses raises."""
+        """Writes a file as another process. Raises CgroupAccessError if the kernel would reject the value."""
         self._check(path, name, text)
         super().set(path, name, text)
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes as the kernel would let us."""
+        """Writes a file as the program. Raises CgroupAccessError if the kernel would reject the value."""
         self._check(path, name, text)
         super().write(path, name, text)
 
     def read(self, path: str, name: str) -> str:
-        """Reads what is settled."""
-        with self._one:
+        """Reads a file as the program, never in the middle of a write."""
+        with self._lock:
             return super().read(path, name)
 
     def get(self, path: str, name: str) -> str:
-        """As read()."""
-        with self._one:
+        """Returns the content of a file, never in the middle of a write."""
+        with self._lock:
             return super().get(path, name)
 
     def clear_exclusive(self, path: str) -> None:
-        """As there, and settled."""
+        """Clears the exclusive CPUs of a cgroup and computes the partitions again."""
         super().clear_exclusive(path)
         self.settle(path)
 
     def settle(self, path: str) -> None:
-        """Computes which partitions are valid, and then everybody's CPUs."""
+        """Computes which partitions are valid, and then the effective CPUs of all cgroups."""
         for part in sorted(self._made):
             if self.has(part, EXCLUSIVE):
-                allowed = self._exclusive(part).intersection(*map(self._exclusive, _with_those_above(part)))
+                allowed = self._exclusive(part).intersection(*map(self._exclusive, _with_ancestors(part)))
                 self.path(part).joinpath(f"{EXCLUSIVE}.effective").write_text(f"{format_cpu_list(allowed)}\n")
-        self._judge("")
+        self._validate("")
         valid = {part: self._exclusive(part) & parse_cpu_list(self.online) for part in self._partitions()}
         free = parse_cpu_list(self.online).difference(*valid.values())
         (Path(self.root) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(free)}\n")
@@ -89,23 +89,23 @@ class PartitionTree(KernelTree):
                 if wanted & self._exclusive(sibling) or (own and own <= wanted):
                     raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(errno.EINVAL), text)
 
-    def _judge(self, path: str) -> None:
+    def _validate(self, path: str) -> None:
         for child in self.children(path):
             below = f"{path}/{child}".lstrip("/")
             if below not in self._made or not self.has(below, PARTITION):
                 continue
             word = self.get(below, PARTITION)
-            # One that is invalid stays so until somebody writes it.
+            # An invalid partition stays invalid until its file is written.
             if word in ("root", "isolated"):
                 fault = self._fault(below)
                 self.path(below).joinpath(PARTITION).write_text(f"{word} invalid ({fault})\n" if fault else f"{word}\n")
-            self._judge(below)
+            self._validate(below)
 
     def _fault(self, path: str) -> str:
         mine = self._exclusive(path)
         if not mine:
             return "Invalid cpu list in cpuset.cpus.exclusive"
-        if not all(mine <= self._exclusive(above) for above in _with_those_above(path)):
+        if not all(mine <= self._exclusive(above) for above in _with_ancestors(path)):
             return "Parent is not a partition root"
         if any(mine & parse_cpu_list(self.get(sibling, "cpuset.cpus")) for sibling in self._siblings(path)):
             return "Cpu list in cpuset.cpus not exclusive"
@@ -124,6 +124,6 @@ class PartitionTree(KernelTree):
         return [path for path in sorted(self._made) if self.get(path, PARTITION) in ("root", "isolated")]
 
 
-def _with_those_above(path: str) -> list[str]:
+def _with_ancestors(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]

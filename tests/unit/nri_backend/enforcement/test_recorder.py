@@ -28,7 +28,7 @@ async def finding(
     memory: Path, env: tuple[str, ...], mebibytes: int, proofs: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
     """A new instance, to which the runtime lists a running container with this limit of 2 MiB pages, and its cgroup."""
-    node = Node(memory, proofs=proofs)
+    node = Node(memory, records=proofs)
     listed = replace(container("claim", *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
     path = node.make_cgroups(pod(), listed)
     async with auditing(node):
@@ -238,7 +238,7 @@ async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: i
 
 async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path) -> None:
     """Who tidies up knows the containers of a moment ago: after a restart the claim is not added again."""
-    async with enforcing(Node(memory, proofs=SlowProofs)) as node:
+    async with enforcing(Node(memory, records=SlowProofs)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
         tidying = asyncio.create_task(node.enforcer._recorder.forget_others())

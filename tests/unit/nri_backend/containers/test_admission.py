@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container shall get, and what a runtime has stored against what it should have stored."""
+"""The answers to the creation and the update of a container, and the corrections of what the runtime has stored."""
 
 import pytest
 from nri_backend.containers.admission import adjustment, amendment, stored_updates
@@ -17,14 +17,14 @@ TWO = 2 * MI
 
 
 def node(*, lazy: bool = False, online: int = 2) -> NodeState:
-    """A node without claims; its pool are CPUs 0 and 1 unless more are online."""
+    """Returns a node without claims. CPUs below ``online`` are online and all of them are in the shared pool."""
     state = NodeState(config(lazy=lazy))
     state.set_host(Host(frozenset(range(online))))
     return state
 
 
-def holder(*records: AllocationRecord, stated: RuntimeLimits | None = None) -> Tracked:
-    """A container that holds these."""
+def container_with(*records: AllocationRecord, stated: RuntimeLimits | None = None) -> Tracked:
+    """Returns a container that holds these claims, with the limits that the runtime has stated."""
     return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or RuntimeLimits())
 
 
@@ -47,40 +47,41 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
         ((SOFT,), RuntimeLimits(), Resources(cpus="0-1")),
     ],
 )
-def test_who_is_created_gets_what_it_holds(
+def test_a_created_container_gets_the_resources_of_its_claims(
     records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
 ) -> None:
-    """A quota that the claim covers goes, a memory limit of the pod's own that is lower stays, plain ones are left.
+    """The answer removes a quota that the claim covers and keeps a lower memory limit of the pod.
 
-    A soft binding is a policy and no cpuset: the process may leave the node when it is full.
+    A claim with a soft binding becomes a memory policy instead of a cpuset, so that the process may use other nodes
+    when its node is full. A container without claims gets the shared pool alone.
     """
     policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
-    assert adjustment(holder(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
+    assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
 
 
 @pytest.mark.fault("memory peer, nri")
-def test_a_claim_container_gets_all_it_holds() -> None:
-    """CPUs, mems, the union variable, and of hugepages what the kubelet stated plus what is claimed."""
+def test_a_created_container_gets_the_sum_of_its_claims() -> None:
+    """CPUs, mems, DRA_CPUSET_<uid>, and as hugepage limits the kubelet's limit plus the claimed bytes."""
     records = (
         cpu_record("c", "a=2", "b=4-5"),
         memory_record("m", ("x", 1, 64 * MI, TWO), ("y", 0, 64 * MI, TWO)),
         memory_record("n", ("x", 1, 64 * MI, TWO)),
     )
-    answer = adjustment(holder(*records, stated=RuntimeLimits({TWO: 8 * MI, 1 << 30: 0})), node())
+    answer = adjustment(container_with(*records, stated=RuntimeLimits({TWO: 8 * MI, 1 << 30: 0})), node())
     assert answer.env == {"DRA_CPUSET_c": "2,4-5"}
     assert answer.resources == Resources(cpus="2,4-5", mems="0-1", hugepage_limits={"2MB": 200 * MI, "1GB": 0})
 
 
-def test_nothing_empty_is_ever_sent() -> None:
-    """An empty field means "no change"; without a pool nothing is said rather than something empty."""
-    assert amendment(holder(), node(online=0)) == Resources()
+def test_an_empty_pool_is_not_sent_to_the_runtime() -> None:
+    """An empty field means "no change" to the runtime."""
+    assert amendment(container_with(), node(online=0)) == Resources()
 
 
-def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
-    """containerd appends hugepage limits, so an answer repeats them only when it must."""
-    held = holder(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
-    assert amendment(held, node()) == Resources(cpus="3", mems="1")
-    assert amendment(held, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
+def test_the_answer_to_an_update_contains_hugepages_only_if_the_update_did() -> None:
+    """containerd appends hugepage limits to its list instead of replacing them."""
+    tracked = container_with(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
+    assert amendment(tracked, node()) == Resources(cpus="3", mems="1")
+    assert amendment(tracked, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
         ("odd", "1-4", "1-4"),
     ],
 )
-def test_what_a_member_of_the_pool_has_stored(stored: str, eager: str, lazy: str) -> None:
-    """The pool; with a lazy one what is stored of it, since the runtime writes what it stores."""
+def test_stored_cpus_of_a_pool_member_are_corrected_to_the_pool(stored: str, eager: str, lazy: str) -> None:
+    """If the pool grows lazily, stored CPUs that are in the pool stay, because the runtime writes what it stores."""
     one = container("c", cpus=stored)
     for is_lazy, update in ((False, eager), (True, lazy)):
         state = NodeState(config("0", lazy=is_lazy))

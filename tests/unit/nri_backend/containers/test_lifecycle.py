@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transition table of a container's life: it is complete, and no path through it breaks the rule about CPUs."""
+"""The transition table of a container's life: every event has an entry, and no event frees CPUs too early."""
 
 from itertools import product
 
@@ -28,7 +28,7 @@ RUNTIME_EVENTS = [
     Event.LIST_RUNNING,
     Event.UNLISTED,
 ]
-KERNEL_SAYS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
+KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
 """START_REJECTED is raised after ``cgroup.kill`` was written and before the process has run."""
 
 
@@ -37,7 +37,7 @@ def test_every_phase_has_an_entry_for_every_event(phase: Phase, event: Event) ->
     assert next_phase(phase, event) in Phase
 
 
-def test_the_table_contains_nothing_else() -> None:
+def test_the_table_contains_only_phases_and_events() -> None:
     assert set(TRANSITIONS) == set(Phase)
     assert all(set(row) == set(Event) for row in TRANSITIONS.values())
 
@@ -48,7 +48,7 @@ def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
 
 
 def test_every_phase_is_in_exactly_one_group() -> None:
-    """Pending, running, ending or over; VANISHED is over, and the kernel is asked about it all the same."""
+    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still asked about it."""
     groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
     assert sum(map(len, groups)) == len(Phase)
     assert frozenset().union(*groups) == set(Phase)
@@ -56,14 +56,14 @@ def test_every_phase_is_in_exactly_one_group() -> None:
 
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
-def test_only_the_kernel_ends_the_occupation_of_cpus(phase: Phase, event: Event) -> None:
-    """A start takes the container back to STARTING: the runtime reports that its process has not run yet."""
+def test_a_container_occupies_its_cpus_until_the_kernel_shows_its_end(phase: Phase, event: Event) -> None:
+    """A start leads back to STARTING: the runtime reports that the process of the container has not run yet."""
     after = next_phase(phase, event)
-    assert after in OCCUPYING or event in KERNEL_SAYS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
+    assert after in OCCUPYING or event in KERNEL_SHOWS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
 
 
 @given(st.lists(st.sampled_from(Event), max_size=12))
-def test_removed_and_empty_is_forgotten_whatever_happened_before(events: list[Event]) -> None:
+def test_a_removed_container_whose_cgroup_is_empty_is_always_forgotten(events: list[Event]) -> None:
     phase = Phase.ABSENT
     for event in (*events, Event.REMOVE, Event.EMPTY):
         phase = next_phase(phase, event)
@@ -71,7 +71,7 @@ def test_removed_and_empty_is_forgotten_whatever_happened_before(events: list[Ev
 
 
 @given(st.lists(st.sampled_from(Event), max_size=12), st.sampled_from(RUNTIME_EVENTS))
-def test_an_event_that_repeats_changes_nothing(events: list[Event], event: Event) -> None:
+def test_a_repeated_runtime_event_does_not_change_the_phase(events: list[Event], event: Event) -> None:
     phase = Phase.ABSENT
     for one in (*events, event):
         phase = next_phase(phase, one)
@@ -90,7 +90,7 @@ def test_an_event_that_repeats_changes_nothing(events: list[Event], event: Event
         pytest.param("LIST_RUNNING KILLED UNLISTED EMPTY", "RUNNING ENDING LINGERING ABSENT", id="killed"),
     ],
 )
-def test_a_life(events: str, phases: str) -> None:
+def test_events_lead_through_the_expected_phases(events: str, phases: str) -> None:
     phase, seen = Phase.ABSENT, []
     for event in events.split():
         phase = next_phase(phase, Event[event])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cgroups must say, from the state."""
+"""The planned contents of cgroups, computed from the state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ TWO = 2 * MI
 
 
 def node(*records: AllocationRecord) -> NodeState:
-    """A node of eight CPUs with pages of 2 MiB and these claims."""
+    """Returns a node with eight CPUs, hugepages of 2 MiB and these claims."""
     state = NodeState()
     state.set_host(Host(parse_cpu_list("0-7"), (TWO,)))
     state.set_claim_files(files_of(*records))
@@ -31,28 +31,28 @@ def node(*records: AllocationRecord) -> NodeState:
 
 
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
-    """Puts a running container with this CPU quota of the kubelet's."""
+    """Adds a running container with this CPU quota of the kubelet."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
     state.put(tracked)
     return tracked
 
 
-def needed(state: NodeState) -> Raises:
-    """Limits that the claims of the pod need, and whether all of its claims are known."""
+def raises_of_pod(state: NodeState) -> Raises:
+    """Returns the limits that the claims of the default pod raise, and whether limits may be lowered."""
     found = group_plans(state, groups_above(state))[POD]
     assert found is not None
     return found
 
 
-def raises(state: NodeState) -> Mapping[str, Raise]:
-    """Limits that the claims of the pod need, of which all claims are known."""
-    assert needed(state).lower
-    return needed(state).files
+def raised_files(state: NodeState) -> Mapping[str, Raise]:
+    """Returns the limits that the claims of the default pod raise, by file. All claims of the pod must be known."""
+    assert raises_of_pod(state).lower
+    return raises_of_pod(state).files
 
 
-def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
-    """Own sum, pod's sum with the one that is starting, nothing for who is stopped or elsewhere."""
+def test_a_pods_hugepage_limit_is_the_sum_of_its_living_containers() -> None:
+    """Stopped containers and containers of other pods do not count; a container that is being started does."""
     one, two = memory_record("m1", ("m", 0, 64 * MI, TWO)), memory_record("m2", ("m", 0, TWO, TWO))
     far = memory_record("m3", ("m", 0, 8 * MI, TWO), pods=("p2",))
     state = node(one, two, far)
@@ -61,54 +61,57 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
     assert target(state, first, full=True).claimed == {TWO: 64 * MI}
     assert plan_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
     state.put(replace(second, phase=Phase.STOPPED))
-    assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
+    assert raised_files(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
     state.put(replace(first, phase=Phase.STOPPED))
-    assert raises(state) == {}, "it is looked at all the same: the kubelet's value goes back"
+    assert raised_files(state) == {}, "the pod is audited all the same, so that the kubelet's value is restored"
 
 
-def test_a_plain_container_asks_for_nothing() -> None:
-    """Neither of itself nor above it."""
+def test_a_container_without_claims_raises_no_limit() -> None:
     state = node()
     plain = plan_at_start(state, put(state, "plain", quota=50_000))
     assert (plain.groups, plain.claimed, plain.desired.files) == ({}, None, {})
-    assert raises(state) == {}
+    assert raised_files(state) == {}
 
 
-def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
-    """Until the last such container has gone; one whose limit is above its claim does not count."""
+def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
+    """It is raised by their claimed CPUs until the last one has ended.
+
+    A container whose limit exceeds its claim is throttled and does not count.
+    """
     one, big = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
     state = node(one, big)
     put(state, "plain", quota=50_000, name="side")
     put(state, "big", *env_of(big), quota=200_000, name="big")
-    assert raises(state) == {}
+    assert raised_files(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
     assert set(plan_at_start(state, free).desired.files) == {"cpu.max"}
-    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
+    assert raised_files(state) == {"cpu.max": Raise(plus=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
-    assert raises(state) == {}
+    assert raised_files(state) == {}
 
 
-def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
-    """Nothing is taken from a container that runs; one of which nothing is known any more leaves its pod alone.
+def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -> None:
+    """A container that was known keeps its raise.
 
-    Also when the runtime lists the container without its pod.
+    After the runtime has listed it again its claims are unknown, and no limit is lowered, even if the runtime lists it
+    without its pod.
     """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.set_claim_files({})
-    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
+    assert raised_files(state) == {"cpu.max": Raise(plus=200_000)}
     nameless = replace(tracked_as(orphan.identity.pod, container("free", *env_of(one))), phase=Phase.RUNNING)
-    unlisted = replace(nameless, identity=replace(nameless.identity, pod=replace(nameless.identity.pod, uid="")))
-    for now in (nameless, unlisted):
+    without_pod = replace(nameless, identity=replace(nameless.identity, pod=replace(nameless.identity.pod, uid="")))
+    for now in (nameless, without_pod):
         state.replace_containers([now])
-        assert needed(state) == Raises(lower=False)
+        assert raises_of_pod(state) == Raises(lower=False)
     state.put(replace(nameless, phase=Phase.STOPPED))
-    assert raises(state) == {}
+    assert raised_files(state) == {}
 
 
-def test_an_unknown_memory_claim_stops_lowering_of_every_cgroup_above_it() -> None:
-    """The protection that such a claim needs of the cgroups above its pod is unknown, too."""
+def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> None:
+    """The protection that the claim needs of the cgroups above its pod is unknown, too."""
     lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
     state = node(known)
     put(state, "known", *env_of(known), of="p2")
@@ -118,8 +121,8 @@ def test_an_unknown_memory_claim_stops_lowering_of_every_cgroup_above_it() -> No
     assert above == {POD: False, POD.replace("p1", "p2"): True, PODS: False, TOP: False}
 
 
-def test_limits_of_a_container_with_an_unknown_memory_claim_are_not_lowered() -> None:
-    """Its upper limits and its nodes stay as they are, since they are those of all its claims."""
+def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() -> None:
+    """Both depend on all claims of the container. Protection is set, because it only grows with further claims."""
     known = memory_record("m1", ("m", 0, 8 * MI, 4096), m={"limit": "claim", "protect": "low", "binding": "strict"})
     state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
     desired = target(state, put(state, "alone", *env_of(known)), full=True).desired
@@ -130,8 +133,11 @@ def test_limits_of_a_container_with_an_unknown_memory_claim_are_not_lowered() ->
     assert amendment(both, state) == Resources(cpus="0-7")
 
 
-def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone() -> None:
-    """The audit goes on with its list when the runtime tells its state anew; the next list is right."""
+def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
+    """The runtime has sent a new list in the meantime, in which the pod has another UID or is missing.
+
+    The next audit uses that list.
+    """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
     tracked = put(state, "free", *env_of(one), quota=200_000)
@@ -143,8 +149,8 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     assert group_plans(state, listed)[POD] is None
 
 
-def test_every_group_above_containers_is_looked_at_once() -> None:
-    """Pods, each with its uid, before what is above all of them."""
+def test_each_cgroup_above_containers_is_audited_once() -> None:
+    """The pods come first, each with its UID, and then the cgroups above all pods."""
     state = node()
     for number in range(120):
         put(state, f"c{number}", of=f"p{number // 2}")
@@ -152,16 +158,19 @@ def test_every_group_above_containers_is_looked_at_once() -> None:
     assert list(groups_above(state).items()) == [*pods.items(), (PODS, None), (TOP, None)]
 
 
-def test_a_quick_look_has_no_limits() -> None:
-    """The audit of every second is about CPUs and nodes."""
+def test_the_plan_of_a_quick_audit_contains_no_limits() -> None:
+    """The audit of every tick compares CPUs and nodes only."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
     state = node(one)
     quick = target(state, put(state, "a", *env_of(one)), full=False)
     assert (quick.desired.files, quick.claimed, quick.desired.mems) == ({}, None, {0})
 
 
-def test_what_is_protected_in_a_pod_is_passed_on_to_the_next_container_of_it() -> None:
-    """A start looks at the cgroup of its pod alone, and must leave it what siblings need; not what others do."""
+def test_a_start_keeps_the_protection_of_other_containers_in_the_pod() -> None:
+    """The start of a container writes the cgroup of its pod.
+
+    The limit that it writes includes the claims of siblings, but not those of other pods.
+    """
     one, far = (
         memory_record(uid, ("m", 0, 64 * MI, 4096), pods=(of,), m={"protect": "min"})
         for uid, of in (("m1", "p1"), ("m2", "p2"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the CPUs of a node are divided."""
+"""The division of a node's CPUs into the shared pool, held CPUs and partitions."""
 
 from dataclasses import replace
 from typing import Literal
@@ -24,13 +24,13 @@ CPUS = st.frozensets(st.integers(0, 15))
 
 
 def claim(uid: str, cpus: str, *, shared: bool = False) -> ClaimFile:
-    """A claim's file, with a record of the pod p1."""
+    """Returns the file of a claim that is reserved for pod p1."""
     record = cpu_record(uid, f"r={cpus}", pool=shared)
     return ClaimFile("dra.cpu", uid, record, parse_cpu_list(cpus))
 
 
 def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase.RUNNING) -> Tracked:
-    """A container of a claim."""
+    """Returns a container that uses a claim."""
     assert file.record is not None
     tracked = tracked_as(pod(), container(file.uid))
     entitlement = entitlement_of(file.record)
@@ -40,16 +40,16 @@ def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase
 def divided(
     *claims: ClaimFile, by: tuple[Tracked, ...] = (), reserved: str = "0", mode: Literal["auto", "pool"] = "auto"
 ) -> Pool:
-    """Eight CPUs, with a kernel that makes partitions."""
+    """Divides eight CPUs on a kernel that supports partitions."""
     config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
     return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, map(weight, by))
 
 
 @given(CPUS, CPUS, CPUS)
-def test_the_pool_never_meets_a_held_claim(
+def test_without_partitions_the_pool_contains_no_claimed_cpu(
     online: frozenset[int], reserved: frozenset[int], held: frozenset[int]
 ) -> None:
-    """Without partitions no CPU is both in a claim and in the pool, and none in it is offline."""
+    """The pool contains online CPUs only, and all of them that are neither reserved nor claimed."""
     claims = [ClaimFile("dra.cpu", "a", None, held)]
     pool = divide(Config(reserved_cpus=reserved), Host(online), claims, ()).shared
     assert not pool & held
@@ -66,8 +66,10 @@ def test_the_pool_never_meets_a_held_claim(
         ("1-7", "0", "1-7", ""),
     ],
 )
-def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved: str, held: str, pool: str) -> None:
-    """A full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
+def test_the_pool_is_the_reserved_cpus_when_all_others_are_claimed(
+    online: str, reserved: str, held: str, pool: str
+) -> None:
+    """Without reserved CPUs, or if these are offline, the pool is empty."""
     claims = [ClaimFile("dra.cpu", "a", None, parse_cpu_list(held))]
     config = Config(reserved_cpus=parse_cpu_list(reserved))
     assert divide(config, Host(parse_cpu_list(online)), claims, ()).shared == parse_cpu_list(pool)
@@ -95,28 +97,28 @@ DAMAGED = ClaimFile("dra.cpu", "d", None, frozenset({1}), "damaged")
         ((), (running(A, "root"),), "auto", "1-7", ""),
     ],
 )
-def test_only_what_the_kernel_does_not_keep_is_held(
+def test_a_claim_is_held_unless_the_kernel_enforces_it(
     claims: tuple[ClaimFile, ...], by: tuple[Tracked, ...], mode: Literal["auto", "pool"], pool: str, held: str
 ) -> None:
-    """A claim is held in pool mode, when it is shared or damaged, and while its container is no partition."""
-    now = divided(*claims, by=by, mode=mode)
-    assert (now.shared, now.held) == (parse_cpu_list(pool), parse_cpu_list(held))
-    assert now.constant == (mode == "auto" and not held)
+    """A claim is held in pool mode, if it is shared or damaged, and while its running container is not a partition."""
+    result = divided(*claims, by=by, mode=mode)
+    assert (result.shared, result.held) == (parse_cpu_list(pool), parse_cpu_list(held))
+    assert result.constant == (mode == "auto" and not held)
 
 
-def test_a_pool_that_is_all_partitions_is_not_handed_out_beside_a_held_claim() -> None:
-    """The kernel would give its members their parent's CPUs, those of the held claim among them."""
+def test_a_pool_of_partitions_alone_is_not_used_while_a_claim_is_held() -> None:
+    """The kernel would give the members of such a pool the CPUs of their parent, which include the held ones."""
     most = claim("a", "1-5,7")
     assert divided(SHARED, most, by=(running(most, "root"),)).shared == {0}
-    assert divided(most, by=(running(most, "root"),)).shared == parse_cpu_list("1-7"), "nobody's CPUs depend on it"
+    assert divided(most, by=(running(most, "root"),)).shared == parse_cpu_list("1-7"), "no claim is held"
     other = claim("o", "0,6", shared=True)
-    assert not divided(most, other, by=(running(most, "root"),), reserved="").shared, "rather none than held ones"
+    assert not divided(most, other, by=(running(most, "root"),), reserved="").shared, "no CPU is better than held ones"
 
 
-def test_a_sibling_leaves_out_its_pods_claims_as_far_as_something_remains() -> None:
-    """An overlap inside one pod makes the partition invalid; an empty set would be everything."""
-    now = divided()
-    assert now.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
-    assert now.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved ones"
+def test_a_sibling_leaves_out_the_claims_of_its_pod_unless_no_cpu_remains() -> None:
+    """An overlap inside a pod makes the partition invalid. An empty cpuset would mean all CPUs of the parent."""
+    result = divided()
+    assert result.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
+    assert result.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved CPUs"
     assert divided(reserved="").without_claim(parse_cpu_list("0-7"), own_pod=False) == parse_cpu_list("0-7")
-    assert now.without_claim(frozenset(), own_pod=True) == {0}
+    assert result.without_claim(frozenset(), own_pod=True) == {0}

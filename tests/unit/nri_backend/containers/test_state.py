@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State in, event, state out."""
+"""The state of the node: claim files, machine and containers go in; entitlements, overlaps and the pool come out."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
 
 
 def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
-    """A node with these claims."""
+    """Returns a node with these claims."""
     state = NodeState(config(reserved))
     state.set_host(Host(parse_cpu_list(online), (2 * MI,)))
     state.set_claim_files(files_of(*records))
@@ -37,7 +37,7 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
 
 
 def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
-    """Puts a running container, last seen on these CPUs."""
+    """Adds a running container that was last seen on these CPUs."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING).seen(cpus=parse_cpu_list(cpus))
     state.put(tracked)
@@ -45,25 +45,25 @@ def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "
 
 
 def ids(found: list[Tracked]) -> list[str]:
-    """Short."""
+    """Returns the sorted ids of containers."""
     return sorted(tracked.id for tracked in found)
 
 
-def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
-    """A claim is out of the pool from the moment its record exists, before any container does."""
+def test_a_claim_leaves_the_pool_with_its_record_and_returns_when_the_record_is_gone() -> None:
+    """The record alone decides: no container of the claim exists yet."""
     state = node()
     assert state.pool.shared == set(range(1, 8))
     state.set_claim_files(files_of(ONE, TWO))
     assert state.pool.shared == {1, 6, 7}
     state.set_host(Host(parse_cpu_list("0-4,6")))
-    assert state.pool.shared == {1, 6}, "it follows what is online"
+    assert state.pool.shared == {1, 6}, "the pool contains online CPUs only"
     state.set_host(Host(parse_cpu_list("0-7")))
     state.set_claim_files(files_of(TWO))
     assert state.pool.shared == {1, 2, 3, 6, 7}
 
 
-def test_who_is_misplaced_trespassers_first() -> None:
-    """Others leave a new claim's CPUs before anybody gets CPUs back."""
+def test_containers_on_held_cpus_are_misplaced_first() -> None:
+    """They leave the CPUs of a new claim before other containers get CPUs back."""
     state = node()
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
@@ -74,49 +74,52 @@ def test_who_is_misplaced_trespassers_first() -> None:
     assert ids(misplaced(state)) == ["claim", "narrow", "wide"]
 
 
-def test_a_lazy_pool_moves_only_who_must_leave() -> None:
-    """``sharedPool.grow: lazy``: a member on part of the pool is where it belongs; nobody is allowed to trespass."""
+def test_with_a_lazy_pool_only_containers_on_held_cpus_are_misplaced() -> None:
+    """``sharedPool.grow: lazy``: a member on a part of the pool is not misplaced, even if the pool has more CPUs."""
     state = NodeState(config("0", lazy=True))
     state.set_host(Host(parse_cpu_list("0-7")))
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
     state.set_claim_files(files_of(ONE))
-    started(state, "slipped", *env_of(ONE), cpus="2")
-    assert ids(misplaced(state)) == ["slipped", "wide"]
+    started(state, "claim", *env_of(ONE), cpus="2")
+    assert ids(misplaced(state)) == ["claim", "wide"]
 
 
-def test_overlap_is_asked_of_sets_not_of_containers() -> None:
-    """Strangers on the CPUs, and those nobody has looked at yet; not oneself, not an earlier life, not the stopped."""
+def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
+    """Unseen containers count as well.
+
+    The container itself, an earlier life of it, ended containers and containers that share the claim do not count.
+    """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
     started(state, "old-life", *env_of(ONE), cpus="2-3")
-    started(state, "stranger", name="other")
-    started(state, "clear", name="other", cpus="1,4-7")
+    started(state, "on-claimed-cpus", name="other")
+    started(state, "elsewhere", name="other", cpus="1,4-7")
     state.put(started(state, "unseen", name="other").seen(cpus=None))
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
     state.put(tracked_as(pod(), container("created")))
-    assert ids(overlapping(state, claim)) == ["ending", "stranger", "unseen"]
-    state.drop("stranger")
+    assert ids(overlapping(state, claim)) == ["ending", "on-claimed-cpus", "unseen"]
+    state.drop("on-claimed-cpus")
     assert ids(overlapping(state, claim)) == ["ending", "unseen"]
     assert overlapping(state, started(state, "plain")) == []
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
     second = state.authorized(tracked_as(pod(), container("second", *env_of(shared), name="side")))
-    assert (second.rejection, overlapping(state, second)) == (None, []), "legal sharers are not strangers"
+    assert (second.rejection, overlapping(state, second)) == (None, []), "containers may share this claim"
 
 
-@pytest.mark.parametrize("way", ["stopped", "dropped"])
-def test_a_rejection_is_reviewed_when_the_owner_of_the_claim_has_ended(way: str) -> None:
-    """Containers that started beside the owner, while no instance was connected: the first one gets the claim."""
+@pytest.mark.parametrize("end", ["stopped", "dropped"])
+def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str) -> None:
+    """Two containers started next to the owner while no instance was connected. The first one gets the claim."""
     state = node(ONE)
     owner = started(state, "init", *env_of(ONE), name="init", cpus="2-3")
     main, side = (started(state, name, *env_of(ONE), name=name, cpus="1") for name in ("main", "side"))
     assert (main.kind, side.kind) == ("refused", "refused")
     state.put(replace(owner, phase=Phase.ENDING))
     assert [one.kind for one in state] == ["claim", "refused", "refused"], "a process of the owner may still run"
-    state.drop("init") if way == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
+    state.drop("init") if end == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
     now = {one.id: (one.kind, one.own_cpus) for one in state if one.alive}
     assert now == {"main": ("claim", {2, 3}), "side": ("refused", set())}
     again = state.authorized(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
@@ -126,8 +129,11 @@ def test_a_rejection_is_reviewed_when_the_owner_of_the_claim_has_ended(way: str)
     assert {one.id: one.kind for one in state if one.alive} == {"side": "claim"}
 
 
-def test_the_first_user_keeps_a_claim_over_restarts() -> None:
-    """The owner is pod and name, not the container's id; its end gives no other pod the claim."""
+def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
+    """The owner is identified by pod and container name, not by the container's id.
+
+    Its end does not pass the claim to another pod; only a new record does.
+    """
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
     first = started(state, "a", *env_of(both))
@@ -145,8 +151,11 @@ def test_the_first_user_keeps_a_claim_over_restarts() -> None:
     assert state.authorized(other).rejection is None
 
 
-def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
-    """Files gone behind our back: the container stays where it is, its CPUs in nobody else's hand, until it stops."""
+def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None:
+    """It becomes an orphan, whose CPUs stay held until it has ended.
+
+    It is a claim container again when the record comes back.
+    """
     state = node(ONE)
     claim = started(state, "claim", *env_of(ONE), cpus="2-3")
     state.set_claim_files({})
@@ -154,8 +163,8 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert lost.orphaned
     assert state.pool.shared == {1, 4, 5, 6, 7}
     assert cpuset_of(state, lost).cpus == {2, 3}
-    told = report(lost)
-    assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
+    reported = report(lost)
+    assert (reported.refused, [(use.uid, use.cpus) for use in reported.unknown_claims]) == ("", [("c1", {2, 3})])
     state.set_claim_files(files_of(ONE))
     back = state.get(claim.id)
     assert back is not None
@@ -165,8 +174,8 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert state.pool.shared == set(range(1, 8))
 
 
-def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
-    """The frontend rewrites a record when a container starts; the others stay as they are."""
+def test_only_containers_that_name_a_changed_file_are_authorized_again() -> None:
+    """The frontend rewrites a record when a container starts."""
     state = node(ONE, TWO)
     one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
     files = files_of(ONE, TWO)
@@ -179,13 +188,13 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     assert before == two
 
 
-def test_many_who_lost_their_records_make_nobody_wait() -> None:
-    """The frontend writes lost records again one by one, and each is looked at in every hook."""
+def test_claim_files_are_set_quickly_with_many_orphans() -> None:
+    """The frontend restores lost records one by one, and every hook reads the claim files."""
     state = node()
     for number in range(250):
-        proven = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
-        found = tracked_as(pod(), container(f"x{number}", *env_of(proven[0].record), name=f"n{number}"))
-        state.put(state.authorized(replace(found, phase=Phase.RUNNING, enforced=proven)))
+        enforced = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
+        found = tracked_as(pod(), container(f"x{number}", *env_of(enforced[0].record), name=f"n{number}"))
+        state.put(state.authorized(replace(found, phase=Phase.RUNNING, enforced=enforced)))
     state.set_claim_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
     state.set_claim_files({})
     assert all(tracked.orphaned for tracked in state)
@@ -194,39 +203,42 @@ def test_many_who_lost_their_records_make_nobody_wait() -> None:
 
 @pytest.mark.fault("backend A3", "security S2")
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
-def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
-    """What was made true for it before is its own; what its environment says is nothing."""
+def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enforced(online: str) -> None:
+    """Its enforcement record counts. Its environment alone entitles it to nothing."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
-    proven = (Held(ONE, ONE.requests),)
-    for tracked, held in ((found, ""), (replace(found, enforced=proven), "2-3")):
+    enforced = (Held(ONE, ONE.requests),)
+    for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):
         state = node(online=online)
         state.replace_containers([tracked])
         assert state.pool.held == parse_cpu_list(held)
         assert not state.pool.held & state.pool.shared
-        told = report(next(iter(state)))
-        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", parse_cpu_list(held))]
+        reported = report(next(iter(state)))
+        assert [(use.uid, use.cpus) for use in reported.unknown_claims] == [("c1", parse_cpu_list(held))]
 
 
 @pytest.mark.fault("backend A4")
-@pytest.mark.parametrize("proven", [True, False])
-def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
-    """The CPUs of a record that stands are held whatever becomes of the memory claim; its nodes, if they are proven."""
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: bool) -> None:
+    """The CPUs of the claim that has a record are held.
+
+    The nodes of the lost memory claim are kept only if they were enforced.
+    """
     memory = memory_record("m1", ("m", 1, MI, 4096))
     found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.RUNNING)
-    if proven:
+    if enforced:
         found = replace(found, enforced=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
     state = node(ONE)
     state.replace_containers([found])
     tracked = next(iter(state))
-    assert (tracked.own_cpus, tracked.entitlement.mems) == ({2, 3}, {1} if proven else frozenset())
-    assert (tracked.kind, tracked.unsettled) == ("orphan" if proven else "refused", not proven)
-    told = report(tracked)
-    assert ([use.uid for use in told.claims], [use.uid for use in told.unknown_claims]) == (["c1"], ["m1"])
+    assert (tracked.own_cpus, tracked.entitlement.mems) == ({2, 3}, {1} if enforced else frozenset())
+    assert (tracked.kind, tracked.unsettled) == ("orphan" if enforced else "refused", not enforced)
+    reported = report(tracked)
+    assert ([use.uid for use in reported.claims], [use.uid for use in reported.unknown_claims]) == (["c1"], ["m1"])
 
 
 @pytest.mark.fault("backend A11")
-def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
-    """Whatever the runtime says, nothing is left behind."""
+def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
+    """The pod that is listed last counts, and no index keeps the container after it was dropped."""
     state = node(ONE)
     twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.RUNNING) for of in ("p1", "p2")]
     state.replace_containers(twice)
@@ -236,8 +248,8 @@ def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
 
 
 @pytest.mark.fault("backend A13")
-def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
-    """The next container of the pod gets it, and keeps it; the recorded owner is history then."""
+def test_a_claim_of_an_init_container_passes_to_the_next_container_after_its_end() -> None:
+    """The next container of the pod then owns the claim, even if the record still names the init container as owner."""
     owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})
     for record in (ONE, owned):
         state = node(record)
@@ -287,8 +299,8 @@ EVENTS = st.lists(
 )
 
 
-def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
-    """Several containers may name a claim whose record was away; the order in which they came decides."""
+def test_a_restored_record_belongs_to_the_first_container_that_names_it() -> None:
+    """Several containers name a claim whose record was missing. The order in which they came decides."""
     state = node()
     for number in range(8):
         state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
@@ -297,10 +309,11 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
 
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
-def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
-    """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim.
+def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
+    """The pool contains no held CPU, and no two running claim containers have a common CPU.
 
-    The pool is what a look at everything would make of it.
+    Each running container is given its own CPUs, or the pool if it has none. The incrementally updated pool equals one
+    that is computed from scratch.
     """
     state = node(reserved=reserved)
     for event, number, of, chosen in events:
@@ -326,15 +339,15 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         assert state.pool == divide(state.config, state.host, state.files.values(), map(weight, state))
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
-            wants = cpuset_of(state, tracked)
-            assert wants.cpus == wants.shown
-            assert wants.cpus == (tracked.own_cpus or state.pool.shared)
+            desired = cpuset_of(state, tracked)
+            assert desired.cpus == desired.shown
+            assert desired.cpus == (tracked.own_cpus or state.pool.shared)
 
 
-def test_a_report_holds_few_of_the_requests_that_a_pod_makes_up() -> None:
-    """Whatever a container names, a node full of such containers fits into one message."""
+def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:
+    """A node full of containers that name made-up requests fits into one message."""
     env = tuple(f"DRA_CPUSET_u{n % 2}_r{n}=0" for n in range(200))
     tracked = NodeState().authorized(tracked_as(pod(), container("c", *env)))
-    told = report(tracked).unknown_claims
-    assert [use.uid for use in told] == ["u0", "u1"]
-    assert sum(len(use.requests) for use in told) == MAX_UNKNOWN
+    reported = report(tracked).unknown_claims
+    assert [use.uid for use in reported] == ["u0", "u1"]
+    assert sum(len(use.requests) for use in reported) == MAX_UNKNOWN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that hangs in the kernel keeps nobody else waiting."""
+"""A kernel call that hangs in the cgroup worker delays no other container."""
 
 import asyncio
 import threading
@@ -19,15 +19,15 @@ from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import KernelTree
 
 
-class Hanging:
-    """Steps that wait for a gate, and steps that do not."""
+class HangingSteps:
+    """Creates steps that hang until ``gate`` is set, and steps that do not. ``done`` lists the completed ones."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.done: list[str] = []
 
     def step(self, name: str, *, hangs: bool = False) -> tuple[str, Callable[[], str]]:
-        """One step."""
+        """Returns one step."""
 
         def work() -> str:
             if hangs:
@@ -39,14 +39,17 @@ class Hanging:
 
 
 @pytest.fixture
-async def hanging() -> AsyncIterator[Hanging]:
-    found = Hanging()
+async def hanging() -> AsyncIterator[HangingSteps]:
+    found = HangingSteps()
     yield found
     found.gate.set()
 
 
-async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
-    """What comes after the hanging step in its own job is left to the next one, and no second job works at it."""
+async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> None:
+    """The rest of the hung job is left to the next one.
+
+    A step with the name of the hung one starts after that has ended.
+    """
     freed = asyncio.Event()
     worker = CgroupWorker(freed.set)
     plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
@@ -62,8 +65,8 @@ async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
     assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
 
 
-async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging) -> None:
-    """The job before his own is passed by, and hangs at the same thing."""
+async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
+    """The job before it is passed by, and its step has the same name as that of the hook."""
     worker = CgroupWorker(lambda: None)
     audit = asyncio.create_task(worker.work(lambda: [hanging.step("a", hangs=True)]))
     await asyncio.sleep(0)
@@ -73,8 +76,8 @@ async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging
     assert await hook == "a"
 
 
-async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) -> None:
-    """The threads of other work stay free."""
+async def test_with_the_maximum_of_hung_jobs_no_other_begins(hanging: HangingSteps) -> None:
+    """The threads that other work needs stay free."""
     worker = CgroupWorker(lambda: None)
     for number in range(MAX_STUCK):
         step = hanging.step(str(number), hangs=True)
@@ -86,8 +89,8 @@ async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) ->
     assert await later == ["later"]
 
 
-async def test_a_fault_of_a_step_reaches_who_asked() -> None:
-    """And the turn goes on."""
+async def test_the_exception_of_a_step_reaches_its_caller_alone() -> None:
+    """The worker serves the next caller."""
     worker = CgroupWorker(lambda: None)
 
     def fails() -> None:
@@ -101,7 +104,7 @@ async def test_a_fault_of_a_step_reaches_who_asked() -> None:
 
 
 class StuckTree(KernelTree):
-    """Writes to some cgroups hang."""
+    """A tree in which writes to one cgroup hang."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -109,7 +112,7 @@ class StuckTree(KernelTree):
         self.stuck = ""
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Hangs where it is told to."""
+        """Hangs in the chosen cgroup until ``gate`` is set."""
         if path == self.stuck:
             self.began.set()
             assert self.gate.wait(10)
@@ -117,8 +120,8 @@ class StuckTree(KernelTree):
 
 
 @pytest.mark.fault("backend A15")
-async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
-    """Neither of plain containers nor of claims; one on CPUs where it was seen last would have to wait."""
+async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
+    """Containers with and without claims start. Only a claim on CPUs of the hung container would have to wait."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
@@ -138,8 +141,9 @@ async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
         await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))
 
 
-async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Path) -> None:
-    """A claim ends, its CPUs go back to all, and the next claim gets them before that write has returned."""
+async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory: Path) -> None:
+    """A claim ends, its CPUs return to the pool, and the next claim gets them before the write to a member of the pool
+    has returned."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
@@ -159,8 +163,8 @@ async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Pa
         assert node.cpus(await node.run("late", *env, of="p3")) == "2-3"
 
 
-async def test_one_that_was_never_seen_may_be_anywhere_while_it_hangs(memory: Path) -> None:
-    """What the write that hangs would give to it says nothing of where it is."""
+async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memory: Path) -> None:
+    """The CPUs that the hung write sets do not show where the container is."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
@@ -179,8 +183,8 @@ async def test_one_that_was_never_seen_may_be_anywhere_while_it_hangs(memory: Pa
         await node.until(lambda: node.cpus(plain) == "1,4-7")
 
 
-async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:
-    """Every thread hangs elsewhere: what it would write later is out of date."""
+async def test_a_job_that_waited_too_long_for_a_thread_is_dropped() -> None:
+    """All threads are busy with other work. The values that the job would write later are out of date."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2))
     go = threading.Event()
@@ -201,11 +205,11 @@ async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:
     assert (wrote, worker.stuck) == (["new"], {})
 
 
-def _plan(hanging: Hanging, name: str) -> list[Step[str]]:
+def _plan(hanging: HangingSteps, name: str) -> list[Step[str]]:
     return [hanging.step(name)]
 
 
-async def test_hooks_overtake_jobs_of_the_audit_that_wait(hanging: Hanging) -> None:
+async def test_hooks_overtake_waiting_jobs_of_the_audit(hanging: HangingSteps) -> None:
     worker = CgroupWorker(lambda: None)
     at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
     audits = [asyncio.create_task(worker.work(partial(_plan, hanging, f"audit {n}"))) for n in range(3)]
@@ -216,14 +220,14 @@ async def test_hooks_overtake_jobs_of_the_audit_that_wait(hanging: Hanging) -> N
     assert worker.free
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["while-waiting", "with-the-turn"])
-async def test_a_caller_that_is_cancelled_keeps_no_turn(hanging: Hanging, given: bool) -> None:
-    """Cancelled while it waits, and after it was given the turn but before it could take it."""
+@pytest.mark.parametrize("in_turn", [False, True], ids=["waiting", "in-turn"])
+async def test_a_cancelled_caller_does_not_block_the_worker(hanging: HangingSteps, in_turn: bool) -> None:
+    """It is cancelled while it waits in the queue, or after its turn has come but before it could begin."""
     worker = CgroupWorker(lambda: None)
     at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
     cancelled = asyncio.create_task(worker.work(lambda: [hanging.step("never")]))
     await asyncio.sleep(0)
-    if given:
+    if in_turn:
         at_work.add_done_callback(lambda _: cancelled.cancel())
         await at_work
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's files, on a real directory tree."""
+"""Reads and writes of cgroup files, in a real directory tree."""
 
 import os
 import resource
@@ -22,15 +22,14 @@ def tree(tmp_path: Path) -> CgroupTree:
     return CgroupTree(f"{tmp_path}/")
 
 
-def test_files_are_read_and_written_whole(tree: CgroupTree) -> None:
-    """A shorter value leaves nothing of the longer one behind."""
+def test_a_shorter_value_replaces_the_longer_one_completely(tree: CgroupTree) -> None:
     assert tree.read_set("a/b", "cpuset.cpus") == set(range(8))
     tree.write("a/b", "cpuset.cpus", "1")
     assert tree.read("a/b", "cpuset.cpus") == "1"
 
 
-def test_a_cgroup_that_is_gone_is_not_a_missing_file(tree: CgroupTree, tmp_path: Path) -> None:
-    """Gone means no process; a missing file means a controller that nobody has switched on."""
+def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTree, tmp_path: Path) -> None:
+    """A missing cgroup means that no process is in it; a missing file means that its controller is not enabled."""
     with pytest.raises(CgroupGoneError, match=r"the cgroup .*/a/c does not exist"):
         tree.read("a/c", "cpuset.cpus")
     switch = f"the hugetlb controller is not in {tmp_path}/a/cgroup.subtree_control; let kubelet or systemd"
@@ -41,22 +40,21 @@ def test_a_cgroup_that_is_gone_is_not_a_missing_file(tree: CgroupTree, tmp_path:
     assert tree.read_set("a/b", "cpuset.mems") is None
 
 
-def test_a_refusal_names_file_reason_and_text(tree: CgroupTree, tmp_path: Path) -> None:
-    """Whoever reads the error knows which file to look at."""
+def test_a_write_error_contains_file_reason_and_text(tree: CgroupTree, tmp_path: Path) -> None:
     (tmp_path / "a/b/cpuset.mems").mkdir()
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.mems: Is a directory when 1 was written"):
         tree.write("a/b", "cpuset.mems", "1")
 
 
 @pytest.mark.parametrize(("path", "text"), [("a/b", ""), ("", "1")])
-def test_nothing_empty_and_nothing_at_the_root_is_written(tree: CgroupTree, path: str, text: str) -> None:
-    """An empty cpuset means "as the parent": the opposite of enforcement."""
+def test_empty_values_and_the_root_cgroup_are_never_written(tree: CgroupTree, path: str, text: str) -> None:
+    """An empty cpuset means the CPUs of the parent, which is the opposite of enforcement."""
     with pytest.raises(ValueError, match="must not be written"):
         tree.write(path, "cpuset.cpus", text)
 
 
-def test_damaged_files_are_named(tree: CgroupTree, tmp_path: Path) -> None:
-    """No traceback from a file that holds what no kernel writes."""
+def test_an_error_about_an_invalid_file_contains_its_path(tree: CgroupTree, tmp_path: Path) -> None:
+    """A file contains text that no kernel writes. The result is a CgroupAccessError."""
     (tmp_path / "a/b/cpuset.cpus").write_text("x\n")
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("x\n")
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.cpus"):
@@ -65,8 +63,8 @@ def test_damaged_files_are_named(tree: CgroupTree, tmp_path: Path) -> None:
         tree.read_limits("a/b", ["hugetlb.2MB.max"])
 
 
-def test_limits(tree: CgroupTree, tmp_path: Path) -> None:
-    """``max`` is no limit; a file that does not exist is left out."""
+def test_limits_are_parsed_as_the_kernel_writes_them(tree: CgroupTree, tmp_path: Path) -> None:
+    """``max`` means no limit, a period after the quota is ignored, and missing files are left out."""
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("max\n")
     (tmp_path / "a/b/hugetlb.1GB.max").write_text("1073741824\n")
     (tmp_path / "a/b/cpu.max").write_text("150000 100000\n")
@@ -75,8 +73,8 @@ def test_limits(tree: CgroupTree, tmp_path: Path) -> None:
     assert tree.read_limits("a/b", names) == {"hugetlb.2MB.max": None, "hugetlb.1GB.max": 1 << 30}
 
 
-def test_life_and_death(tree: CgroupTree, tmp_path: Path) -> None:
-    """cgroup.events tells whether a process lives; cgroup.kill ends all; a cgroup that is gone is dead already."""
+def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree, tmp_path: Path) -> None:
+    """A missing cgroup is not populated, unless the tree is not mounted. Killing a missing cgroup raises nothing."""
     events = tmp_path / "a/b/cgroup.events"
     events.write_text("populated 1\nfrozen 0\n")
     assert tree.populated("a/b")
@@ -92,8 +90,8 @@ def test_life_and_death(tree: CgroupTree, tmp_path: Path) -> None:
     tree.kill("a/gone")
 
 
-def test_children_that_cannot_be_read_are_not_none(tree: CgroupTree) -> None:
-    """A process without a free descriptor does not take a cgroup for empty, and no other error either."""
+def test_listing_children_without_a_free_descriptor_raises_an_error(tree: CgroupTree) -> None:
+    """Otherwise the cgroup would look empty. A missing cgroup and a file have no children."""
     assert (tree.children("a"), tree.children("gone"), tree.children("a/b/cpuset.cpus")) == (["b"], [], [])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
@@ -107,8 +105,8 @@ def test_children_that_cannot_be_read_are_not_none(tree: CgroupTree) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_too_many_children_are_an_error_and_not_a_part_of_them(tree: CgroupTree, tmp_path: Path) -> None:
-    """Settling would take their CPUs from the partitions that are left out."""
+def test_too_many_children_are_an_error_and_not_cut_off(tree: CgroupTree, tmp_path: Path) -> None:
+    """If some were left out, settle() would clear the exclusive CPUs of partitions below them."""
     for number in range(MOST_CHILDREN):
         (tmp_path / f"many/{number}").mkdir(parents=True)
     assert len(tree.children("many")) == MOST_CHILDREN
@@ -117,8 +115,11 @@ def test_too_many_children_are_an_error_and_not_a_part_of_them(tree: CgroupTree,
         tree.children("many")
 
 
-def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path) -> None:
-    """With crun the scope has a sub-cgroup ``container``, and no process of its own."""
+def test_the_container_cgroup_of_crun_is_the_leaf(tree: CgroupTree, tmp_path: Path) -> None:
+    """With crun the scope contains no process but a sub-cgroup named ``container``.
+
+    A scope that contains processes has no leaf.
+    """
     (tmp_path / "a/b/cgroup.procs").write_text("")
     assert tree.leaf("a/b") == ""
     (tmp_path / "a/b/container").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was made true for a container, as bytes."""
+"""Format and storage of enforcement records."""
 
 import json
 from pathlib import Path
@@ -23,19 +23,18 @@ from numa_contract.records import MetadataFile
 from tests.rigs.builders import MI, cpu_record, memory_record
 
 RECORDS = (cpu_record("c1", "a=2-3", "b=4"), memory_record("m1", ("m", 1, MI, 4096), m={"limit": "claim"}))
-PROOF = EnforcementRecord(
+RECORD = EnforcementRecord(
     container="ab12", inode=7, claims=tuple(Held(record, record.requests[:1]) for record in RECORDS)
 )
 
 
-def test_what_is_kept_comes_back() -> None:
-    """Records and requests, the inode too."""
-    assert parse_enforcement_record("ab12.json", dump_record(PROOF)) == PROOF
+def test_a_record_is_parsed_as_it_was_written() -> None:
+    assert parse_enforcement_record("ab12.json", dump_record(RECORD)) == RECORD
 
 
 @pytest.mark.parametrize("container_id", ["", "a/b", "..", "a.b", "x" * 129, "ä", "a b"])
-def test_an_id_that_no_runtime_makes_has_no_name(container_id: str) -> None:
-    """It would leave the directory, or nobody could write it."""
+def test_an_invalid_container_id_has_no_record(container_id: str) -> None:
+    """Its file would be outside the directory or could not be created."""
     assert record_name(container_id) is None
 
 
@@ -43,41 +42,41 @@ def test_an_id_that_no_runtime_makes_has_no_name(container_id: str) -> None:
     "change",
     [{"version": 9}, {"inode": -1}, {"inode": 1e99}, {"container": "other"}, {"claims": [{}]}, {"claims": None}, {}],
 )
-def test_what_is_damaged_is_named(change: dict[str, object]) -> None:
-    """One bad file is one error."""
-    data = json.dumps(json.loads(dump_record(PROOF)) | change).encode() if change else b"[" * 100_000
+def test_a_damaged_record_raises_a_contract_error(change: dict[str, object]) -> None:
+    data = json.dumps(json.loads(dump_record(RECORD)) | change).encode() if change else b"[" * 100_000
     with pytest.raises(ContractError, match="proof"):
         parse_enforcement_record("ab12.json", data)
 
 
-def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
-    """A directory that somebody has made there does not keep the proofs of dead containers."""
-    proofs = EnforcementRecords(str(tmp_path))
+def test_a_file_that_cannot_be_removed_does_not_keep_other_records(tmp_path: Path) -> None:
+    """A stray directory is among the records of removed containers."""
+    store = EnforcementRecords(str(tmp_path))
     for name in ("aa", "bb", "cc", "dd"):
-        proofs.write(EnforcementRecord(container=name, inode=1))
+        store.write(EnforcementRecord(container=name, inode=1))
     (tmp_path / "proofs/a-stray-directory").mkdir()
-    assert proofs.retain(["aa"]) == {"aa", "a-stray-directory"}
+    assert store.retain(["aa"]) == {"aa", "a-stray-directory"}
 
 
-def test_a_proof_of_the_most_and_largest_claims_can_be_read_again(tmp_path: Path) -> None:
-    """What is written is not larger than what is read: else the container would lose its CPUs with its records."""
+def test_a_record_of_the_largest_claims_is_read_and_a_larger_one_is_not_written(tmp_path: Path) -> None:
+    """Otherwise a container whose claim files are lost would lose its CPUs after a restart of the backend."""
     parts = [(f"r{n:062d}", 0, 2 * MI, 2 * MI) for n in range(32)]
     records = [memory_record(f"{n:036d}", *parts) for n in range(MAX_CLAIMS)]
-    told = MetadataFile(host_path="/" + "x" * 400, mount_path="/" + "y" * 400, content='"' + "z" * 1000 + '"')
-    records = [one.model_copy(update={"metadata": dict.fromkeys(one.requests, told)}) for one in records]
-    proof = EnforcementRecord(container="ab12", inode=7, claims=tuple(Held(one, one.requests) for one in records))
-    proofs = EnforcementRecords(str(tmp_path))
-    proofs.write(proof)
-    assert proofs.load(["ab12"]) == {"ab12": proof}
-    huge = told.model_copy(update={"content": "z" * (MAX_BYTES // 32)})
+    metadata = MetadataFile(host_path="/" + "x" * 400, mount_path="/" + "y" * 400, content='"' + "z" * 1000 + '"')
+    records = [one.model_copy(update={"metadata": dict.fromkeys(one.requests, metadata)}) for one in records]
+    enforcement_record = EnforcementRecord(
+        container="ab12", inode=7, claims=tuple(Held(one, one.requests) for one in records)
+    )
+    store = EnforcementRecords(str(tmp_path))
+    store.write(enforcement_record)
+    assert store.load(["ab12"]) == {"ab12": enforcement_record}
+    huge = metadata.model_copy(update={"content": "z" * (MAX_BYTES // 32)})
     claims = [Held(records[0].model_copy(update={"metadata": dict.fromkeys(records[0].requests, huge)}), ())]
     with pytest.raises(OSError, match="more than 16777216"):
-        proofs.write(EnforcementRecord(container="ab12", inode=7, claims=tuple(claims)))
-    assert proofs.load(["ab12"]) == {"ab12": proof}
+        store.write(EnforcementRecord(container="ab12", inode=7, claims=tuple(claims)))
+    assert store.load(["ab12"]) == {"ab12": enforcement_record}
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_error_of_ours(data: bytes) -> None:
-    """A disk may say anything."""
+def test_arbitrary_bytes_raise_a_contract_error(data: bytes) -> None:
     with pytest.raises(ContractError):
         parse_enforcement_record("ab12.json", data)

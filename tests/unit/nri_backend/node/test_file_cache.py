@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether files still say what they said when all was well."""
+"""The cache of file contents reports the cgroups whose files have changed."""
 
 import os
 import resource
@@ -17,15 +17,15 @@ CPUS = "cpuset.cpus.effective"
 
 @pytest.fixture
 def tree(memory: Path) -> KernelTree:
-    """A tree with a container in it."""
+    """A tree with one container."""
     tree = KernelTree(memory)
     tree.make("pod/c")
     return tree
 
 
-def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
-    """What these files said."""
-    recording, readings = tree.recording(), FileCache(tree.root, stay_open=stay_open)
+def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
+    """Returns a cache with the present contents of these files."""
+    recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     for name in names:
         try:
             recording.read("pod/c", name)
@@ -33,24 +33,24 @@ def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
             continue
     assert tree.seen is None
     assert recording.seen is not None
-    readings.keep("c", 1, recording.seen)
-    return readings
+    cache.keep("c", 1, recording.seen)
+    return cache
 
 
-def test_a_look_that_is_forgotten_while_it_hangs_leaves_nothing_open(memory: Path) -> None:
-    """The kernel may hold an open up; what is opened after the look was forgotten is closed with it."""
+def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(memory: Path) -> None:
+    """A file that is opened after the entry was forgotten is closed with it."""
     (memory / "c").mkdir()
-    os.mkfifo(memory / "c/2")  # its open waits for a writer
+    os.mkfifo(memory / "c/2")  # opening it waits for a writer
     for name in "134":
         (memory / f"c/{name}").write_text("x")
-    readings = FileCache(str(memory), stay_open=True)
-    readings.keep("c", 1, {("c", name): b"x" for name in "1234"})
+    cache = FileCache(str(memory), stay_open=True)
+    cache.keep("c", 1, {("c", name): b"x" for name in "1234"})
     before = open_files()
-    comparison = threading.Thread(target=readings.differing, args=(["c"],))
+    comparison = threading.Thread(target=cache.differing, args=(["c"],))
     comparison.start()
     while open_files() == before:
         pass  # until the first file is open
-    readings.forget(["c"])
+    cache.forget(["c"])
     writer = writer_of(memory / "c/2")
     comparison.join()
     os.close(writer)
@@ -58,12 +58,12 @@ def test_a_look_that_is_forgotten_while_it_hangs_leaves_nothing_open(memory: Pat
 
 
 def open_files() -> int:
-    """Descriptors of this process."""
+    """Returns the number of open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def writer_of(fifo: Path) -> int:
-    """Opens the other end as soon as somebody waits for it."""
+    """Opens a FIFO for writing as soon as a reader waits for it."""
     while True:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -73,82 +73,81 @@ def writer_of(fifo: Path) -> int:
 
 @pytest.mark.parametrize("stay_open", [True, False])
 @pytest.mark.parametrize("change", ["written", "removed", "forgotten"])
-def test_a_change_is_seen(tree: KernelTree, stay_open: bool, change: str) -> None:
-    """Whoever made it, and also when the whole cgroup is gone; as often as one looks."""
-    readings = readings_of(tree, CPUS, "cpuset.mems.effective", stay_open=stay_open)
-    assert [readings.differing("c") for _ in range(2)] == [[], []]
+def test_every_comparison_reports_a_changed_removed_or_forgotten_file(
+    tree: KernelTree, stay_open: bool, change: str
+) -> None:
+    cache = cache_of(tree, CPUS, "cpuset.mems.effective", stay_open=stay_open)
+    assert [cache.differing("c") for _ in range(2)] == [[], []]
     if change == "written":
         tree.set("pod/c", "cpuset.cpus", "3")
     elif change == "removed":
         tree.remove("pod/c")
     else:
-        readings.retain([])
-    assert [readings.differing("c") for _ in range(2)] == [["c"], ["c"]]
+        cache.retain([])
+    assert [cache.differing("c") for _ in range(2)] == [["c"], ["c"]]
 
 
 @pytest.mark.parametrize("stay_open", [True, False])
-def test_a_file_that_comes_is_seen(tree: KernelTree, stay_open: bool) -> None:
-    """A controller may be switched on later."""
-    readings = readings_of(tree, CPUS, "hugetlb.4MB.max", stay_open=stay_open)
-    assert readings.differing("c") == []
+def test_a_file_that_appears_is_a_change(tree: KernelTree, stay_open: bool) -> None:
+    """A controller may be enabled later."""
+    cache = cache_of(tree, CPUS, "hugetlb.4MB.max", stay_open=stay_open)
+    assert cache.differing("c") == []
     tree.path("pod/c").joinpath("hugetlb.4MB.max").write_text("max\n")
-    assert readings.differing("c") == ["c"]
+    assert cache.differing("c") == ["c"]
 
 
-def test_another_desire_is_another_look(tree: KernelTree) -> None:
-    """Only what was read for the present state can be compared."""
-    readings = readings_of(tree, CPUS, stay_open=True)
-    assert (readings.comparable(["c", "d"], 1), readings.comparable(["c"], 2)) == (["c"], [])
+def test_contents_are_comparable_only_for_the_state_they_were_read_in(tree: KernelTree) -> None:
+    cache = cache_of(tree, CPUS, stay_open=True)
+    assert (cache.comparable(["c", "d"], 1), cache.comparable(["c"], 2)) == (["c"], [])
 
 
-def test_descriptors_are_closed(tree: KernelTree) -> None:
-    """Containers come and go for months."""
+def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    readings = readings_of(tree, CPUS, stay_open=True)
-    readings.differing("c")
+    cache = cache_of(tree, CPUS, stay_open=True)
+    cache.differing("c")
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
-    readings.forget(["c"])
+    cache.forget(["c"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_at_most_a_quarter_of_the_processs_files_stay_open(memory: Path) -> None:
-    """With more containers the files of the others are opened for each comparison, and changes are seen as well."""
+def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> None:
+    """The files of further containers are opened for each comparison, and their changes are found as well."""
     tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
     try:
-        readings, most = FileCache(tree.root, stay_open=True), (before + 100) // 4
+        cache, most = FileCache(tree.root, stay_open=True), (before + 100) // 4
         for key in keys:
             tree.make(key)
             names = (CPUS, "cpuset.mems.effective")
             seen: Seen = {(key, name): tree.path(key).joinpath(name).read_bytes() for name in names}
-            readings.keep(key, 1, seen)
+            cache.keep(key, 1, seen)
         for _ in range(3):
-            assert readings.differing(keys) == []
+            assert cache.differing(keys) == []
             assert most - 2 < open_files() - before <= most
         for key in (keys[0], keys[-1]):
             tree.set(key, "cpuset.cpus", "3")
-        assert readings.differing(keys) == [keys[0], keys[-1]]
-        readings.forget(keys)
+        assert cache.differing(keys) == [keys[0], keys[-1]]
+        cache.forget(keys)
         assert open_files() == before
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_could_be_opened_is_closed_where_descriptors_run_out(tree: KernelTree) -> None:
-    """At the process's limit a look that opens half of its files is a difference, and leaks none."""
+def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None:
+    """A comparison that can open only some of the files of a container reports a change."""
     before = len(list(Path("/proc/self/fd").iterdir()))
-    readings = readings_of(tree, CPUS, "cpuset.mems.effective", stay_open=True)
+    cache = cache_of(tree, CPUS, "cpuset.mems.effective", stay_open=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
     try:
-        assert [readings.differing("c") for _ in range(2)] == [["c"], ["c"]]
+        assert [cache.differing("c") for _ in range(2)] == [["c"], ["c"]]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert readings.differing("c") == []
-    readings.forget(["c"])
+    assert cache.differing("c") == []
+    cache.forget(["c"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which claims a container holds: the environment is evidence, the record is authority."""
+"""Which claims a container may use: its environment is evidence, and the claim records decide."""
 
 import pytest
 from hypothesis import given
@@ -18,49 +18,54 @@ TWO = cpu_record("c2", "a=2-3", "b=6")
 MEM = memory_record("m1", ("m", 0, 64 * MI, 2 * MI), ("n", 1, 4 * MI, 2 * MI), ("n", 1, 512 * MI, 4096))
 
 
-def held(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Entitlement:
-    """What is held, when nothing is refused."""
+def entitlement_for(
+    env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None
+) -> Entitlement:
+    """Returns the entitlement. The container must not be rejected."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
     entitlement, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
     assert rejection is None
     return entitlement
 
 
-def refused(
+def rejection_for(
     env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None
 ) -> Rejection:
-    """Why it is refused."""
+    """Returns the rejection. The container must be rejected."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
     _, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
     assert rejection is not None
     return rejection
 
 
-def test_a_plain_container_holds_nothing() -> None:
-    """Variables of others are not looked at."""
-    assert held(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Entitlement()
+def test_a_container_without_claim_variables_holds_no_claim() -> None:
+    """Other variables and incomplete prefixes are ignored."""
+    assert entitlement_for(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Entitlement()
 
 
-def test_a_claim_is_held_as_recorded() -> None:
-    """CPUs, NUMA nodes and hugepages come from the records, added up over claims and requests."""
-    entitlement = held(env_of(ONE) + env_of(MEM), ONE, MEM)
+def test_the_entitlement_is_the_sum_of_the_recorded_claims() -> None:
+    """CPUs, NUMA nodes and hugepages are added up over claims and requests."""
+    entitlement = entitlement_for(env_of(ONE) + env_of(MEM), ONE, MEM)
     assert entitlement.cpus == {2, 3}
     assert entitlement.mems == {0, 1}
     assert dict(entitlement.hugepages) == {(2 * MI, "m1", "m"): 64 * MI, (2 * MI, "m1", "n"): 4 * MI}
     assert entitlement.env == {}
 
 
-def test_one_request_of_a_claim_gives_no_more_than_that() -> None:
+def test_a_container_is_entitled_only_to_the_requests_that_it_names() -> None:
     """A container may use one request of a claim."""
-    assert held(env_of(TWO, "b"), TWO).cpus == {6}
-    assert held(env_of(MEM, "m"), MEM).mems == {0}
+    assert entitlement_for(env_of(TWO, "b"), TWO).cpus == {6}
+    assert entitlement_for(env_of(MEM, "m"), MEM).mems == {0}
 
 
-def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
-    """Launchers read DRA_CPUSET_<uid>; the runtime shows it back to us in every later message."""
-    entitlement = held(env_of(TWO), TWO)
+def test_the_union_variable_of_several_requests_is_added_and_accepted() -> None:
+    """Launchers read DRA_CPUSET_<uid>.
+
+    The runtime includes the variable in later messages, where it is not evidence.
+    """
+    entitlement = entitlement_for(env_of(TWO), TWO)
     assert entitlement.env == {"DRA_CPUSET_c2": "2-3,6"}
-    again = held((*env_of(TWO), "DRA_CPUSET_c2=2-3,6"), TWO)
+    again = entitlement_for((*env_of(TWO), "DRA_CPUSET_c2=2-3,6"), TWO)
     assert (again.cpus, again.env) == (entitlement.cpus, entitlement.env)
 
 
@@ -83,27 +88,30 @@ def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
         ((*env_of(MEM, "m")[:1], "DRAMEMORY_m1_m_hugepages_2Mi=numanode:0,size:1Gi"), Reason.FORGED),
     ],
 )
-def test_what_is_not_the_record_is_refused(env: tuple[str, ...], reason: Reason) -> None:
-    """A pod can write any variable; it never widens what a container gets, and the text names the variable."""
-    rejection = refused(env, ONE, TWO, MEM)
+def test_variables_that_differ_from_the_record_are_rejected(env: tuple[str, ...], reason: Reason) -> None:
+    """A pod can set any variable, but none widens its entitlement. The rejection contains the name of the variable."""
+    rejection = rejection_for(env, ONE, TWO, MEM)
     assert rejection.reason == reason
     assert env[0].partition("=")[0] in rejection.text or env[-1].partition("=")[0] in rejection.text
 
 
 @pytest.mark.fault("cpu peer 9.4.4")
-def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
-    """reservedFor is a snapshot: the rejection names the claim to the frontend, which reads it again."""
-    rejection = refused(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
+def test_a_pod_is_rejected_until_the_record_contains_it() -> None:
+    """``reservedFor`` of the record is a snapshot.
+
+    The rejection reports the claim to the frontend, which reads it again.
+    """
+    rejection = rejection_for(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
     assert rejection.reason == Reason.NOT_RESERVED
     assert [(use.uid, use.cpus) for use in rejection.unknown] == [("c1", frozenset())]
     assert "ns/claim-c1 (c1) is recorded for pod ns/p1 and not for this pod" in rejection.text
     assert "If the pod names the claim in spec.resourceClaims" in rejection.text
     wider = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
-    assert held(env_of(ONE), wider, user=Owner(pod_uid="p2", container="main")).cpus == {2, 3}
+    assert entitlement_for(env_of(ONE), wider, user=Owner(pod_uid="p2", container="main")).cpus == {2, 3}
 
 
-def test_an_unreadable_record_is_no_record() -> None:
-    """The text says what is wrong with the record; the claim is reported for rebuilding."""
+def test_an_unreadable_record_is_rejected_as_missing() -> None:
+    """The text contains the cause, and the claim is reported to the frontend so that it rebuilds the record."""
     files = {("dra.cpu", "c1"): ClaimFile("dra.cpu", "c1", None, frozenset({2, 3}), "no record (KeyError)")}
     _, _, rejection = authorize(read_evidence(env_of(ONE)), ME, Claims(files))
     assert rejection is not None
@@ -127,30 +135,38 @@ OTHER_POD = Owner(pod_uid="p2", container="main")
         (False, Owner(pod_uid="p9", container="main"), ME, True),
     ],
 )
-def test_a_claim_has_one_owner(source: str, sharing: bool, owner: Owner, user: Owner, allowed: bool) -> None:
-    """One container, or the containers of one pod; the right ends when the owner's pod leaves reservedFor."""
+def test_a_claim_is_used_only_by_its_owner(
+    source: str, sharing: bool, owner: Owner, user: Owner, allowed: bool
+) -> None:
+    """The owner is one container, or all containers of one pod if the claim is shared.
+
+    Ownership ends when the owner's pod leaves ``reservedFor``.
+    """
     recorded = owner if source == "record" else None
     record = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"), pool=sharing, owner=recorded)
     first = owner if source == "memory" else None
     if allowed:
-        assert held(env_of(record), record, user=user, first=first).cpus == {2, 3}
+        assert entitlement_for(env_of(record), record, user=user, first=first).cpus == {2, 3}
     else:
-        rejection = refused(env_of(record), record, user=user, first=first)
+        rejection = rejection_for(env_of(record), record, user=user, first=first)
         assert rejection.reason == Reason.SHARED
-        assert f"container {owner.container} of pod ns/{owner.pod_uid}" in rejection.text, "the builder names pods so"
+        assert f"container {owner.container} of pod ns/{owner.pod_uid}" in rejection.text, "pods are named by their UID"
         assert [one.uid for one in rejection.about] == ["c1"]
-        assert rejection.unknown == (), "reading the claim again would change nothing"
+        assert rejection.unknown == (), "reading the claim again would not change the result"
 
 
-def test_one_bad_claim_refuses_the_container_whole() -> None:
-    """A container is never half believed, and every claim in question is reported."""
-    rejection = refused((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
+def test_one_invalid_claim_rejects_the_container() -> None:
+    """All claims in question are reported."""
+    rejection = rejection_for((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
     assert rejection.reason == Reason.NO_RECORD
     assert {use.uid for use in rejection.unknown} == {"x", "y"}
 
 
-def test_evidence_names_each_request_once() -> None:
-    """A claim is reported once, with its requests; the union beside them is not a request, and no CPU is believed."""
+def test_evidence_contains_each_request_once() -> None:
+    """A claim is reported once, with its requests.
+
+    The union variable is not a request, and CPUs in the environment are not reported.
+    """
     evidence = read_evidence((*env_of(TWO), "DRA_CPUSET_c2=2-3,6", *env_of(MEM, "n")))
     named = [use(key, variables) for key, variables in evidence.claims.items()]
     assert [(one.uid, one.requests) for one in named] == [("c2", ("a", "b")), ("m1", ("n",))]
@@ -165,18 +181,18 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
 @pytest.mark.fault("protocol trap 7.9")
-def test_no_environment_widens_what_the_records_give(env: list[str]) -> None:
-    """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
+def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
+    """With any variables, a container is entitled to CPUs of its claims alone, and a rejection has a text."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
-    held, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
-    assert held.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in held.claims))
-    assert held.cpus <= {2, 3, 6}
+    entitlement, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
+    assert entitlement.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in entitlement.claims))
+    assert entitlement.cpus <= {2, 3, 6}
     assert rejection is None or rejection.text
 
 
-def test_a_sharing_of_tomorrow_is_the_stricter_one() -> None:
-    """A word that a newer frontend wrote lets nobody in beside the owner."""
+def test_an_unknown_value_of_sharing_means_no_sharing() -> None:
+    """A newer frontend may write a value that this release does not know."""
     record = cpu_record("c1", "cpus=2-3", pool=True, owner=SIDE)
-    assert held(env_of(record), record).cpus == {2, 3}
-    strict = record.model_copy(update={"sharing": "of tomorrow"})
-    assert refused(env_of(strict), strict).reason == Reason.SHARED
+    assert entitlement_for(env_of(record), record).cpus == {2, 3}
+    strict = record.model_copy(update={"sharing": "unknown"})
+    assert rejection_for(env_of(strict), strict).reason == Reason.SHARED

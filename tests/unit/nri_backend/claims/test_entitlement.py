@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims add up to for a container, and what is left for the others."""
+"""The sum of a container's claims: memory binding, limits and protection, mounts and the partition type."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,19 +18,19 @@ PLAIN, TWO = 4096, 2 * MI
 
 
 def grant(*parts: tuple[str, int, int, int], **parameters: Any) -> MemoryGrant:
-    """What one claim with these requests gives."""
+    """Returns the memory grant of one claim with these requests."""
     memory = entitlement_of(memory_record("m", *parts, **parameters)).memory
     assert memory is not None
     return memory
 
 
-def test_by_default_memory_is_bound_and_nothing_else() -> None:
-    """Strict binding alone, the union of the nodes."""
+def test_by_default_a_memory_claim_only_binds_to_its_nodes() -> None:
+    """The nodes are the union over all requests."""
     assert grant(("a", 0, MI, PLAIN), ("b", 1, TWO, TWO)) == MemoryGrant(nodes=frozenset({0, 1}))
 
 
-def test_one_request_that_asks_is_enough_to_limit_the_container_to_all() -> None:
-    """A cgroup has one limit; hugepages are not in it."""
+def test_a_limit_of_one_request_limits_the_container_to_the_sum_of_all() -> None:
+    """A cgroup has one limit, which does not include hugepages."""
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("h", 1, TWO, TWO)
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
@@ -40,8 +40,8 @@ def test_one_request_that_asks_is_enough_to_limit_the_container_to_all() -> None
     }
 
 
-def test_limits_are_whole_pages() -> None:
-    """As in the kernel, which rounds down; a fraction is rounded once, of the sum, and is never nothing."""
+def test_limits_are_rounded_down_to_whole_pages() -> None:
+    """The kernel rounds in the same way. A fraction is rounded once, after the sum, and is at least one page."""
     odd = grant(("a", 0, 3 * PLAIN + 7, PLAIN), a={"limit": "claim", "high": 0.4, "protect": "min"})
     assert (odd.maximum, odd.high) == (3 * PLAIN, PLAIN)
     assert set(odd.protected.values()) == {3 * PLAIN}
@@ -50,8 +50,11 @@ def test_limits_are_whole_pages() -> None:
     assert grant(pages[0], a={"high": 0.5}).high == PLAIN
 
 
-def test_protection_is_by_file_and_request() -> None:
-    """Each request chooses; ``low`` and ``min`` are two files, and more than is claimed does no harm."""
+def test_each_request_chooses_its_protection() -> None:
+    """``low`` and ``min`` are separate files, each with the sum of the requests that chose it.
+
+    A higher value is accepted.
+    """
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)
     protected = grant(*parts, a={"protect": "min"}, b={"protect": "low"}, c={"protect": "low"}, h={"protect": "min"})
     assert memory_limits(protected) == {
@@ -60,8 +63,8 @@ def test_protection_is_by_file_and_request() -> None:
     }
 
 
-def test_a_policy_stands_for_the_nodes_of_those_who_want_one() -> None:
-    """Beside a strict request the cpuset has the nodes of all: a policy beyond it would be invalid."""
+def test_a_memory_policy_contains_the_nodes_of_the_requests_that_ask_for_one() -> None:
+    """With an additional strict request the cpuset contains the nodes of all requests: a policy must be inside it."""
     parts = ("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), ("c", 2, MI, PLAIN)
     soft = {"binding": "interleave"}
     mixed = grant(*parts, a=soft, b=soft)
@@ -80,16 +83,18 @@ def test_a_policy_stands_for_the_nodes_of_those_who_want_one() -> None:
         ({"binding": "preferred"}, {}, ""),
     ],
 )
-def test_what_cannot_be_enforced_is_said(a: Mapping[str, object], b: Mapping[str, object], fault: str) -> None:
-    """Two policies for one process; a word of a newer release, which could mean anything."""
+def test_parameters_that_cannot_be_enforced_are_a_fault(
+    a: Mapping[str, object], b: Mapping[str, object], fault: str
+) -> None:
+    """A process has one memory policy, and a value of a newer release has an unknown meaning."""
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)
 
 
 @pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
-def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden: bool) -> None:
-    """Each is right by itself, so that only here both are seen; two nodes of one request are one mount."""
+def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, other: str, hidden: bool) -> None:
+    """Each claim is valid by itself, so only the backend sees both. Two nodes of one request have one mount."""
     records = [
         memory_record(uid, ("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path=path)})
         for uid, path in (("m", one), ("n", other))
@@ -111,10 +116,12 @@ def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden:
         (["silent"], "container", "", "isolation: silent is unknown to this release"),
     ],
 )
-def test_a_container_is_one_partition(isolation: list[str], sharing: str, partition: str, fault: str) -> None:
-    """What its requests want of the kernel must be one thing, and only one container can have it."""
+def test_the_requests_of_a_container_agree_on_one_partition_type(
+    isolation: list[str], sharing: str, partition: str, fault: str
+) -> None:
+    """A shared claim cannot be a partition, because several containers use it."""
     record = cpu_record("c1", *(f"r{n}={n}" for n in range(len(isolation))))
     parameters = {f"r{n}": CpuParameters(isolation=word) for n, word in enumerate(isolation)}
-    held = entitlement_of(record.model_copy(update={"parameters": parameters, "sharing": sharing}))
-    assert held.partition == partition
-    assert (fault in held.fault) if fault else not held.fault
+    entitlement = entitlement_of(record.model_copy(update={"parameters": parameters, "sharing": sharing}))
+    assert entitlement.partition == partition
+    assert (fault in entitlement.fault) if fault else not entitlement.fault

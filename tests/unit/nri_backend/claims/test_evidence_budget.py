@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod's author may write costs next to nothing, in CPU time and memory: no machine's load makes these fail."""
+"""The cost of environments that a pod's author controls, in CPU time and memory.
+
+The load of the machine does not count.
+"""
 
 import tracemalloc
 from collections.abc import Callable
@@ -24,8 +27,8 @@ MEGABYTE: Final = 1 << 20
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "a=2-3", "b=6")
 HOOK_SECONDS: Final = 0.05
-SNAPSHOT_SECONDS: Final = 0.2  # of 100: a fifth of the second that 500 may take
-"""For 100 containers."""
+SNAPSHOT_SECONDS: Final = 0.2
+"""CPU time for 100 containers: a fifth of the second that 500 containers may take."""
 ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
     "ranges": lambda: ["DRA_CPUSET_x=" + "0-65535," * (3 * MEGABYTE // 16)],
     "small ranges": lambda: ["DRA_CPUSET_c1=" + "0-8191," * (3 * MEGABYTE // 14)],
@@ -38,7 +41,7 @@ ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
     "as many as allowed": lambda: [f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0-8191" for n in range(MAX_VARIABLES)],
     "memory": lambda: [f"DRAMEMORY_m{n}_r_hugepages_2Mi=numanode:0" for n in range(30_000)],
     "others": lambda: [f"SERVICE_{n}=tcp://10.0.0.1:80" for n in range(30_000)],
-    "ours last": lambda: [*(f"S_{n}=tcp://10.0.0.1:80" for n in range(30_000)), "DRA_CPUSET_c1=0-8191,0-8191"],
+    "the driver's last": lambda: [*(f"S_{n}=tcp://10.0.0.1:80" for n in range(30_000)), "DRA_CPUSET_c1=0-8191,0-8191"],
 }
 
 
@@ -48,8 +51,11 @@ def message(request: pytest.FixtureRequest) -> pb.Container:
 
 
 @pytest.mark.fault("backend A1", "backend A2", "security S1", "security S10")
-def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Container) -> None:
-    """The whole way from the message to the report of the rejection; and what is told is short."""
+def test_any_environment_is_checked_within_the_time_of_a_hook(message: pb.Container) -> None:
+    """The time includes everything from the parsed message to the report of the rejection.
+
+    Its text and the report are short.
+    """
     claims = Claims(files_of(ONE, TWO))
 
     def work() -> tuple[Entitlement, Rejection | None, str]:
@@ -58,15 +64,15 @@ def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Contai
         return held, rejection, report(tracked).model_dump_json()
 
     assert cpu_seconds(work) < HOOK_SECONDS
-    held, rejection, told = work()
+    held, rejection, report_json = work()
     assert held.cpus == frozenset()
     assert len(rejection.text if rejection else "") < 1000
-    assert len(told) < 10_000
+    assert len(report_json) < 10_000
 
 
 @pytest.mark.fault("backend A1", "security S1")
-def test_a_snapshot_of_such_containers_is_taken_over_at_once(message: pb.Container) -> None:
-    """A runtime sends each of its containers in one of many calls; when all are there, they are judged at once."""
+def test_a_snapshot_of_containers_with_large_environments_is_checked_in_time(message: pb.Container) -> None:
+    """The runtime sends its containers in several messages, and all of them are authorized at once."""
     sent = read_container(message)
     claims = Claims(files_of(ONE, TWO))
 
@@ -78,8 +84,8 @@ def test_a_snapshot_of_such_containers_is_taken_over_at_once(message: pb.Contain
     assert cpu_seconds(work) < SNAPSHOT_SECONDS * PATIENCE
 
 
-def test_what_is_over_the_limits_is_malformed() -> None:
-    """One variable or one byte too many, however many more there were."""
+def test_an_environment_over_the_limits_is_malformed() -> None:
+    """One variable, one byte or one claim too many is enough."""
     at_most = tuple(f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0" for n in range(MAX_VARIABLES))
     assert read_evidence(at_most).fault == ""
     assert "more than 64 claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault
@@ -93,8 +99,8 @@ def test_what_is_over_the_limits_is_malformed() -> None:
         assert f"more than {MAX_VARIABLES} variables or 64 KiB" in rejection.text
 
 
-def test_refused_attempts_are_kept_without_their_environments() -> None:
-    """As many as are kept, each with the longest environment that is read; what is told of them names 16 claims."""
+def test_rejected_attempts_are_stored_without_their_environments() -> None:
+    """As many attempts as are stored, each with the largest environment that is read, take less than 6 MiB."""
     state = NodeState()
     value = "0" * (MAX_VARIABLE_BYTES // MAX_VARIABLES - 40)
     tracemalloc.start()

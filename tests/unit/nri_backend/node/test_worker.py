@@ -142,8 +142,10 @@ async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
 
 
 async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory: Path) -> None:
-    """A claim ends, its CPUs return to the pool, and the next claim gets them before the write to a member of the pool
-    has returned."""
+    """A claim ends and its CPUs return to the pool.
+
+    The next claim gets them while the write to a member of the pool hangs.
+    """
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims do to limits: hugepages, plain memory, the quota, what is passed on, and what comes back."""
+"""The effect of claims on limits: hugepages, memory, CPU quota, protection of ancestors, and original limits."""
 
 from dataclasses import dataclass, field
 
@@ -43,15 +43,15 @@ MIN, LOW = "memory.min", "memory.low"
         (("a=2", "b=3"), CpuLimit(200_000), True),
     ],
 )
-def test_a_claim_that_covers_the_limit_ends_the_quota(
+def test_a_container_is_unthrottled_if_its_claim_covers_its_cpu_limit(
     requests: tuple[str, ...], limit: CpuLimit | None, free: bool
 ) -> None:
-    """Two CPUs cover a limit of two and no more, whatever the period, and of whichever requests they are."""
+    """Two CPUs cover a limit of two CPUs and no more, for any period, and in any number of requests."""
     assert unthrottled(entitlement_of(cpu_record("c", *requests)), limit) is free
 
 
-def test_the_quota_stays_where_anybody_wants_to_keep_it() -> None:
-    """``quota: keep`` of one request, a word of a newer release, or no CPU claim at all."""
+def test_a_container_is_throttled_if_one_request_keeps_the_quota() -> None:
+    """``quota: keep``, a value of a newer release, and a container without CPU claims keep the quota."""
     for word in ("keep", "half"):
         held = entitlement_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
         assert not unthrottled(held, CpuLimit(1))
@@ -59,7 +59,7 @@ def test_the_quota_stays_where_anybody_wants_to_keep_it() -> None:
 
 
 def limits(claimed: dict[int, int], stated: dict[int, int], pod_own: dict[int, Limit]) -> dict[int, Limit]:
-    """A container's limits by page size."""
+    """Returns a container's hugepage limits by page size."""
     wanted = hugepage_limits(claimed, stated, pod_own)
     for size in pod_own:
         assert len({wanted[file] for file in hugepage_files(size)}) == 1, "pages in use and reservations alike"
@@ -67,14 +67,17 @@ def limits(claimed: dict[int, int], stated: dict[int, int], pod_own: dict[int, L
 
 
 def test_a_shared_claim_counts_once_for_its_pod() -> None:
-    """Two containers that share a request have its pages once; a part of a page is no page."""
+    """Two containers share a request. Partial pages do not count."""
     one = entitlement_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
     other = entitlement_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
     assert claimed_bytes([one, one, other]) == {TWO: 66 * MI}
 
 
-def test_a_dropped_statement_is_bounded_by_the_pod() -> None:
-    """Stock containerd hides the kubelet's limit: the pod's own stands in, which is 0 where none was asked for."""
+def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_has_dropped() -> None:
+    """Stock containerd does not report the kubelet's limit.
+
+    The pod's limit is 0 if no container asked for hugepages.
+    """
     claimed = {TWO: 64 * MI}
     assert limits(claimed, {}, {TWO: 0, GIGA: 0}) == {TWO: 64 * MI, GIGA: 0}
     assert limits(claimed, {}, {TWO: 8 * MI, GIGA: GIGA}) == {TWO: 72 * MI, GIGA: GIGA}
@@ -82,8 +85,8 @@ def test_a_dropped_statement_is_bounded_by_the_pod() -> None:
     assert limits(claimed, {TWO: 2 * MI}, {TWO: 8 * MI, GIGA: GIGA}) == {TWO: 66 * MI, GIGA: 0}
 
 
-def test_only_the_sizes_that_are_claimed_must_exist() -> None:
-    """The others are limited where the kernel has them."""
+def test_only_files_of_claimed_page_sizes_are_needed() -> None:
+    """Other sizes are limited if the kernel has their files."""
     wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
     assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
     assert hugepage_raises({TWO: TWO}, [GIGA]) == {
@@ -92,8 +95,11 @@ def test_only_the_sizes_that_are_claimed_must_exist() -> None:
     }
 
 
-def test_the_claims_part_is_taken_out_of_what_a_runtime_shows() -> None:
-    """The rest was asked for; without a rest nothing is known, and an answer that was not ours is untouched."""
+def test_claimed_bytes_are_subtracted_from_the_limits_that_the_runtime_shows() -> None:
+    """The rest is the kubelet's limit.
+
+    A size without a rest counts as not stated, and a lower limit is returned unchanged.
+    """
     claimed = {TWO: 64 * MI}
     assert asked_limits({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
     assert asked_limits({TWO: 64 * MI}, claimed) == {}
@@ -114,23 +120,25 @@ RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
         (True, {TWO: 8 * MI, GIGA: GIGA}, {TWO, GIGA}),
     ],
 )
-def test_who_asked_for_no_pages_can_reserve_none(stated: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
-    """The pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
+def test_the_guard_forbids_reservations_without_a_hugepage_limit(
+    stated: bool, pod_own: dict[int, Limit], guarded: set[int]
+) -> None:
+    """If the runtime states no limits, the pod's limit decides: a pod that may use pages is not guarded."""
     wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, stated=stated)
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
-def test_a_guard_that_stands_asks_nobody() -> None:
-    """The audit of a node full of containers reads no file of their pods; a size without a file cannot be reserved."""
+def test_a_guard_in_force_does_not_read_the_limits_of_the_pod() -> None:
+    """This saves the audit reading files of every pod. A size without a file cannot be reserved and needs no guard."""
 
     def never() -> dict[int, Limit]:
-        raise AssertionError("the pod was asked")
+        raise AssertionError("the limits of the pod were read")
 
     assert guard_limits((TWO, GIGA), {RSVD[TWO]: 0}, never, stated=False) == {}
 
 
-def test_sums_go_up_to_the_top() -> None:
-    """Each ancestor but the root has the sum of those below it; a claim that two containers share counts once."""
+def test_protection_is_summed_up_in_every_ancestor() -> None:
+    """The root is left out. A claim that two containers share counts once."""
     assert ancestors("kubelet/kubepods/pod1/c1") == ("kubelet/kubepods/pod1", "kubelet/kubepods", "kubelet")
     assert ancestors("") == ancestors("top") == ()
     found = protections(
@@ -157,13 +165,13 @@ RAISES = st.one_of(st.none(), ADDED, st.just(Raise(lifted=True)))
 
 @dataclass
 class Group:
-    """One cgroup with one limit, and the notes on it."""
+    """A cgroup with one limit and the original limits that are stored for it."""
 
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
     def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
-        """One job, which may die after each of its three steps."""
+        """Runs one job, which the crash of the process may interrupt after each of its three steps."""
         raises = {} if raised is None else {MIN: raised}
         wanted, self.notes, after = plan({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:
@@ -173,8 +181,10 @@ class Group:
 
 
 @given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
-def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | None, int, bool]]) -> None:
-    """Raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
+def test_the_kubelets_limit_survives_any_raises_and_crashes(
+    own: Limit, jobs: list[tuple[Raise | None, int, bool]]
+) -> None:
+    """The limit is raised, changed and restored in any order, with crashes and resets by the kubelet."""
     group = Group(own)
     for raised, dies_after, reset in jobs:
         if reset:
@@ -189,7 +199,7 @@ def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | N
 
 @given(OWN, ADDED, ADDED)
 def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Raise, now: Raise) -> None:
-    """The kubelet's value is remembered all the same, and comes back when everything is known."""
+    """The kubelet's limit is remembered and restored once all claims are known."""
     group = Group(own)
     group.apply(before, dies_after=2)
     raised = group.limit
@@ -203,8 +213,8 @@ def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Rai
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
-def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int, int]]) -> None:
-    """In-place resize: whatever differs from what we wrote is the kubelet's, and the claims come on top of it."""
+def test_a_limit_that_the_kubelet_changes_becomes_the_original_limit(own: int, jobs: list[tuple[int, int]]) -> None:
+    """In-place resize: a value that the backend has not written is the kubelet's, and the claims are added to it."""
     group = Group(own)
     for change, plus in jobs:
         if change and group.limit is not None and own + change * 1000 != group.limit:
@@ -215,8 +225,11 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_what_the_kubelet_has_counted_is_not_added_again(spec: int, counted: int, others: int) -> None:
-    """With all claims of a pod in use its limit is the same whoever adds them, and never less than what is in use."""
+def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, counted: int, others: int) -> None:
+    """If all claims of the pod are in use, the limit does not depend on which of both adds them.
+
+    It is never below the claims in use.
+    """
     claimed = counted + others
     by_us = Raise(plus=claimed).over(spec)
     assert Raise(plus=claimed, counted=counted).over(spec + counted) == by_us
@@ -224,8 +237,8 @@ def test_what_the_kubelet_has_counted_is_not_added_again(spec: int, counted: int
         assert spec + in_use <= (Raise(plus=in_use, counted=counted).over(spec + counted) or 0) <= (by_us or 0)
 
 
-def test_a_reservation_follows_its_limit() -> None:
-    """What the kubelet left unlimited of the second file does not count."""
+def test_the_reservation_limit_equals_the_limit_of_pages_in_use() -> None:
+    """The value that the kubelet left in the file of reservations is ignored."""
     made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
@@ -237,7 +250,7 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
     assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 
 
-def test_a_file_that_is_missing_is_wanted_by_who_needs_it() -> None:
-    """So that the look finds it absent; a raise that is merely polite says nothing."""
+def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
+    """The next reading then reports it as absent. A raise that is not needed skips a missing file."""
     made, _, _ = plan({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

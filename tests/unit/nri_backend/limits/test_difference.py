@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference between what a cgroup must show and what it shows."""
+"""The differences between the desired and the observed contents of a cgroup."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ limits = st.none() | st.integers(0, 1 << 32)
 
 
 def cpus(text: str) -> frozenset[int]:
-    """Short."""
+    """Parses a CPU list."""
     return parse_cpu_list(text)
 
 
@@ -28,7 +28,7 @@ HALF = Desired(cpus=cpus("2-3"), shown=cpus("2"))
 
 
 @pytest.mark.parametrize(
-    ("wants", "seen", "fault"),
+    ("desired", "seen", "fault"),
     [
         (CLAIM, Observed(cpus=cpus("2-3")), None),
         (CLAIM, Observed(cpus=cpus("0-7")), "0-7 (effective)"),
@@ -43,19 +43,21 @@ HALF = Desired(cpus=cpus("2-3"), shown=cpus("2"))
         (LAZY, Observed(cpus=cpus("1-4")), "1-4 (effective)"),
     ],
 )
-def test_cpus(wants: Desired, seen: Observed, fault: str | None) -> None:
-    """A claim is exact; the pool may be cut by a parent, and never reaches beyond itself."""
-    assert [f.observed for f in differences(wants, seen)] == ([fault] if fault else [])
+def test_claimed_cpus_must_be_exact_and_the_pool_may_be_narrowed_by_a_parent(
+    desired: Desired, seen: Observed, fault: str | None
+) -> None:
+    """CPUs outside the pool are always a difference."""
+    assert [f.observed for f in differences(desired, seen)] == ([fault] if fault else [])
 
 
 @pytest.mark.parametrize(("seen", "wanted"), [("0-1,4-5", "0-1"), ("4-7", "0-3"), ("2", None)])
-def test_a_lazy_member_loses_at_once_and_gains_nothing(seen: str, wanted: str | None) -> None:
-    """What it has of the pool stays, what it must leave goes, and who has nothing left gets the whole pool."""
+def test_a_lazy_member_leaves_other_cpus_and_gains_none(seen: str, wanted: str | None) -> None:
+    """It keeps its CPUs that are in the pool. If none is left, it gets the whole pool."""
     assert [f.desired for f in differences(LAZY, Observed(cpus=cpus(seen)))] == ([wanted] if wanted else [])
 
 
-def test_without_the_controller_only_who_needs_it_fails() -> None:
-    """A missing file is a fault that writing cannot mend; without claims plain containers do not need it."""
+def test_a_missing_file_is_a_difference_only_if_it_is_needed() -> None:
+    """The cpuset is needed while CPUs are claimed, and hugepage limits are needed for claimed pages."""
     assert [f.absent for f in differences(CLAIM, Observed())] == [True]
     assert [f.absent for f in differences(POOL, Observed())] == [True]
     free = Desired(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)
@@ -77,7 +79,7 @@ def test_without_the_controller_only_who_needs_it_fails() -> None:
 def test_limits_are_compared_by_their_rule(
     wanted: DesiredLimit, right: list[int | None], wrong: list[int | None]
 ) -> None:
-    """A lower limit of somebody else holds beside ours, and so does a higher protection; ``max`` is the highest."""
+    """A lower limit of another writer is accepted, as is a higher protection. ``max`` is the highest value."""
     desired = Desired(files={"memory.max": wanted})
     assert [differences(desired, Observed(limits={"memory.max": seen})) for seen in right] == [[] for _ in right]
     found = [str(one) for seen in wrong for one in differences(desired, Observed(limits={"memory.max": seen}))]
@@ -86,7 +88,7 @@ def test_limits_are_compared_by_their_rule(
 
 
 @given(some, sets, st.booleans(), sets, sets, limits, limits)
-def test_repairing_leads_to_a_fixed_point(
+def test_after_all_repairs_no_difference_is_left(
     wanted: frozenset[int],
     mems: frozenset[int],
     shared: bool,
@@ -95,12 +97,12 @@ def test_repairing_leads_to_a_fixed_point(
     limit: int | None,
     seen_limit: int | None,
 ) -> None:
-    """Once every fault's text is what the file says, nothing is left to repair, and no text is empty."""
-    wants = Desired(
+    """The text of each difference is written to its file and is never empty."""
+    desired = Desired(
         cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: DesiredLimit(limit) for f in hugepage_files(TWO)}
     )
     seen = Observed(seen_cpus, seen_mems, seen_cpus, dict.fromkeys(hugepage_files(TWO), seen_limit))
-    found = {one.file: one.desired for one in differences(wants, seen)}
+    found = {one.file: one.desired for one in differences(desired, seen)}
     assert all(found.values())
     files = {
         f: (None if found[f] == "max" else int(found[f])) if f in found else seen_limit for f in hugepage_files(TWO)
@@ -111,11 +113,11 @@ def test_repairing_leads_to_a_fixed_point(
         mems=cpus(found.get("cpuset.mems", "")) or seen_mems,
         limits=files,
     )
-    assert differences(wants, after) == []
+    assert differences(desired, after) == []
 
 
-def test_offline_cpus_are_configured_but_not_expected() -> None:
-    """The kernel gives a CPU back by itself when it is configured; a claim without any CPU left is the pool's."""
+def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
+    """The kernel adds a configured CPU by itself when it comes online. A claim without an online CPU gets the pool."""
     host, pool, node = Host(frozenset({0, 1, 2})), frozenset({0, 1}), frozenset({1})
     one, two = frozenset({2, 3}), frozenset({3})
     assert desired_cpuset(one, node, pool, host, claims=True) == Desired(one, frozenset({2}), mems=node)

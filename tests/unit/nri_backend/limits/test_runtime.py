@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runtime and kubelet state: limits, and cgroup paths of both drivers."""
+"""Limits that the runtime and the kubelet state, and cgroup paths of both cgroup drivers."""
 
 import pytest
 from hypothesis import given
@@ -28,18 +28,18 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
         (7, 10_000, CpuLimit(7, 10_000)),
     ],
 )
-def test_the_limit_that_is_stated(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
-    """Without a quota, and with that of -1, there is none; the period is 100 ms unless told."""
+def test_a_quota_is_stated_with_its_period(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
+    """Without a quota, or with -1, there is no limit. The default period is 100 ms."""
     assert stated(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
 
 
-def test_hugepages_that_the_runtime_states() -> None:
-    """Sizes are spelled 2MB, 1GB; what is not a size is left out."""
+def test_hugepage_limits_are_stated_by_page_size() -> None:
+    """Sizes are written as 2MB or 1GB. Unknown sizes are left out."""
     assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
 
-def test_what_an_update_does_not_mention_stays_stated() -> None:
-    """A kubelet's update holds only what changes; a quota of -1 is no limit."""
+def test_an_update_changes_only_the_limits_that_it_contains() -> None:
+    """A quota of -1 removes the limit."""
     before = RuntimeLimits({TWO: 8, GIGA: 0}, CpuLimit(50_000), 1 << 30)
     assert before.updated(Resources()) == before
     wanted = Resources(cpu_quota=-1, memory_limit=5, hugepage_limits={"2MB": 3})
@@ -59,8 +59,8 @@ def test_what_an_update_does_not_mention_stays_stated() -> None:
         ("//kubepods/./pod1//abc/", "kubepods/pod1/abc"),
     ],
 )
-def test_a_container_is_found_under_both_drivers(path: str, directory: str) -> None:
-    """systemd: slices lie in the slices they are named after; cgroupfs: the path itself."""
+def test_the_cgroup_path_of_a_container_is_derived_for_both_drivers(path: str, directory: str) -> None:
+    """systemd: a slice is inside the slices that its name consists of. cgroupfs: the path itself."""
     assert container_directory(path) == directory
 
 
@@ -72,8 +72,8 @@ def test_a_container_is_found_under_both_drivers(path: str, directory: str) -> N
         ("/kubepods/burstable/pod1-2", "kubepods/burstable/pod1-2"),
     ],
 )
-def test_a_pod_is_found_from_a_name_or_a_path(parent: str, directory: str) -> None:
-    """The kubelet gives a path, other clients of the runtime a slice name."""
+def test_the_cgroup_path_of_a_pod_is_derived_from_a_slice_name_or_a_path(parent: str, directory: str) -> None:
+    """The kubelet sends a path, and other clients of the runtime send a slice name."""
     assert pod_directory(parent) == directory
 
 
@@ -94,16 +94,15 @@ def test_a_pod_is_found_from_a_name_or_a_path(parent: str, directory: str) -> No
         "/a/\0",
     ],
 )
-def test_nothing_leads_out_of_the_root(path: str) -> None:
-    """A path of the runtime that leads nowhere below the root is a typed error that shows it."""
+def test_a_path_that_leads_out_of_the_cgroup_root_is_an_error(path: str) -> None:
     with pytest.raises(CgroupPathError) as caught:
         container_directory(path)
     assert caught.value.reason
 
 
 @given(st.text(alphabet="ab-./:\0 ", max_size=20))
-def test_whatever_comes_stays_below_the_root(text: str) -> None:
-    """No text whatsoever gives a path that starts at the root of the file system or climbs."""
+def test_arbitrary_text_never_leads_out_of_the_cgroup_root(text: str) -> None:
+    """The derived path is relative and does not contain ".."."""
     for function in (container_directory, pod_directory):
         try:
             parts = function(text).split("/")
@@ -114,5 +113,5 @@ def test_whatever_comes_stays_below_the_root(text: str) -> None:
 
 
 def test_the_root_slice_is_the_root() -> None:
-    """systemd.slice(5): ``-.slice`` is the root."""
+    """``-.slice`` is the root slice (systemd.slice(5))."""
     assert expand_slice("-.slice") == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One container's cgroup is made true, pod level included."""
+"""Applies a plan to the cgroup of a container and to that of its pod."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,13 +31,13 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
-def one(cgroup: str = CGROUP) -> Tracked:
-    """A container."""
+def container_at(cgroup: str = CGROUP) -> Tracked:
+    """Returns a container with this cgroup."""
     return Tracked(Identity("c1", "main", pod(), cgroup, POD))
 
 
-def wants(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:
-    """What a container shall show."""
+def cpuset(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:
+    """Returns the desired cpuset of a container."""
     return Desired(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
 
 
@@ -49,138 +49,138 @@ def run(
     *,
     full: bool = True,
 ) -> Outcome:
-    """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
+    """Runs one job of a newly started instance, with hugepages claimed by the container and by its pod."""
     groups = {} if of_pod is None else {POD: Raises(hugepage_raises(of_pod, SIZES))}
-    target = Plan(one(), wanted, groups, own, page_sizes=SIZES, full=full)
+    target = Plan(container_at(), wanted, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, OriginalLimits(tree.root), target)
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
-    """All limits of a cgroup."""
+    """Returns all hugepage limits of a cgroup."""
     names = [f"hugetlb.{size}.{name}" for size in ("2MB", "1GB") for name in ("max", "rsvd.max")]
     return {name.removeprefix("hugetlb."): tree.get(path, name) for name in names}
 
 
 def limits(two: int, giga: int) -> dict[str, str]:
-    """The same limit for pages in use and for reservations."""
+    """Returns equal limits for pages in use and for reservations."""
     return {"2MB.max": str(two), "2MB.rsvd.max": str(two), "1GB.max": str(giga), "1GB.rsvd.max": str(giga)}
 
 
-def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
-    """A right file is left alone; a second run finds nothing to do."""
-    outcome = run(tree, wants("2-3", "1"))
+def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
+    """A second run writes nothing."""
+    outcome = run(tree, cpuset("2-3", "1"))
     assert [fault.kind for fault in outcome.repaired] == ["cpus", "mems"]
     assert outcome.left == []
     assert outcome.observed is not None
     assert (outcome.observed.cpus, outcome.observed.mems) == ({2, 3}, {1})
     tree.written.clear()
-    assert run(tree, wants("2-3", "1")).repaired == []
+    assert run(tree, cpuset("2-3", "1")).repaired == []
     assert tree.written == []
 
 
 @pytest.mark.fault("memory peer, nri")
-def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
-    """Twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
+def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
+    """Twenty restarts, each with a newly started driver, while the kubelet resets its value now and then."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
-    for turn in range(20):
-        run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    for restart in range(20):
+        run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
         assert hugetlb(tree, POD) == limits(72 * MI, 0)
-        if turn % 3 == 0:
+        if restart % 3 == 0:
             tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
-        if turn % 4 == 0:
-            run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
+        if restart % 4 == 0:
+            run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
             assert hugetlb(tree, POD) == limits(136 * MI, 0)
 
 
-def test_a_reservation_limit_of_the_pod_that_somebody_lifts_is_repaired(tree: KernelTree) -> None:
-    """It has no note of its own, and the limit beside it is right."""
-    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+def test_a_reservation_limit_of_the_pod_that_is_removed_is_repaired(tree: KernelTree) -> None:
+    """No original limit is stored for this file, and the limit of pages in use is correct."""
+    run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     tree.set(POD, "hugetlb.2MB.rsvd.max", "max")
-    outcome = run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    outcome = run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     assert [fault.file for fault in outcome.repaired] == ["hugetlb.2MB.rsvd.max"]
     assert hugetlb(tree, POD) == limits(64 * MI, 0)
 
 
-def test_a_crash_between_note_and_write_loses_nothing(tree: KernelTree) -> None:
-    """Our own value is never taken for the kubelet's, wherever the process dies."""
-    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+def test_a_crash_before_the_write_keeps_the_original_limit(tree: KernelTree) -> None:
+    """A value of this driver is never taken for the kubelet's."""
+    run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
         tree.refused[path, name] = DENIED
-    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).left
+    assert run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).left
     tree.refused.clear()
-    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
+    run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
     assert hugetlb(tree, POD) == limits(128 * MI, 0)
 
 
-def test_a_write_without_effect_is_told(tree: KernelTree) -> None:
-    """A parent that does not allow the CPUs makes the kernel take the write and ignore it."""
+def test_a_write_without_effect_is_an_error(tree: KernelTree) -> None:
+    """The parent does not allow the CPUs: the kernel accepts the write and ignores it."""
     tree.set(POD, "cpuset.cpus", "4-7")
-    outcome = run(tree, wants("2-3"))
+    outcome = run(tree, cpuset("2-3"))
     assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3, is 4-7 (effective)"]
 
 
-def test_a_pool_that_a_parent_cuts_is_settled(tree: KernelTree) -> None:
-    """It is written once, and then left in peace."""
+def test_a_pool_that_the_parent_narrows_is_written_once(tree: KernelTree) -> None:
     tree.set(POD, "cpuset.cpus", "4-7")
-    assert run(tree, wants("0-5", shared=True)).left == []
+    assert run(tree, cpuset("0-5", shared=True)).left == []
     tree.written.clear()
-    assert run(tree, wants("0-5", shared=True), full=False).left == []
+    assert run(tree, cpuset("0-5", shared=True), full=False).left == []
     assert tree.written == []
 
 
-def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
-    """A limit or a set that crun left there would win over ours."""
+def test_settings_are_applied_to_the_sub_cgroup_of_crun(tree: KernelTree) -> None:
+    """A stricter limit or cpuset that crun has set there would win."""
     tree.make(f"{CGROUP}/container")
     tree.set(f"{CGROUP}/container", "cpuset.cpus", "0-1")
     tree.set(f"{CGROUP}/container", "hugetlb.2MB.max", "0")
-    outcome = run(tree, wants("2-3"), {TWO: TWO}, {TWO: TWO})
+    outcome = run(tree, cpuset("2-3"), {TWO: TWO}, {TWO: TWO})
     assert outcome.observed is not None
     assert outcome.observed.cpus == {2, 3}
     assert hugetlb(tree, f"{CGROUP}/container") == limits(TWO, 0)
 
 
-def test_a_file_that_cannot_be_read_is_an_outcome_like_any_other(tree: KernelTree) -> None:
-    """One bad container does not stop the rest."""
+def test_a_file_that_cannot_be_read_is_part_of_the_outcome(tree: KernelTree) -> None:
+    """It raises nothing, so that other containers are audited."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
-    assert run(tree, wants("2-3")).left
+    assert run(tree, cpuset("2-3")).left
 
 
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
-def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
-    """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
-    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(cgroup), wants("2-3")))
+def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> None:
+    """The cgroup is gone, or the runtime has not named one. Above all, the root cgroup is not written."""
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(cgroup), cpuset("2-3")))
     assert outcome.observed is None
     assert outcome.left
     assert tree.written == []
 
 
-@pytest.mark.parametrize(("needed", "told"), [(False, 0), (True, 1)])
-def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
-    """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
+@pytest.mark.parametrize(("needed", "errors"), [(False, 0), (True, 1)])
+def test_a_missing_cgroup_of_the_pod_is_an_error_only_for_a_needed_limit(
+    tree: KernelTree, needed: bool, errors: int
+) -> None:
+    """A runtime may use another cgroup. A missing one throttles no container, but it cannot protect memory."""
     groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}
-    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(), wants("2-3"), groups))
-    assert len(outcome.left) == told
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3"), groups))
+    assert len(outcome.left) == errors
     assert (outcome.observed is None) is needed
 
 
 @pytest.mark.fault("backend A7")
-def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -> None:
-    """``mkdir container`` in a privileged container: no leaf of crun's as long as processes are in the scope."""
+def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree) -> None:
+    """A privileged container ran ``mkdir container``. It is not crun's sub-cgroup while processes are in the scope."""
     tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
-    outcome = run(tree, wants("1,4-7", shared=True))
+    outcome = run(tree, cpuset("1,4-7", shared=True))
     assert outcome.left == []
     assert outcome.observed is not None
     assert outcome.observed.cpus == {1, 4, 5, 6, 7}
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("")
-    assert run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "it has no more than its parent"
+    assert run(tree, cpuset("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "its files do not exist and are not needed"
 
 
 @pytest.mark.fault("backend A10")
-def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree) -> None:
-    """Without the mount every container would look as if it had ended."""
+def test_a_tree_that_is_not_mounted_does_not_mean_that_a_container_has_ended(tree: KernelTree) -> None:
     tree.path("").rename(tree.path("").with_name("hidden"))
-    outcome = apply(tree, OriginalLimits(tree.root), Plan(one(), wants("2-3")))
+    outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3")))
     assert outcome.observed is not None
     assert outcome.observed.cpus is None
     assert outcome.left

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
+"""The audit: moves, repairs, synchronization with the runtime, and taking over from another instance."""
 
 import asyncio
 import errno
@@ -31,11 +31,11 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 @pytest.mark.fault("cpu peer 9.2.10")
-async def test_others_are_moved_without_any_hook(node: Node) -> None:
-    """A record alone moves the rest, and its end gives the CPUs back."""
+async def test_containers_are_moved_when_a_claim_is_prepared_or_deleted(node: Node) -> None:
+    """No hook is called. Its claim file alone reserves the CPUs, and removing the file returns them."""
     plain = await node.run("plain")
     node.claim(ONE)
-    await node.until(lambda: node.cpus(plain) == "1,4-7")  # the tick of a second finds it
+    await node.until(lambda: node.cpus(plain) == "1,4-7")  # a tick of the audit finds the file
     await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
     node.unprepare(ONE)
     node.enforcer.records_changed()
@@ -43,8 +43,8 @@ async def test_others_are_moved_without_any_hook(node: Node) -> None:
     await node.until(lambda: node.counts.counters["moved"] >= 2)
 
 
-async def test_the_audit_repairs_and_counts(node: Node) -> None:
-    """A daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
+async def test_the_audit_repairs_changed_files_and_counts_the_repairs(node: Node) -> None:
+    """systemd's daemon-reload restores the values that the runtime has stored."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     claim, plain = await node.run("claim", *env), await node.run("plain", of="p2")
     node.kernel.set(claim, "cpuset.cpus", "0-7")
@@ -60,8 +60,7 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> None:
-    """They are more than are computed for one job."""
+async def test_the_audit_repairs_more_containers_and_pods_than_one_job_can_plan(node: Node) -> None:
     count = LOOKS + 6
     for number in range(count):
         record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
@@ -77,8 +76,8 @@ async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> N
         await node.enforcer._auditor.audit(full=True)
 
 
-async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
-    """Hand-over: it answers empty and writes nothing, until it becomes active with an audit first."""
+async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> None:
+    """It answers hooks without changes. When it becomes active, its first audit applies everything."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -100,10 +99,8 @@ async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None
 
 
 @pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
-async def test_a_standby_goes_by_the_limit_of_the_last_update(
-    memory: Path, before: int, after: int, shown: str
-) -> None:
-    """A resize that the claim covers, or no longer covers, while another instance was active."""
+async def test_a_standby_uses_the_limit_of_the_last_update(memory: Path, before: int, after: int, shown: str) -> None:
+    """A resize to a limit that the claim covers, or no longer covers, while another instance is active."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -117,23 +114,23 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
         assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
-@pytest.mark.parametrize("told", ["listed", "started"])
-async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
-    """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
+@pytest.mark.parametrize("known_by", ["listed", "started"])
+async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
+    """The runtime lists it as running although it has ended, or its end was reported to another instance only."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
     async with auditing(node):
-        await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
-        if told == "started":
+        await node.enforcer.synchronize([pod()], [stored] if known_by == "listed" else [])
+        if known_by == "started":
             await node.run("claim", *stored.env)
             node.kernel.remove(cgroup_of(stored))
         await node.enforcer.activate()
         await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
-async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) -> None:
-    """Its cgroup comes with its start."""
+async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: Node) -> None:
+    """Its cgroup is created when it starts."""
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.CREATED)
     await node.enforcer.synchronize([pod()], [stored])
     await node.enforcer.activate()
@@ -144,8 +141,8 @@ async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) ->
 
 
 @pytest.mark.fault("cpu peer 9.2.4", "memory peer, nri")
-async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
-    """What started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
+async def test_containers_that_started_without_an_instance_are_moved_after_a_synchronization(node: Node) -> None:
+    """The returned updates correct the values that the runtime has stored, with claim containers first."""
     node.claim(ONE)
     env = env_of(ONE)
     wanted = {"c": ("p1", *env), "plain": ("p5",), "f": ("p6", "DRA_CPUSET_zz=1"), "second": ("p1", *env)}
@@ -169,8 +166,8 @@ async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None
 
 
 @pytest.mark.fault("cpu peer 9.2.1")
-async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
-    """After a synchronisation nothing is certain: the first claim container waits for the audit."""
+async def test_the_first_claim_after_a_synchronization_waits_for_the_audit(node: Node) -> None:
+    """Until then the CPUs of the listed containers are unknown."""
     listed = [(f"plain-{n}", "p5") for n in range(5)]
     paths = [node.make_cgroups(pod("p5"), container(i, of="p5")) for i, _ in listed]
     env = node.claim(ONE)
@@ -179,8 +176,10 @@ async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
     assert {node.cpus(path) for path in paths} == {"1,4-7"}
 
 
-async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """containerd applies updates one by one under its lock: claim containers first, only a few, and the log says so."""
+async def test_a_synchronization_returns_a_limited_number_of_updates(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """containerd applies updates one by one under its lock. The log mentions those that are left out."""
     caplog.set_level("INFO", "nri_backend")
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
@@ -188,16 +187,15 @@ async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.
 
 
 @pytest.mark.parametrize("reconnected", [False, True])
-async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconnected: bool) -> None:
-    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone.
-
-    A reconnected runtime no longer lists what it calls stopped.
-    """
+async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_ended(
+    node: Node, reconnected: bool
+) -> None:
+    """A runtime that has reconnected does not list the container any more."""
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
     if reconnected:
         assert await node.synchronize() == []
-    assert [told.state for told in node.reports.values()] == ["running"]
+    assert [report.state for report in node.reports.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
     node.enforcer.starter.clear_seconds = 0.05
@@ -214,8 +212,8 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
 
 
 @pytest.mark.fault("cpu peer 9.1.4")
-async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
-    """When all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
+async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Path) -> None:
+    """Without reserved CPUs a container without a claim is rejected."""
     everything = cpu_record("c1", "cpus=1-7")
     (memory / "a").mkdir()
     node = Node(memory / "a")
@@ -235,8 +233,11 @@ async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
         await node.create("plain")
 
 
-async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
-    """EMFILE while somebody is being buried: enforcement goes on, and the container ends when it can be seen to."""
+async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(node: Node) -> None:
+    """The process has no free descriptor (EMFILE).
+
+    The container is reported as stopped once the kernel shows its end.
+    """
     claim = await node.run("claim", *node.claim(ONE))
     node.kernel.unreadable[claim, "cgroup.events"] = errno.EMFILE
     await node.enforcer.stop_container(pod(), container("claim"))
@@ -251,58 +252,58 @@ async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
 
 
 @pytest.mark.fault("cpu peer 9.2.3")
-async def test_a_snapshot_is_taken_over_in_one_step(node: Node) -> None:
-    """Hooks that run while snapshots come see the state before or after, never one that is half filled."""
+async def test_hooks_never_see_a_half_applied_synchronization(node: Node) -> None:
+    """Hooks that run at the same time see the state before or after it."""
     web = replace(container("web", of="p9", name="web"), state=ContainerState.RUNNING)
     node.make_cgroups(pod("p9"), web)
     env, other = node.claim(ONE), node.claim(cpu_record("c2", "cpus=4-5", pods=("p2",)))
 
-    async def snapshots() -> None:
+    async def synchronize() -> None:
         for _ in range(20):
             await node.enforcer.synchronize([pod("p9")], [web])
 
-    async def lives(id_: str, env: tuple[str, ...], of: str, cpus: str) -> None:
-        for turn in range(20):
-            stored, answer = await node.create(f"{id_}-{turn}", *env, of=of)
+    async def create_and_remove(id_: str, env: tuple[str, ...], of: str, cpus: str) -> None:
+        for attempt in range(20):
+            stored, answer = await node.create(f"{id_}-{attempt}", *env, of=of)
             assert answer.resources.cpus == cpus
             await node.enforcer.remove_container(pod(of), stored)
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(snapshots())
-        tasks.create_task(lives("one", env, "p1", "2-3"))
-        tasks.create_task(lives("two", other, "p2", "4-5"))
-        tasks.create_task(lives("plain", (), "p3", "1,6-7"))
+        tasks.create_task(synchronize())
+        tasks.create_task(create_and_remove("one", env, "p1", "2-3"))
+        tasks.create_task(create_and_remove("two", other, "p2", "4-5"))
+        tasks.create_task(create_and_remove("plain", (), "p3", "1,6-7"))
     assert node.enforcer.state.get("web") is not None
 
 
-class Walked(list[Any]):
-    """A list that counts how often it is gone through."""
+class CountingList(list[Any]):
+    """A list that counts how often it is iterated over."""
 
-    walks = 0
+    iterations = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.walks += 1
+        self.iterations += 1
         return super().__iter__()
 
 
 @pytest.mark.fault("cpu peer 9.3.1")
-async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> None:
-    """The pods are gone through once, however many containers there are."""
+async def test_a_synchronization_iterates_over_the_pods_once(node: Node) -> None:
+    """Its duration must not grow with the product of pods and containers."""
     found = [replace(container(f"c{n}", of=f"p{n}"), state=ContainerState.RUNNING) for n in range(60)]
-    pods = Walked(pod(f"p{n}") for n in range(60))
+    pods = CountingList(pod(f"p{n}") for n in range(60))
     await node.enforcer.synchronize(pods, found)
-    assert pods.walks == 1
+    assert pods.iterations == 1
     assert len(list(node.enforcer.state)) == 60
 
 
-class OddNode(Node):
-    """A machine of which a reader may raise an exception that is not foreseen."""
+class FaultyNode(Node):
+    """A machine that cannot be read because of an unforeseen exception, if ``error`` is set."""
 
     error: Exception | None = None
 
     @property
     def host(self) -> Host:
-        """The machine."""
+        """The machine, or the error."""
         if self.error is not None:
             raise self.error
         return self._host
@@ -312,22 +313,21 @@ class OddNode(Node):
         self._host = host
 
 
-class OddTree(KernelTree):
-    """A tree of which a read may raise an exception that is not foreseen."""
+class FaultyTree(KernelTree):
+    """A tree in which reads of memory events raise an unforeseen exception, if ``error`` is set."""
 
     error: Exception | None = None
 
     def read(self, path: str, name: str) -> str:
-        """Reads a file."""
         if self.error is not None and name == "memory.events":
             raise self.error
         return super().read(path, name)
 
 
 async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
-    """The process would end at each start while the cause exists."""
-    node = Node(memory, tree=OddTree)
-    assert isinstance(node.kernel, OddTree)
+    """Otherwise the process would end after each restart while the cause exists."""
+    node = Node(memory, tree=FaultyTree)
+    assert isinstance(node.kernel, FaultyTree)
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     one = replace(container("claim", *env), state=ContainerState.RUNNING)
     path = node.make_cgroups(pod(), one)
@@ -341,10 +341,10 @@ async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(m
         await node.until(lambda: not any("internal error" in problem for problem in node.enforcer.problems))
 
 
-async def test_an_audit_that_an_unforeseen_error_has_cut_off_is_repeated_at_the_next_tick(memory: Path) -> None:
-    """Limits are compared every 20 seconds only, unless such an audit has failed."""
-    async with enforcing(Node(memory, tree=OddTree)) as node:
-        assert isinstance(node.kernel, OddTree)
+async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_the_next_tick(memory: Path) -> None:
+    """Otherwise the next comparison of limits would come after 20 seconds."""
+    async with enforcing(Node(memory, tree=FaultyTree)) as node:
+        assert isinstance(node.kernel, FaultyTree)
         path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
         node.kernel.set(path, "hugetlb.2MB.max", "0")
         node.kernel.error = KeyError("odd")
@@ -356,18 +356,18 @@ async def test_an_audit_that_an_unforeseen_error_has_cut_off_is_repeated_at_the_
         assert node.ahead - started <= 10
 
 
-async def test_an_unforeseen_error_in_the_audit_is_reported_and_does_not_end_it(
+async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process would end at each start while the cause exists, and would answer no hook."""
-    async with enforcing(OddNode(memory)) as node:
-        assert isinstance(node, OddNode)
+    """The audit continues after it: if the process ended, no hook would be answered."""
+    async with enforcing(FaultyNode(memory)) as node:
+        assert isinstance(node, FaultyNode)
         plain = await node.run("plain")
         node.error = KeyError("odd")
         await node.until(
             lambda: any("internal error in the audit (KeyError: \"'odd'\")" in p for p in node.enforcer.problems)
         )
-        for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine, and succeed
+        for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine and succeed
             node.ahead += seconds
             node.enforcer.signals.audit.set()
             await asyncio.sleep(0.01)
@@ -378,10 +378,10 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_does_not_end_it(
         await node.until(lambda: not any("internal error" in p for p in node.enforcer.problems))
 
 
-async def test_a_claim_directory_that_was_replaced_ends_the_process(memory: Path) -> None:
-    """Only a new container mounts the new directory: for this one no claim would come or go any more."""
+async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None:
+    """Only a new container mounts the new directory. In this one no claim would ever appear or disappear again."""
     (memory / "mounted").mkdir()
-    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # as a mount does, it keeps what is removed
+    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # like a mount, it keeps a removed directory
     (memory / "cdi").symlink_to(f"/proc/self/fd/{held}")
     try:
         with pytest.RaisesGroup(DirectoryReplacedError, flatten_subgroups=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an audit spares itself where nothing has changed."""
+"""An audit skips cgroups whose files and desired contents have not changed."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,20 +10,20 @@ from tests.rigs.kernel_tree import KernelTree
 
 
 class CountingTree(KernelTree):
-    """Counts what is read to be understood, not only compared."""
+    """Counts the files that are read and parsed. Files that are only compared do not count."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.reads = Counter[str]()
 
     def read(self, path: str, name: str) -> str:
-        """Counts by file."""
+        """Counts the read under the name of the file."""
         self.reads[name] += 1
         return super().read(path, name)
 
 
-async def test_what_has_not_changed_is_compared_alone(memory: Path) -> None:
-    """The kernel's files are understood once; so are limits of pods, of which a node has hundreds."""
+async def test_files_that_have_not_changed_are_compared_but_not_parsed_again(memory: Path) -> None:
+    """This includes the limits of pods, of which a node has hundreds. A changed file is repaired."""
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)

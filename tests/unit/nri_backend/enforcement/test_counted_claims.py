@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of pods and containers with claims, by kubelets that count claims (KEP-5517) and by those that do not.
+"""Limits of pods and containers with kubelets that add claims to limits (KEP-5517) and with kubelets that do not.
 
-What a kubelet states comes from ``tests/fakes/kubelet_cgroups.py``; what is compared are the kernel's files.
+``tests/fakes/kubelet_cgroups.py`` computes the limits that the kubelet states. The tests compare the cgroup files.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ HUGE = "hugetlb.2MB.max"
 RESERVABLE = "hugetlb.2MB.rsvd.max"
 FILES = ("cpu.max", "memory.max", HUGE, RESERVABLE)
 KUBELETS = [("1.36", False), ("1.36", True), ("1.37", False), ("1.37", True)]
-Shown = dict[str, dict[str, str]]
-"""Files by container; the pod is ``pod``."""
+Files = dict[str, dict[str, str]]
+"""Content of files by container; the key of the pod is ``pod``."""
 
 CPUS = cpu_record("c1", "cpus=2-3")
 PAGES = memory_record("m1", ("pages", 0, 64 * MI, TWO))
@@ -32,18 +32,18 @@ MEMORY = memory_record("m2", ("memory", 0, 256 * MI, 4096), memory={"limit": "cl
 
 
 @dataclass(frozen=True)
-class Play:
-    """A pod, its claims, and who names them."""
+class ClaimPod:
+    """A pod, its claims, and the containers that use them."""
 
     containers: Mapping[str, dict[str, str]]
-    """Limits by container."""
+    """Limits of containers, by name."""
     claims: Mapping[str, tuple[AllocationRecord, ...]]
     init: Mapping[str, dict[str, str]] = field(default_factory=dict)
     pod: dict[str, str] = field(default_factory=dict)
     """Limits of the pod itself."""
 
     def document(self) -> dict[str, Any]:
-        """The pod as the kubelet has it, with what a scheduler has written that counts claims."""
+        """Returns the pod as the kubelet sees it, with the status that a scheduler writes if it counts claims."""
         records = {one.claim.uid: one for held in self.claims.values() for one in held}
         users = {uid: [n for n, held in self.claims.items() if uid in {o.claim.uid for o in held}] for uid in records}
         statuses = [claim_status(uid, users[uid], _mapped(record)) for uid, record in records.items()]
@@ -65,23 +65,26 @@ def _mapped(record: AllocationRecord) -> dict[str, str]:
     return {"hugepages-2Mi" if part.hugepages else "memory": str(part.size) for part in record.memory}
 
 
-async def played(root: Path, play: Play, release: str, *, gate: bool, keeps: bool = False) -> Shown:
-    """Runs the pod as that kubelet and a runtime would, which ``keeps`` hugepage limits or not; returns the files."""
-    document = play.document()
+async def run_pod(root: Path, claim_pod: ClaimPod, release: str, *, gate: bool, keeps: bool = False) -> Files:
+    """Runs the pod on this kubelet. Returns its cgroup files.
+
+    ``keeps``: the runtime keeps the hugepage limits that the kubelet states.
+    """
+    document = claim_pod.document()
     counts = release == "1.37" and gate
-    held = {name: [one.model_copy(update={"counted": counts}) for one in of] for name, of in play.claims.items()}
+    held = {name: [one.model_copy(update={"counted": counts}) for one in of] for name, of in claim_pod.claims.items()}
     async with enforcing(Node(root, guard=True)) as node:
         limits = pod_limits(document, release, gate=gate)
         node.pod_quota = _text(limits.cpu_quota)
         node.pod_limits = {"memory.max": _text(limits.memory), HUGE: str(limits.hugepages.get("2Mi", 0))}
         for record in {one.claim.uid: one for of in held.values() for one in of}.values():
             node.claim(record)
-        shown: Shown = {}
-        for name in (*play.init, *play.containers):
+        shown: Files = {}
+        for name in (*claim_pod.init, *claim_pod.containers):
             env = [variable for record in held.get(name, ()) for variable in env_of(record)]
             path = await _run(node, name, env, container_limits(document, name, release, gate=gate), keeps=keeps)
             shown[name] = {file: node.kernel.get(path, file).partition(" ")[0] for file in FILES}
-            if name in play.init:
+            if name in claim_pod.init:
                 await node.stop(name)
         shown["pod"] = {file: node.kernel.get(POD, file).partition(" ")[0] for file in FILES}
         return shown
@@ -115,51 +118,51 @@ def _huge(limit: int) -> dict[str, str]:
     return {HUGE: str(limit), RESERVABLE: str(limit)}
 
 
-PLAYS = {
+CASES = {
     "hugepages, nothing requested": (
-        Play({"work": {}, "side": {}}, {"work": (PAGES,)}),
+        ClaimPod({"work": {}, "side": {}}, {"work": (PAGES,)}),
         {"work": _huge(64 * MI), "side": {RESERVABLE: "0"}, "pod": {HUGE: str(64 * MI)}},
     ),
     "as many hugepages requested as claimed": (
-        Play({"work": {"hugepages-2Mi": "64Mi", "memory": "1Gi"}}, {"work": (PAGES,)}),
+        ClaimPod({"work": {"hugepages-2Mi": "64Mi", "memory": "1Gi"}}, {"work": (PAGES,)}),
         {"work": _huge(128 * MI), "pod": {HUGE: str(128 * MI)}},
     ),
     "a claim that two containers share": (
-        Play(
+        ClaimPod(
             {"one": {"hugepages-2Mi": "8Mi"}, "two": {"hugepages-2Mi": "8Mi"}},
             dict.fromkeys(("one", "two"), (PAGES.model_copy(update={"sharing": "pod"}),)),
         ),
         {"pod": {HUGE: str(80 * MI)}},
     ),
     "a claim of an init container": (
-        Play({"work": {}}, {"init": (PAGES,), "work": (PAGES,)}, init={"init": {}}),
+        ClaimPod({"work": {}}, {"init": (PAGES,), "work": (PAGES,)}, init={"init": {}}),
         {"init": _huge(64 * MI), "work": _huge(64 * MI), "pod": {HUGE: str(64 * MI)}},
     ),
     "CPUs, as many as the limit": (
-        Play({"work": {"cpu": "2", "memory": "1Gi"}, "side": {"cpu": "1", "memory": "1Gi"}}, {"work": (CPUS,)}),
+        ClaimPod({"work": {"cpu": "2", "memory": "1Gi"}, "side": {"cpu": "1", "memory": "1Gi"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "side": {"cpu.max": "100000"}, "pod": {"cpu.max": "500000"}},
     ),
     "CPUs, a small limit beside them": (
-        Play({"work": {"cpu": "500m"}}, {"work": (CPUS,)}),
+        ClaimPod({"work": {"cpu": "500m"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "pod": {"cpu.max": "250000"}},
     ),
     "CPUs, no limit": (
-        Play({"work": {}, "side": {"cpu": "1"}}, {"work": (CPUS,)}),
+        ClaimPod({"work": {}, "side": {"cpu": "1"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "side": {"cpu.max": "100000"}, "pod": {"cpu.max": "max"}},
     ),
     "two CPU claims in two containers": (
-        Play(
+        ClaimPod(
             {"one": {"cpu": "2"}, "two": {"cpu": "1"}},
             {"one": (CPUS,), "two": (cpu_record("c2", "cpus=4"),)},
         ),
         {"one": {"cpu.max": "max"}, "two": {"cpu.max": "max"}, "pod": {"cpu.max": "600000"}},
     ),
     "memory that the claim limits": (
-        Play({"work": {"memory": "512Mi"}, "side": {}}, {"work": (MEMORY,)}),
+        ClaimPod({"work": {"memory": "512Mi"}, "side": {}}, {"work": (MEMORY,)}),
         {"work": {"memory.max": str(256 * MI)}, "side": {"memory.max": "max"}, "pod": {"memory.max": "max"}},
     ),
     "memory that the claim alone limits": (
-        Play({"work": {}}, {"work": (MEMORY, PAGES, CPUS)}),
+        ClaimPod({"work": {}}, {"work": (MEMORY, PAGES, CPUS)}),
         {"work": {"memory.max": str(256 * MI), "cpu.max": "max", **_huge(64 * MI)}, "pod": {"memory.max": "max"}},
     ),
 }
@@ -167,37 +170,37 @@ PLAYS = {
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["containerd", "cri-o"])
 @pytest.mark.parametrize(("release", "gate"), KUBELETS)
-@pytest.mark.parametrize("name", PLAYS)
-async def test_limits_are_the_same_whoever_counts(
+@pytest.mark.parametrize("name", CASES)
+async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
     memory: Path, name: str, release: str, gate: bool, keeps: bool
 ) -> None:
-    """Whether the kubelet adds claims to limits or not, and whether the runtime keeps its hugepage limits or not."""
-    play, expected = PLAYS[name]
-    shown = await played(memory, play, release, gate=gate, keeps=keeps)
-    assert {who: {file: shown[who][file] for file in files} for who, files in expected.items()} == expected
+    """Nor do they depend on whether the runtime keeps the kubelet's hugepage limits."""
+    claim_pod, expected = CASES[name]
+    shown = await run_pod(memory, claim_pod, release, gate=gate, keeps=keeps)
+    assert {name: {file: shown[name][file] for file in files} for name, files in expected.items()} == expected
 
 
 @pytest.mark.parametrize(("release", "gate"), KUBELETS)
-async def test_memory_without_a_limit_of_the_claim_is_the_kubelets(memory: Path, release: str, gate: bool) -> None:
-    """Nothing here is added to it or taken from it: beside a claim that is counted the spec says what is more."""
-    play = Play({"work": {"memory": "512Mi"}}, {"work": (memory_record("m", ("memory", 0, 256 * MI, 4096)),)})
-    stated = _text(pod_limits(play.document(), release, gate=gate).memory)
+async def test_the_memory_limit_is_the_kubelets_if_the_claim_sets_none(memory: Path, release: str, gate: bool) -> None:
+    """A kubelet that counts claims adds the claim to the limit in the spec. The backend changes nothing."""
+    claim_pod = ClaimPod({"work": {"memory": "512Mi"}}, {"work": (memory_record("m", ("memory", 0, 256 * MI, 4096)),)})
+    stated = _text(pod_limits(claim_pod.document(), release, gate=gate).memory)
     assert stated == str((768 if (release, gate) == ("1.37", True) else 512) * MI)
-    shown = await played(memory, play, release, gate=gate)
-    assert {who: files["memory.max"] for who, files in shown.items()} == {"work": stated, "pod": stated}
+    shown = await run_pod(memory, claim_pod, release, gate=gate)
+    assert {name: files["memory.max"] for name, files in shown.items()} == {"work": stated, "pod": stated}
 
 
-async def test_a_limit_of_the_pod_itself_has_the_claims_in_it_where_they_are_counted(memory: Path) -> None:
-    """The kubelet does not add to it, since its author has: nothing here does either."""
-    play = Play({"work": {}}, {"work": (CPUS, PAGES)}, pod={"cpu": "3", "hugepages-2Mi": "96Mi"})
-    shown = await played(memory, play, "1.37", gate=True)
+async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_them(memory: Path) -> None:
+    """The author of a pod-level limit has already included the claims, and the kubelet adds nothing."""
+    claim_pod = ClaimPod({"work": {}}, {"work": (CPUS, PAGES)}, pod={"cpu": "3", "hugepages-2Mi": "96Mi"})
+    shown = await run_pod(memory, claim_pod, "1.37", gate=True)
     assert shown["pod"] | {"memory.max": ""} == {
         "cpu.max": "300000", HUGE: str(96 * MI), RESERVABLE: str(96 * MI), "memory.max": ""
     }  # fmt: skip
 
 
-async def test_who_is_said_to_count_and_does_not_is_found_out(memory: Path) -> None:
-    """A kubelet's limit that is less than the claims has none of them in it: they are added after all."""
+async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory: Path) -> None:
+    """The record says that the kubelet counts the claims, but its limit is smaller than the claims."""
     claims = {"work": tuple(one.model_copy(update={"counted": True}) for one in (PAGES, CPUS))}
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "100000"
@@ -208,7 +211,8 @@ async def test_who_is_said_to_count_and_does_not_is_found_out(memory: Path) -> N
 
 
 UPSTREAM = [
-    # Limits of two containers, who names a claim of 1 CPU and 1000Mi; the pod's and the first container's limits.
+    # Limits of two containers that share a claim of 1 CPU and 1000Mi, limits of the pod, and the expected limits in the
+    # cgroups of the pod and of the first container.
     ({"cpu": "2", "memory": "2Gi"}, {}, (500_000, 5096), (300_000, 3048)),
     ({"cpu": "1", "memory": "1Gi"}, {}, (300_000, 3048), (200_000, 2024)),
     ({}, {}, (None, None), (None, None)),
@@ -218,14 +222,14 @@ UPSTREAM = [
 
 
 @pytest.mark.parametrize(("limits", "level", "of_pod", "of_container"), UPSTREAM)
-def test_the_kubelet_of_the_tests_says_what_kubernetes_expects(
+def test_the_fake_kubelet_computes_the_limits_of_the_kubernetes_test(
     limits: dict[str, str],
     level: dict[str, str],
     of_pod: tuple[int | None, int | None],
     of_container: tuple[int | None, int | None],
 ) -> None:
-    """The figures of Kubernetes' own test, in which two containers share a claim (test/e2e/node, 1.37)."""
-    document = Play({"c1": limits, "c2": limits}, {}, pod=level).document()
+    """Kubernetes' own test has two containers that share a claim (test/e2e/node, 1.37)."""
+    document = ClaimPod({"c1": limits, "c2": limits}, {}, pod=level).document()
     status = claim_status("claim", ["c1", "c2"], {"cpu": "1", "memory": "1000Mi"})
     document["status"]["nodeAllocatableResourceClaimStatuses"] = [status]
 

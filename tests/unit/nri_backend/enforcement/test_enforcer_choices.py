@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator chooses: the hugepage guard, and when the pool grows for those who run."""
+"""Settings of the operator: the hugepage guard, and whether the shared pool grows immediately or lazily."""
 
 import asyncio
 import threading
@@ -17,26 +17,26 @@ ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
 
 
 def reservable(node: Node, path: str) -> list[str]:
-    """What a container may reserve of both sizes."""
+    """Returns the reservation limits of a cgroup for both page sizes."""
     return [node.kernel.get(path, f"hugetlb.{size}.rsvd.max") for size in ("2MB", "1GB")]
 
 
-async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> None:
-    """One with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
+async def test_the_guard_sets_the_reservations_of_containers_without_hugepages_to_zero(memory: Path) -> None:
+    """This includes a container with a CPU claim and siblings of a container that claims hugepages."""
     async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
-        holder = await node.run("holder", *pages, name="holder")
-        beside, claim = await node.run("beside"), await node.run("claim", *node.claim(ONE), name="other")
-        assert reservable(node, holder) == [str(64 * MI), "0"]
-        assert reservable(node, beside) == reservable(node, claim) == ["0", "0"]
-        assert node.kernel.get(beside, "hugetlb.2MB.max") == "max", "use is the kubelet's affair"
+        claimed_pages = await node.run("holder", *pages, name="holder")
+        sibling, claim = await node.run("beside"), await node.run("claim", *node.claim(ONE), name="other")
+        assert reservable(node, claimed_pages) == [str(64 * MI), "0"]
+        assert reservable(node, sibling) == reservable(node, claim) == ["0", "0"]
+        assert node.kernel.get(sibling, "hugetlb.2MB.max") == "max", "the kubelet limits the use of pages"
         assert [node.reports[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
-        node.kernel.set(beside, "hugetlb.2MB.rsvd.max", "max")
-        await node.until(lambda: reservable(node, beside) == ["0", "0"])
+        node.kernel.set(sibling, "hugetlb.2MB.rsvd.max", "max")
+        await node.until(lambda: reservable(node, sibling) == ["0", "0"])
 
 
-async def test_where_claims_are_partitions_a_start_without_one_waits_for_no_thread(memory: Path) -> None:
-    """The guard's two files are written at once, however busy the threads are with claims."""
+async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread(memory: Path) -> None:
+    """The two files of the guard are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
         path, busy = node.make_cgroups(pod(), stored), threading.Event()
@@ -51,24 +51,27 @@ async def test_where_claims_are_partitions_a_start_without_one_waits_for_no_thre
         assert reservable(node, path) == ["0", "0"]
 
 
-async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None:
-    """By the runtime's word where it has one; else a pod whose own limit is not 0 may have asked for them."""
+async def test_the_guard_does_not_limit_pages_that_the_kubelet_has_granted(memory: Path) -> None:
+    """The limits that the runtime states decide.
+
+    If it states none, a pod whose limit is not 0 may have asked for pages.
+    """
     async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")
         path = node.make_cgroups(pod(), stored)
         node.kernel.set(POD, "hugetlb.2MB.max", str(8 * MI))
         await node.enforcer.start_container(pod(), stored)
         assert reservable(node, path) == ["max", "0"]
-        told, _ = await node.create("told", of="p2")
-        told = replace(told, resources=replace(told.resources, hugepage_limits={"2MB": 2 * MI, "1GB": 0}))
-        path = node.make_cgroups(pod("p2"), told)
-        node.enforcer.reconciler.forget("told")
-        await node.enforcer.start_container(pod("p2"), told)
+        stated, _ = await node.create("stated", of="p2")
+        stated = replace(stated, resources=replace(stated.resources, hugepage_limits={"2MB": 2 * MI, "1GB": 0}))
+        path = node.make_cgroups(pod("p2"), stated)
+        node.enforcer.reconciler.forget("stated")
+        await node.enforcer.start_container(pod("p2"), stated)
         assert reservable(node, path) == ["max", "0"]
 
 
-async def test_who_has_lost_its_record_keeps_its_pages_over_our_restart(memory: Path) -> None:
-    """It names no CPUs that it could be known by; what it has reserved and not touched would kill it (SIGBUS)."""
+async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart(memory: Path) -> None:
+    """If its limit were lowered, touching a page that it has reserved would kill it (SIGBUS)."""
     record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
     before = Node(memory, guard=True)
     await before.enforcer.activate()
@@ -91,8 +94,8 @@ async def test_the_guard_can_be_switched_off(memory: Path) -> None:
         assert reservable(node, await node.run("plain")) == ["max", "max"]
 
 
-async def test_a_lazy_pool_grows_with_the_next_change_of_its_members(memory: Path) -> None:
-    """Shrinking is immediate, also for who has not grown; the kubelet's update, or a new container, gets the pool."""
+async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memory: Path) -> None:
+    """They lose CPUs at once. An update by the kubelet and a new container get the whole pool."""
     async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(ONE)
         plain = await node.run("plain", of="p9")
@@ -111,8 +114,8 @@ async def test_a_lazy_pool_grows_with_the_next_change_of_its_members(memory: Pat
         assert update.resources == Resources(cpus="1-3,6-7")
 
 
-async def test_a_lazy_member_that_would_have_nothing_left_gets_the_pool(memory: Path) -> None:
-    """An empty set means "as the parent" to the kernel."""
+async def test_a_lazy_member_without_remaining_cpus_gets_the_pool(memory: Path) -> None:
+    """An empty cpuset would mean the CPUs of the parent."""
     async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(cpu_record("c1", "cpus=1,4-7"))
         plain = await node.run("plain", of="p9")

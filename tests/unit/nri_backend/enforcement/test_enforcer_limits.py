@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU quota and memory limits, from the runtime's call to the kernel's files."""
+"""CPU quota and memory limits, from the runtime's call to the cgroup files."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -21,27 +21,27 @@ PLAIN = 4096
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance; the kubelet limits pods to three CPUs."""
+    """An active instance. The kubelet limits pods to three CPUs."""
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "300000"
         yield node
 
 
-async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:
-    """Its pod may use its CPUs beside all that it could before; who is beside it keeps his own limit."""
+async def test_a_container_whose_claim_covers_its_limit_is_not_throttled(node: Node) -> None:
+    """The claimed CPUs are added to the limit of its pod. A sibling keeps its own limit."""
     side = await node.run("side", name="side", quota=100_000)
     env = node.claim(ONE)
     stored, answer = await node.create("claim", *env, quota=200_000)
     assert answer.resources == Resources(cpus="2-3", cpu_quota=-1)
     path = node.make_cgroups(pod(), stored)
-    node.kernel.set(path, "cpu.max", "200000 100000")  # a runtime that does not heed the answer
+    node.kernel.set(path, "cpu.max", "200000 100000")  # the runtime ignores the answer
     await node.enforcer.start_container(pod(), stored)
     assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "500000", "100000")
     assert (node.reports["claim"].limits, node.reports["side"].limits) == ({"cpu.max": "max"}, {})
 
 
-async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Node) -> None:
-    """Twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
+async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(node: Node) -> None:
+    """Twenty restarts, with one resize by the kubelet. The last value that the kubelet wrote is restored."""
     env = node.claim(ONE)
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
@@ -51,11 +51,11 @@ async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Nod
             node.kernel.set(POD, "cpu.max", "400000 100000")
         await node.stop(f"life-{life}")
     await node.until(lambda: node.kernel.get(POD, "cpu.max") == "400000 100000")
-    assert node.counts.counters["repaired_cpu"] == 0, "what claims change by coming and going is no repair"
+    assert node.counts.counters["repaired_cpu"] == 0, "changes that claims cause are not counted as repairs"
 
 
-async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node, memory: Path) -> None:
-    """What the kubelet had set is noted on the pod itself."""
+async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(node: Node, memory: Path) -> None:
+    """The original limit is stored on the cgroup of the pod."""
     await node.run("side", name="side", quota=100_000)
     await node.run("claim", *node.claim(ONE), quota=200_000)
     other = Node(memory)
@@ -68,18 +68,17 @@ async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node
 
 @pytest.mark.fault("security S6")
 @pytest.mark.parametrize(("choice", "of_pod"), [("raise", "500000"), ("lift", "max"), ("keep", "300000")])
-async def test_the_operator_decides_what_a_claim_does_to_the_pods_limit(
+async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
     memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
 ) -> None:
-    """A claim of two CPUs in a pod of three; its own container is not throttled by itself."""
+    """A claim of two CPUs in a pod limited to three. Its own container is unthrottled in any case."""
     async with enforcing(Node(memory, cpu_quota=choice)) as node:
         node.pod_quota = "300000"
         path = await node.run("claim", *node.claim(ONE), quota=200_000)
         assert (node.quota(path), node.quota(POD)) == ("max", of_pod)
 
 
-async def test_a_quota_that_is_to_be_kept_is_kept(node: Node) -> None:
-    """``quota: keep``, and a limit that the claim does not cover: all is as the kubelet wants it."""
+async def test_the_kubelets_quota_stays_if_the_claim_keeps_it_or_does_not_cover_it(node: Node) -> None:
     kept = await node.run("kept", *node.claim(cpu_record("c1", "cpus=2-3", quota="keep")), quota=200_000)
     over = await node.run("over", *node.claim(cpu_record("c2", "cpus=4")), name="over", quota=150_000)
     assert (node.quota(kept), node.quota(over), node.quota(POD)) == ("200000", "150000", "300000")
@@ -87,8 +86,8 @@ async def test_a_quota_that_is_to_be_kept_is_kept(node: Node) -> None:
     assert update.resources.cpu_quota is None
 
 
-async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
-    """In-place resize: a limit beyond the claim is the kubelet's, one that it covers again is none."""
+async def test_a_resize_decides_again_whether_the_container_is_throttled(node: Node) -> None:
+    """A limit above the claim is applied, and one that the claim covers is removed."""
     path = await node.run("claim", *node.claim(ONE), quota=200_000)
     (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=300_000))
     assert update.resources == Resources(cpus="2-3")
@@ -101,8 +100,8 @@ async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
     await node.until(lambda: node.counts.counters["repaired_cpu"] >= 1)
 
 
-async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
-    """The claimed bytes, or the pod's own limit where that is lower; hugepages are no part of it."""
+async def test_a_memory_limit_of_the_claim_is_applied_to_the_container(node: Node) -> None:
+    """The limit is the claimed bytes without hugepages, or the container's own limit if that is lower."""
     parts = ("a", 1, 64 * MI, PLAIN), ("h", 1, 2 * MI, 2 * MI)
     env = node.claim(memory_record("m1", *parts, a={"limit": "claim", "high": 0.75}))
     stored, answer = await node.create("claim", *env, limit=128 * MI)
@@ -112,9 +111,9 @@ async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
     assert node.kernel.get(path, "memory.max") == str(64 * MI)
     assert node.kernel.get(path, "memory.high") == str(48 * MI)
     assert node.kernel.get(POD, "memory.max") == "max"
-    told = node.reports["claim"].limits
-    assert (told["memory.max"], told["memory.high"]) == (str(64 * MI), str(48 * MI))
-    assert told["hugetlb.2MB.rsvd.max"] == str(2 * MI)
+    applied = node.reports["claim"].limits
+    assert (applied["memory.max"], applied["memory.high"]) == (str(64 * MI), str(48 * MI))
+    assert applied["hugetlb.2MB.rsvd.max"] == str(2 * MI)
     node.kernel.set(path, "memory.max", str(32 * MI))
     (update,) = await node.enforcer.update_container(pod(), stored, Resources(memory_limit=96 * MI))
     assert update.resources.memory_limit == 64 * MI
@@ -126,8 +125,8 @@ async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
 
 @pytest.mark.fault("memory peer, nri")
 @pytest.mark.parametrize("word", ["low", "min"])
-async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: Node, word: str) -> None:
-    """Sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
+async def test_protection_is_raised_in_every_ancestor_and_lowered_after_the_end(node: Node, word: str) -> None:
+    """The sum for living containers is added to the kubelet's value, and is repaired if another process resets it."""
     file = f"memory.{word}"
     node.kernel.make(TOP)
     node.kernel.set(TOP, file, str(10 * MI))
@@ -154,8 +153,7 @@ async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: No
     await node.until(lambda: [node.kernel.get(where, file) for where in ABOVE] == mebibytes(0, 0, 10))
 
 
-async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None:
-    """A problem is told as long as somebody could mend it."""
+async def test_a_problem_of_a_pod_ends_with_the_pod(node: Node) -> None:
     node.kernel.make(POD)
     await node.run("claim", *node.claim(ONE), quota=200_000)
     node.kernel.refused[POD, "cpu.max"] = DENIED
@@ -169,8 +167,11 @@ async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None
     assert node.enforcer.problems == ()
 
 
-async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:
-    """Refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
+async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node: Node) -> None:
+    """The text contains the version of the runtime and the remedy.
+
+    With NRI 0.12 the policy is answered and no node is bound.
+    """
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
     with pytest.raises(RejectedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):

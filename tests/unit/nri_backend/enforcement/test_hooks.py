@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks, from the runtime's call to the kernel's files."""
+"""The hooks, from the runtime's call to the cgroup files."""
 
 import errno
 from dataclasses import replace
@@ -25,14 +25,17 @@ GIGA = 1 << 30
 
 
 @pytest.mark.fault("memory peer, nri")
-async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:
-    """Rings 1 and 2: the others leave, the answer carries CPUs and mems, the kernel's files are true at the start."""
+async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
+    """The others leave before the creation is answered.
+
+    The answer contains CPUs and mems, and the start applies all settings.
+    """
     plain = await node.run("plain", of="p9")
     assert node.cpus(plain) == "1-7"
     parts = ("m", 1, 32 * MI, 2 * MI), ("n", 0, 32 * MI, 2 * MI), ("g", 1, GIGA, GIGA)
     env = node.claim(ONE) + node.claim(memory_record("m1", *parts))
     stored, answer = await node.create("claim", *env)
-    assert node.cpus(plain) == "1,4-7", "nobody overlaps when the answer is given"
+    assert node.cpus(plain) == "1,4-7", "no container overlaps when the creation is answered"
     assert answer.resources == Resources(cpus="2-3", mems="0-1", hugepage_limits={"2MB": 64 * MI, "1GB": GIGA})
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
@@ -41,13 +44,13 @@ async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:
         for name in ("max", "rsvd.max"):
             assert node.kernel.get(where, f"hugetlb.2MB.{name}") == str(64 * MI)
             assert node.kernel.get(where, f"hugetlb.1GB.{name}") == str(GIGA)
-    told = node.reports["claim"]
-    assert [(use.uid, use.requests) for use in told.claims] == [("c1", ("cpus",)), ("m1", ("m", "n", "g"))]
-    assert (told.state, told.cpus, told.mems, told.cgroup) == ("running", {2, 3}, {0, 1}, path)
+    reported = node.reports["claim"]
+    assert [(use.uid, use.requests) for use in reported.claims] == [("c1", ("cpus",)), ("m1", ("m", "n", "g"))]
+    assert (reported.state, reported.cpus, reported.mems, reported.cgroup) == ("running", {2, 3}, {0, 1}, path)
 
 
-async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: Node) -> None:
-    """A container that was created before the pool shrank starts in the new pool (3.6: an update proves nothing)."""
+async def test_a_start_applies_the_present_pool(node: Node) -> None:
+    """The container was created before a claim made the pool smaller."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     node.claim(ONE)
@@ -56,14 +59,17 @@ async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: No
 
 
 @pytest.mark.fault("cpu peer 9.4.5")
-async def test_a_forged_variable_is_refused(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """The text reaches the pod's events, the rejection is counted, logged and reported, nothing stays behind."""
+async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """The text reaches the pod's events.
+
+    The rejection is counted, logged and reported, and the container is not tracked.
+    """
     with pytest.raises(RejectedError, match="DRA_CPUSET_zz"):
         await node.create("bad", "DRA_CPUSET_zz=0-3")
     assert node.counts.counters["refused_no_record"] == 1
-    told = node.reports["bad"]
-    assert told.refused
-    assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("zz", frozenset())]
+    reported = node.reports["bad"]
+    assert reported.refused
+    assert [(use.uid, use.cpus) for use in reported.unknown_claims] == [("zz", frozenset())]
     assert node.enforcer.state.get("bad") is None
     (entry,) = [vars(record) for record in caplog.records if record.getMessage() == "refused"]
     assert (entry["container"], entry["pod"], entry["reason"]) == ("main", "ns/p1", "no_record")
@@ -71,8 +77,8 @@ async def test_a_forged_variable_is_refused(node: Node, caplog: pytest.LogCaptur
 
 
 @pytest.mark.fault("memory peer, nri")
-async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: Node) -> None:
-    """Twenty restarts: same CPUs, same limits; another container does not get the claim meanwhile."""
+async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -> None:
+    """Twenty restarts. Another container of the pod is rejected in between."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
@@ -85,8 +91,8 @@ async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: No
     assert not list(node.enforcer.state)
 
 
-async def test_a_start_that_cannot_be_made_true_is_killed_and_refused(node: Node) -> None:
-    """CRI-O only warns about an error at the start, so the cgroup is killed first; the text names the file."""
+async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_rejected(node: Node) -> None:
+    """CRI-O runs the container after an error at the start, so it is killed first. The text contains the file."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED
@@ -97,8 +103,8 @@ async def test_a_start_that_cannot_be_made_true_is_killed_and_refused(node: Node
     assert node.counts.counters["refused_kernel"] == 1
 
 
-async def test_what_the_audit_has_seen_of_a_half_made_cgroup_is_past_at_the_start(node: Node) -> None:
-    """A container that is only created in the snapshot is looked at while the runtime makes its cgroup."""
+async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Node) -> None:
+    """The audit has looked at the cgroup while the runtime was creating it."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.get("claim")
     assert tracked is not None
@@ -115,10 +121,10 @@ async def test_what_the_audit_has_seen_of_a_half_made_cgroup_is_past_at_the_star
         ("memory", memory_record("m1", ("m", 1, 64 * MI, 4096), m={"protect": "min"})),
     ],
 )
-async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(
+async def test_a_missing_controller_rejects_only_claims_that_need_it(
     node: Node, controller: str, record: AllocationRecord
 ) -> None:
-    """The error names the controller and cgroup.subtree_control; who needs none starts all the same."""
+    """The error contains the controller and cgroup.subtree_control."""
     node.kernel.make(POD, sizes=() if controller == "hugetlb" else SIZES, limits=controller != "memory")
     with pytest.raises(RejectedError, match=rf"{controller} controller is not in .*cgroup\.subtree_control"):
         await node.run("claim", *node.claim(record))
@@ -128,8 +134,8 @@ async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(
     await node.enforcer.start_container(pod("p2"), plain)
 
 
-async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node) -> None:
-    """The rejection names the container in the way and the kernel's error, and promises no move."""
+async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(node: Node) -> None:
+    """The text contains the container and the kernel's error, and does not promise a move."""
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05
@@ -141,26 +147,26 @@ async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node)
     assert node.cpus(await node.run("claim-2", *env)) == "2-3"
 
 
-async def unwritable(node: Node, id_: str) -> Container:
-    """A created plain container whose cpuset was not set and cannot be."""
+async def create_unwritable(node: Node, id_: str) -> Container:
+    """Creates a container without claims whose cpuset is not set and cannot be written."""
     stored, _ = await node.create(id_)
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED
     return stored
 
 
-async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node: Node) -> None:
-    """One that merely cannot be narrowed runs, and is shown as a problem; one that would trespass does not run."""
-    await node.enforcer.start_container(pod(), await unwritable(node, "first"))
+async def test_a_container_that_cannot_be_moved_off_claimed_cpus_is_rejected(node: Node) -> None:
+    """While no CPU is claimed, the container runs with wrong CPUs, which is reported as a problem."""
+    await node.enforcer.start_container(pod(), await create_unwritable(node, "first"))
     assert any("main of pod ns/p1" in problem for problem in node.enforcer.problems)
-    second = await unwritable(node, "second")
+    second = await create_unwritable(node, "second")
     node.claim(ONE)
     with pytest.raises(RejectedError, match="cpuset"):
         await node.enforcer.start_container(pod(), second)
 
 
-async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
-    """The kernel would give it everybody's CPUs."""
+async def test_a_claim_without_online_cpus_is_rejected(node: Node) -> None:
+    """The kernel would give its container the CPUs of the parent."""
     env = node.claim(cpu_record("c1", "cpus=6-7"))
     node.host = Host(parse_cpu_list("0-5"))
     await node.until(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
@@ -168,8 +174,11 @@ async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
         await node.create("claim", *env)
 
 
-async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
-    """Resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
+async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) -> None:
+    """The answer to a resize or to a reconciliation of the CPU manager contains the claimed CPUs.
+
+    Hugepages are the kubelet's new limit plus the claim.
+    """
     node.claim(ONE)
     node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     env = env_of(ONE) + env_of(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -179,14 +188,14 @@ async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
     (update,) = await node.enforcer.update_container(pod(), container("claim"), wanted)
     kept = Resources("2-3", "1", cpu_quota=-1, hugepage_limits={"2MB": 66 * MI})
     assert (update.container_id, update.resources) == ("claim", kept)
-    for cpus in ("", "0-7", "2-3"):  # a static CPU manager says so again and again
+    for cpus in ("", "0-7", "2-3"):  # a static CPU manager repeats its update
         (update,) = await node.enforcer.update_container(pod("p2"), container("plain", of="p2"), Resources(cpus=cpus))
         assert update.resources == Resources(cpus="1,4-7")
     await node.until(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
 
 
-async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, memory: Path) -> None:
-    """A standby is asked with the active one's answer inside, a snapshot shows it too: the claim counts once."""
+async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it(node: Node, memory: Path) -> None:
+    """A standby receives the answer of the active instance at the creation, and a new instance when it is synchronized."""
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     stored, answer = await node.create("claim", *env)
     assert answer.resources.hugepage_limits == {"2MB": 64 * MI}
@@ -202,8 +211,11 @@ async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, m
             assert node.kernel.get(path, f"hugetlb.2MB.{name}") == str(64 * MI)
 
 
-async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_stored(node: Node, memory: Path) -> None:
-    """Owners are stored after the start; between creation and start a restart gives the claim to nobody else."""
+async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(node: Node, memory: Path) -> None:
+    """The frontend stores owners after the start.
+
+    A restart between creation and start does not pass the claim to another container.
+    """
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
     node.make_cgroups(pod(), stored)
@@ -214,8 +226,8 @@ async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_sto
         await restarted.create("thief", *env, name="side")
 
 
-async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
-    """Both events can come twice, or for a container that never started."""
+async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
+    """Stop and remove may come twice, or for a container that never started."""
     env = node.claim(ONE)
     await node.run("claim", *env)
     await node.stop("claim")
@@ -227,12 +239,15 @@ async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node)
         await node.enforcer.remove_container(pod(), stored)
     assert "claim" not in node.reports
     await node.enforcer.stop_container(pod(), container("never"))
-    assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7"), "the claim is held by its record"
+    assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7"), "the record of the claim still exists"
 
 
 @pytest.mark.fault("memory peer, nri")
-async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
-    """Not every runtime says so; the next attempt of the same container replaces it."""
+async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> None:
+    """Not every runtime reports the end of an attempt.
+
+    It also ends with its sandbox, but not with an earlier one of the pod.
+    """
     env = node.claim(ONE)
     await node.create("try-1", *env)
     await node.create("try-2", *env)
@@ -243,12 +258,12 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     assert not list(node.enforcer.state)
     with pytest.raises(RejectedError, match="not for this pod"):
         await node.create("thief", *env, of="p2")
-    assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend gives claims back"
+    assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend releases claims"
 
 
 @pytest.mark.fault("backend A11")
-async def test_a_start_is_a_start_whatever_came_before(node: Node) -> None:
-    """Create, Stop, Start: the container is made true before its first instruction, and audited."""
+async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
+    """The runtime calls create, stop and start. The settings are applied before the process runs."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     await node.enforcer.stop_container(pod(), stored)
@@ -258,8 +273,8 @@ async def test_a_start_is_a_start_whatever_came_before(node: Node) -> None:
 
 
 @pytest.mark.fault("backend A11")
-async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(node: Node) -> None:
-    """The runtime forgets it, its claim is gone: its CPUs are nobody else's before its cgroup is empty."""
+async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: Node) -> None:
+    """The runtime has forgotten it and the record is gone. Its CPUs return to the pool when its cgroup is gone."""
     path = await node.run("claim", *node.claim(ONE))
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))
@@ -270,13 +285,15 @@ async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(
 
 
 @pytest.mark.fault("issue 10, law 11")
-@pytest.mark.parametrize(("reserved", "at_home"), [("0", "0"), ("", "0-1,4-7")])
-async def test_our_own_pod_keeps_its_rules_and_is_never_refused(memory: Path, reserved: str, at_home: str) -> None:
-    """It runs on reserved CPUs where there are some, else in the pool, whatever its environment says."""
+@pytest.mark.parametrize(("reserved", "expected"), [("0", "0"), ("", "0-1,4-7")])
+async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
+    memory: Path, reserved: str, expected: str
+) -> None:
+    """It gets the reserved CPUs, or the pool if none are reserved. Its environment is not evidence."""
     async with enforcing(Node(memory, reserved=reserved)) as node:
         await node.run("claim", *node.claim(ONE))
         path = await node.run("x", "DRA_CPUSET_z=1", of="own_pod")
-        assert node.cpus(path) == at_home
+        assert node.cpus(path) == expected
         node.claim(cpu_record("c2", "cpus=0-1,4-7"))
         stored, _ = await node.create("y", of="own_pod", name="other")
         await node.enforcer.start_container(pod("own_pod"), stored)
@@ -285,13 +302,13 @@ async def test_our_own_pod_keeps_its_rules_and_is_never_refused(memory: Path, re
         assert [tracked.kind for tracked in node.enforcer.state].count("driver") == 1
 
 
-async def test_the_drivers_own_pod_leaves_a_claim_by_the_cgroup_of_its_pod(memory: Path) -> None:
-    """The kernel denies writes to the backend's own container (nsdelegate); every claim starts all the same."""
+async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_cgroup_of_the_pod(memory: Path) -> None:
+    """The kernel denies writes to the cgroup of the backend's own container (nsdelegate). Claims start all the same."""
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         above = path.rpartition("/")[0]
         node.kernel.refused[path, "cpuset.cpus"] = errno.EPERM
-        assert node.kernel.get(above, "cpuset.cpus") == "", "nothing is written where there is no claim"
+        assert node.kernel.get(above, "cpuset.cpus") == "", "nothing is written without a claim"
         for number, (cpus, left) in enumerate([("2-3", "0-1,4-7"), ("0-1", "4-7")]):
             env = node.claim(cpu_record(f"c{number}", f"cpus={cpus}", pods=[f"p{number}"]))
             claimed = await node.run(f"claim-{number}", *env, of=f"p{number}")
@@ -302,8 +319,8 @@ async def test_the_drivers_own_pod_leaves_a_claim_by_the_cgroup_of_its_pod(memor
         await node.until(lambda: node.kernel.get(above, "cpuset.cpus") == "2-7")
 
 
-async def test_a_pod_of_the_driver_that_cannot_be_moved_is_named_with_the_reason(memory: Path) -> None:
-    """Neither its own cgroup nor that of its pod can be written."""
+async def test_a_rejection_contains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
+    """The cgroup of the pod cannot be written."""
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
@@ -313,7 +330,7 @@ async def test_a_pod_of_the_driver_that_cannot_be_moved_is_named_with_the_reason
 
 
 async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
-    """Each failed move would otherwise cause the next one, as fast as the kernel refuses it."""
+    """Otherwise each failed move would cause the next one at once."""
     async with enforcing(Node(memory)) as node:
         plain = await node.run("plain", of="p2")
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM
@@ -331,8 +348,10 @@ UNENFORCED = "no instance of nri-backend has enforced its claims"
 @pytest.mark.parametrize(
     "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
 )
-async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: Path, leader: Leadership) -> None:
-    """Whoever is asked before it has not answered, or nobody is there to be asked."""
+async def test_a_standby_rejects_the_creation_of_a_claim_container_that_is_not_pinned(
+    memory: Path, leader: Leadership
+) -> None:
+    """The active instance was called before and has not answered, or there is none."""
     node = Node(memory)
     node.leader = leader
     env = node.claim(ONE)
@@ -343,7 +362,7 @@ async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: 
 
 
 async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memory: Path) -> None:
-    """The answer has all CPUs of the claim, and no CPU of another owner."""
+    """The answer must contain all CPUs of the claim and no other CPU."""
     node = Node(memory)
     node.leader = Leadership(fresh=True, first=True)
     env = node.claim(ONE)
@@ -355,8 +374,11 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
 
 
 @pytest.mark.fault("backend A6")
-async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) -> None:
-    """It may be asked before the active instance at the creation; at the start the kernel shows what was done."""
+async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
+    """At the creation the standby may be called before the active instance.
+
+    At the start the cgroup shows what that one has done.
+    """
     node = Node(memory)
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
@@ -371,10 +393,10 @@ async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) ->
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("claim", ["unpinned", "of another pod"])
-async def test_an_instance_that_has_the_lock_and_does_not_enforce_yet_leaves_nothing_to_another(
+async def test_an_instance_with_the_lock_rejects_claims_before_it_enforces(
     memory: Path, first: bool, claim: str
 ) -> None:
-    """The former holder has ended, so that no instance is asked later that would refuse the container or pin it."""
+    """The previous holder has ended, so no other instance that is called later could pin or reject the container."""
     node = Node(memory)
     node.leader = Leadership(fresh=True, first=first, own=True)
     env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
@@ -389,8 +411,8 @@ async def test_an_instance_that_has_the_lock_and_does_not_enforce_yet_leaves_not
     await node.run("plain", of="p2")
 
 
-async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
-    """A plain one runs as the runtime likes; a claim that could not be enforced is refused."""
+async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: Node) -> None:
+    """A container without claims runs, which is reported as a problem."""
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
@@ -400,8 +422,8 @@ async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
 
 
 @pytest.mark.fault("cpu peer 9.3.2")
-async def test_a_hook_touches_no_other_container(node: Node) -> None:
-    """The others are moved when the claim is prepared; its containers' hooks write and answer for themselves alone."""
+async def test_the_hooks_of_a_claim_container_write_only_its_own_cgroups(node: Node) -> None:
+    """The others are moved when the claim is prepared."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]
     env = node.claim(ONE)
     node.enforcer.records_changed()

@@ -96,6 +96,31 @@ def test_what_cannot_be_written_is_kept_and_written_later(path: Path) -> None:
     assert (journal.problem, Journal(path).read().present) == ("", NAMES)
 
 
+@pytest.mark.parametrize("offset", [0, 64], ids=["header", "entries"])
+@pytest.mark.parametrize("slots", [(0,), (SLOT_BYTES,), (0, SLOT_BYTES)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("writes", [2, 3])
+def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
+    path: Path, writes: int, slots: tuple[int, ...], offset: int
+) -> None:
+    """The latest entries are kept, not those of the older slot, although the next write contains the same entries."""
+    journal = Journal(path)
+    for number in range(writes):
+        journal.write(Entries({("dra.cpu", str(number)): ("ns", "c")}))
+    reader = Journal(path)
+    latest = reader.read()
+    data = bytearray(path.read_bytes())
+    for slot in slots:
+        data[slot + offset : slot + offset + 16] = bytes(16)
+    path.write_bytes(data)
+    for one in (journal, reader):
+        assert one.read() == latest
+        one.write(latest)
+        assert one.problem == ""
+        assert Journal(path).read() == latest
+    journal.write(Entries(NAMES))
+    assert reader.read() == Journal(path).read() == Entries(NAMES)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
 def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
     """It tells nothing; what this process knows is written over it."""

@@ -60,6 +60,9 @@ class Journal:
         self._path = path
         self._entries = Entries()
         self._stamp = (0, 0)
+        """Sequence number and checksum of the slot that was read or written last."""
+        self._former = (0, 0)
+        """Those of the other slot, which contains the entries before these; (0, 0) if it cannot be read."""
         self.problem = ""
         """Why the file does not say what it should; that is kept in memory, and written when it can be."""
         self.found = False
@@ -82,17 +85,30 @@ class Journal:
         return self._entries
 
     def _take(self, descriptor: int) -> None:
-        heads = [_HEAD.fullmatch(os.pread(descriptor, _HEADER, start)) for start in _SLOTS]
-        found = [(*map(int, head.groups()), start) for head, start in zip(heads, _SLOTS, strict=True) if head]
-        for sequence, length, checksum, start in sorted(found, reverse=True):
-            if (sequence, checksum) == self._stamp:
-                return
-            data = os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER)
-            if zlib.crc32(data, sequence) == checksum:
-                self._entries, self._stamp = _parse(data), (sequence, checksum)
-                self.found, self.problem = True, ""
-                return
-        self.problem = f"{self._path} is not a journal of this release"
+        heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
+        matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
+        found = [(*map(int, match.groups()), start) for match, start in matches if match]
+        # The data of a slot that was read before, too, since it may have been damaged since then.
+        slots = [
+            ((sequence, checksum), data)
+            for sequence, length, checksum, start in sorted(found, reverse=True)
+            if zlib.crc32(data := os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER), sequence) == checksum
+        ]
+        if not slots:
+            self.problem = f"{self._path} is not a journal of this release"
+            return
+        stamp, data = slots[0]
+        if stamp == self._stamp:
+            return
+        if stamp == self._former and all(map(any, heads)):
+            # The slot after it was damaged. Its entries are in memory, and must be written again as after a write that
+            # failed. In a new file that another instance has made, that slot would be all zeros.
+            self._stamp, self._former = stamp, (0, 0)
+            self.problem = f"{self._path} is damaged"
+            return
+        self._entries, self._stamp = _parse(data), stamp
+        self._former = slots[1][0] if len(slots) > 1 else (0, 0)
+        self.found, self.problem = True, ""
 
     def write(self, entries: Entries) -> None:
         """Makes the journal say this, as soon as the disk allows it. Raises nothing."""
@@ -114,7 +130,8 @@ class Journal:
         except OSError as error:
             self.problem = f"{self._path} cannot be written: {error.strerror}; it is tried again"
         else:
-            self._stamp, self.problem = (sequence, checksum), ""
+            self._former, self._stamp = self._stamp, (sequence, checksum)
+            self.problem = ""
 
     def _open(self) -> int:
         """Returns the file, made anew where there is none of our size."""

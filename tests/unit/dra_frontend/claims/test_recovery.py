@@ -152,6 +152,27 @@ async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: 
     assert not again.store.ledger.releasing
 
 
+@pytest.mark.parametrize("fault", ["unreadable", "reserved for no pod"])
+async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Frontend, fault: str) -> None:
+    """The journal was lost and the record is damaged. The claim exists: it is rebuilt when it can be used again."""
+    del node.api.documents["claim-v"]
+    held = node.cpus("u")
+    node.damage("u")
+    (node.root / "claims.journal").unlink()
+    usable = node.api.documents["claim-u"]
+    other = {"allocation": 3} if fault == "unreadable" else {"allocation": usable["status"]["allocation"]}
+    node.api.documents["claim-u"] = {"metadata": usable["metadata"], "status": other}
+    again = await restarted(node)
+    await again.recovery.list_all()
+    await again.look()
+    assert again.file("u").exists()
+    assert again.store.ledger.held_cpus() == held
+    node.api.documents["claim-u"] = usable
+    again.now += 700
+    await again.recovery.round()
+    assert (again.cpus("u"), again.store.ledger.lost()) == (held, {})
+
+
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
     """What a container is pinned to is not given away, record or not."""
     node.file("u").unlink()

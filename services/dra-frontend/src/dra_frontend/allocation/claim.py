@@ -162,6 +162,14 @@ def uid_of(document: object) -> str:
     return ""
 
 
+def name_of(document: object) -> tuple[str, str]:
+    """Returns namespace and name of a claim, readable or not; empty texts if it does not have both."""
+    match document:
+        case {"metadata": {"namespace": str(namespace), "name": str(name)}}:
+            return namespace, name
+    return "", ""
+
+
 def claim_of(document: object, uid: str) -> ClaimView | None:
     """Returns the claim of that UID; None where there is none, or another of the same name. Raises Refused.
 

@@ -22,7 +22,7 @@ from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
 
-from dra_frontend.allocation.claim import Refused, claim_of, read_claim, uid_of
+from dra_frontend.allocation.claim import Refused, claim_of, name_of, read_claim, uid_of
 from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
@@ -202,16 +202,22 @@ class Recovery:
     async def list_all(self) -> None:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
         names: dict[ClaimKey, Name] = {}
+        unusable: dict[str, Name] = {}
         async for document in self._source.list_claims():
-            with suppress(Refused):
+            try:
                 view = read_claim(document)
+                if not view.is_for(self._node, view.claim.uid):
+                    continue
                 view.check_usable(view.claim.uid)
-                for driver, results in view.results.items() if view.is_for(self._node, view.claim.uid) else ():
-                    # What is not bound to a node by name may be another node's; its pools are not. A device may be
-                    # missing for now: its pages were taken back, or the machine cannot be read.
-                    if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
-                        names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
-        await self._store.transact(partial(_learn, names=names))
+            except Refused:
+                unusable[uid_of(document)] = name_of(document)
+                continue
+            for driver, results in view.results.items():
+                # What is not bound to a node by name may be another node's; its pools are not. A device may be
+                # missing for now: its pages were taken back, or the machine cannot be read.
+                if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
+                    names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
+        await self._store.transact(partial(_learn, names=names, unusable=unusable))
 
     async def _part_overlaps(self) -> None:
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
@@ -252,10 +258,12 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
             transaction.release(*key)
 
 
-def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name]) -> None:
+def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
     """Adds the listed claims that have no record to those that are rebuilt.
 
     A journal that was not lost contains every claim that was prepared, if not its name: no other claim is added then.
+    ``unusable`` contains the names, by UID, of listed claims that cannot be read or are reserved for no pod. They
+    exist, so a lost one is not given up: it is read by its name until it can be rebuilt or is gone.
     """
     for key, name in names.items():
         file = transaction.files.get(key)
@@ -264,7 +272,10 @@ def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name]) -> None:
             transaction.present[key] = name
     lost = transaction.ledger.lost().items()
     nameless = [key for key, namespace in lost if not namespace and not transaction.present.get(key, ("", ""))[1]]
-    _give_up(transaction, [key for key in nameless if key not in names])
+    for key in nameless:
+        if key in transaction.present and key[1] in unusable:
+            transaction.present[key] = unusable[key[1]]
+    _give_up(transaction, [key for key in nameless if key not in names and key[1] not in unusable])
     transaction.unlisted = False
 
 

@@ -195,7 +195,7 @@ async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) 
 
 
 async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it(node: Node, memory: Path) -> None:
-    """A standby receives the answer of the active instance at the creation, and a new instance when it is synchronized."""
+    """A standby gets the active instance's answer at the creation, a new instance when it is synchronized."""
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     stored, answer = await node.create("claim", *env)
     assert answer.resources.hugepage_limits == {"2MB": 64 * MI}

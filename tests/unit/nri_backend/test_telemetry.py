@@ -44,7 +44,7 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     seen = samples(telemetry)
     assert seen["hook_seconds CreateContainer"] == 2
     assert seen["hooks CreateContainer refused"] == 1
-    assert seen["rejections unknown-claim"] == 1
+    assert seen["refusals unknown-claim"] == 1
     assert seen["repairs cpuset.cpus"] == 1
     assert seen["mover_seconds"] == 1
     assert seen[f"build_info {__version__}"] == 1
@@ -69,6 +69,6 @@ def test_the_number_of_time_series_is_limited() -> None:
         telemetry.refused(f"reason-{number}")
     assert samples(telemetry)["hooks unknown unimplemented"] == 10 * MAX_SERIES
     assert not [name for name in samples(telemetry) if "Method" in name]
-    counted = named(telemetry, "rejections").samples
+    counted = named(telemetry, "refusals").samples
     assert len(counted) == MAX_SERIES + 1
     assert sum(sample.value for sample in counted) == 10 * MAX_SERIES

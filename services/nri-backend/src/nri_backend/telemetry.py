@@ -78,7 +78,7 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series("hook_seconds", "Duration of hooks in seconds.", "hook", buckets=_HOOK_SECONDS)
         self._outcomes = _Series("hooks", "Handled hooks by outcome.", "hook", "outcome")
-        self._refusals = _Series("rejections", "Rejected containers by reason.", "reason")
+        self._rejections = _Series("refusals", "Rejected containers by reason.", "reason")
         self._repairs = _Series("repairs", "Repaired cgroup files by kind.", "kind")
         self._mover = _Series("mover_seconds", "Time to move others off claimed CPUs.", buckets=_MOVER_SECONDS)
 
@@ -93,7 +93,7 @@ class Telemetry:
     def refused(self, reason: str) -> None:
         """Counts a rejected container. The reason is one of a few fixed words."""
         self.counters[f"refused_{reason}"] += 1
-        self._refusals.count(reason)
+        self._rejections.count(reason)
 
     def repaired(self, kind: str) -> None:
         """Counts a cgroup file that the audit found changed and rewrote."""
@@ -114,7 +114,7 @@ class Telemetry:
         """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event
-        counted = (self._hooks, self._outcomes, self._refusals, self._repairs, self._mover)
+        counted = (self._hooks, self._outcomes, self._rejections, self._repairs, self._mover)
         return (
             *(Metric(name=name, help=GAUGES[name], samples=_one(value)) for name, value in gauges.items()),
             Metric(

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from nri_backend.budgets import ALL_SECONDS
 from nri_backend.nri.model import LinkStatus, RejectedError, Resources
+from numa_node.ticks import TICK_SECONDS
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import POD, PODS, TOP, container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import DENIED
+from tests.rigs.partition_tree import PartitionTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 ABOVE = (POD, PODS, TOP)
@@ -183,3 +187,24 @@ async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node
     other = node.claim(memory_record("m2", ("a", 0, MI, PLAIN), a={"binding": "interleave"}))
     with pytest.raises(RejectedError, match="one memory policy"):
         await node.create("both", *env, *other)
+
+
+async def ticks(node: Node, seconds: float) -> None:
+    """Lets time pass for the audit, tick by tick."""
+    end = node.ahead + seconds
+    while node.ahead < end:
+        audits = node.counts.counters["audits"]
+        node.ahead += TICK_SECONDS
+        node.enforcer.signals.audit.set()
+        await eventually(lambda audits=audits: node.counts.counters["audits"] > audits)
+
+
+async def test_an_audit_of_all_containers_compares_their_limits(tmp_path: Path) -> None:
+    """In partition mode no other audit looks at the reservation limit of a container without a claim."""
+    async with enforcing(Node(tmp_path, guard=True, tree=PartitionTree)) as node:
+        path = await node.run("plain")
+        await ticks(node, 30)
+        node.enforcer._auditor.request_full()
+        node.kernel.set(path, "hugetlb.2MB.rsvd.max", "max")
+        await ticks(node, ALL_SECONDS + 2 * TICK_SECONDS)
+        assert node.kernel.get(path, "hugetlb.2MB.rsvd.max") == "0"

@@ -146,7 +146,8 @@ class Auditor:
     async def _round(self) -> bool:
         """Does what is due; returns True if it has looked at everything."""
         now = self._deps.clock()
-        tick, full, everyone = now >= self._next.tick, now >= self._next.full, now >= self._next.everyone
+        tick, everyone = now >= self._next.tick, now >= self._next.everyone
+        full = everyone or now >= self._next.full
         if tick:
             # With the process's other timers; a full look at the tick that is nearest to its time.
             self._next.tick = now + TICK_SECONDS - now % TICK_SECONDS

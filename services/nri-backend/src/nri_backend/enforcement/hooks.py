@@ -88,7 +88,7 @@ class Enforcer:
         await self._auditor.run_forever()
 
     def records_changed(self) -> None:
-        """Reads the claim files at once: the frontend has reported a change. Every hook and every tick look as well."""
+        """Reads the claim files at once: the frontend has reported a change. Creations, starts and ticks do it, too."""
         self._auditor.request_look()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
@@ -184,8 +184,7 @@ class Enforcer:
             await self._kills.look(tracked.identity.pod.uid, ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
-        self.reconciler.advance(container.id, Event.STOP)
-        await self.reconciler.reap(container.id)
+        await self._end(container.id, Event.STOP)
         if tracked.entitlement.claims:
             # The limits that its claims needed of the pod, and above it, have to go.
             self._auditor.request_full()
@@ -193,13 +192,13 @@ class Enforcer:
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
         """Forgets the container once its last process has ended; the second time changes nothing."""
-        await self._remove(container.id)
+        await self._end(container.id, Event.REMOVE)
 
     async def remove_pod(self, pod: Pod) -> None:
         """Forgets the containers of a sandbox; the pod may live on in a new sandbox."""
         for tracked in self.state.of_pod(pod.uid):
             if tracked.identity.pod.id == pod.id:
-                await self._remove(tracked.id)
+                await self._end(tracked.id, Event.REMOVE)
         self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
@@ -210,9 +209,12 @@ class Enforcer:
         """Returns containers with what their enforcement records contain, and the partitions that they are."""
         return await self._auditor.partitions.recall(await self._recorder.recall(containers))
 
-    async def _remove(self, container_id: str) -> None:
-        if self.reconciler.advance(container_id, Event.REMOVE) is not None:
+    async def _end(self, container_id: str, event: Event) -> None:
+        """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
+        if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap(container_id)
+            if (now := self.state.get(container_id)) is not None and now.occupies:
+                self.signals.audit.set()
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
         """Returns the container as one whose process has not run, authorized by the present records."""

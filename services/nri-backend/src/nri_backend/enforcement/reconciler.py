@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes what they must contain, has it applied, and stores the outcome.
 
-Everything that changes a cgroup of a container goes through here, with a different scope: a hook for one container, the
-audit for those that may differ, a change of the shared pool for those that are misplaced, a partition event for the
-containers of one pod. The blocking part is apply.py, which node/worker.py runs one job at a time.
+Every change of a container's cgroup but ``cgroup.kill`` (start.py) goes through here, with a different scope: a hook
+for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
+partition event for the containers of one pod. The blocking part is apply.py, which node/worker.py runs one job at a
+time.
 """
 
 import asyncio

@@ -12,8 +12,8 @@ after each change, at most ten times a second, and otherwise at every tick.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
 generation N, or after RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that other
-containers leave the CPUs of a new claim before its container is created. This only reduces latency, because every hook
-and every tick check the directory as well.
+containers leave the CPUs of a new claim before its container is created. This only reduces latency, because
+CreateContainer, StartContainer and every tick check the directory as well.
 
 The frontend may be absent for any time. Both loops then reconnect with a growing delay, and one warning is logged.
 """

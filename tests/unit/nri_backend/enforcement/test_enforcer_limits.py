@@ -3,6 +3,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -189,6 +190,11 @@ async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node
         await node.create("both", *env, *other)
 
 
+def audited_since(node: Node, audits: int) -> bool:
+    """Returns True if more audits than these have ended."""
+    return node.counts.counters["audits"] > audits
+
+
 async def ticks(node: Node, seconds: float) -> None:
     """Lets time pass for the audit, tick by tick."""
     end = node.ahead + seconds
@@ -196,7 +202,7 @@ async def ticks(node: Node, seconds: float) -> None:
         audits = node.counts.counters["audits"]
         node.ahead += TICK_SECONDS
         node.enforcer.signals.audit.set()
-        await eventually(lambda audits=audits: node.counts.counters["audits"] > audits)
+        await eventually(partial(audited_since, node, audits))
 
 
 async def test_an_audit_of_all_containers_compares_their_limits(tmp_path: Path) -> None:

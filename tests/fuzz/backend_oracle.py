@@ -78,7 +78,7 @@ def _unclear(world: World) -> bool:
     return any(
         box.held != set(box.named) or box.phase == "lingering" or not world.exists(box)
         for box in world.boxes.values()
-        if box.phase in ("running", "lingering")
+        if box.phase in ("running", "lingering") or (box.phase == "created" and box.may_run and box.named)
     )
 
 

@@ -137,6 +137,8 @@ class Box:
     """The active instance that has heard of its end while a process was left."""
     listed: bool = True
     """The runtime still knows it."""
+    may_run: bool = False
+    """A snapshot of the runtime has listed it as created: it may start without an event, so it keeps its claims."""
 
     @property
     def id(self) -> str:
@@ -344,6 +346,8 @@ class World:
     async def connect(self, instance: Instance) -> None:
         """Sends an instance the state of the runtime."""
         known = [box for box in self.boxes.values() if box.listed]
+        for box in known:
+            box.may_run = box.may_run or box.phase == "created"
         states = {"created": ContainerState.CREATED, "running": ContainerState.RUNNING}
         listed = [replace(box.container, state=states.get(box.phase, ContainerState.STOPPED)) for box in known]
         pods = {box.pod.id: box.pod for box in known}

@@ -74,6 +74,8 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     if not full:
         return Plan(tracked, desired, partition=partition, full=False)
+    if partition:
+        desired = replace(desired, exact=True)
     held = tracked.entitlement
     files = {CPU_MAX: DesiredLimit(None)} if held.cpus and tracked.unthrottled else {}
     if held.memory is not None:

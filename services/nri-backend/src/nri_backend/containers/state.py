@@ -69,10 +69,12 @@ class NodeState:
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns those of these containers whose cgroups are kept in sync.
 
-        They include ended containers without claims: processes that are left of them must leave claimed CPUs, too.
+        They include ended containers that have no CPUs of their own, or none online: processes that are left of them
+        must leave claimed CPUs, too.
         """
         found = [one for i in ids if (one := self.get(i)) is not None]
-        return [one for one in found if one.phase in MAY_RUN or (one.occupies and one.identity.evidence == NO_EVIDENCE)]
+        online = self.host.online
+        return [one for one in found if one.phase in MAY_RUN or (one.occupies and not one.kept_cpus & online)]
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""

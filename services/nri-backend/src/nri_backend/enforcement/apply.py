@@ -11,10 +11,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
-from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import shown
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError, shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
@@ -87,7 +87,7 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
             cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
         cpus = tree.read_set(path, EFFECTIVE)
-        if cpus is not None and cpu_differences(desired, Observed(cpus)):
+        if desired.exact or (cpus is not None and cpu_differences(desired, Observed(cpus))):
             configured = tree.read_set(path, "cpuset.cpus")
     if full or desired.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
@@ -102,11 +102,62 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
+@dataclass(frozen=True, slots=True)
+class OtherContainers:
+    """Containers that must not be on the CPUs of the one that is being started."""
+
+    containers: Sequence[Tracked]
+    sandboxes: Mapping[str, Collection[str]]
+    """For each container in a sandbox the cgroups beside it, as in sandbox_cgroups()."""
+    online: frozenset[int]
+    """Online CPUs."""
+    contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
+    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents()."""
+
+
+def occupants(
+    tree: CgroupTree, others: OtherContainers, own: frozenset[int], *, partition: bool
+) -> dict[str, frozenset[int] | None]:
+    """Returns the containers that are, or may be, on these CPUs, with the CPUs that the kernel shows of each.
+
+    ``partition``: the CPUs are to become a partition. A container whose configured CPUs all belong to other partitions
+    has the effective CPUs of its parent, these among them. The audit cannot move it, and need not: the kernel takes the
+    CPUs of a new partition from all others, unless the configured CPUs of a sibling overlap with it.
+    """
+    paths = {one.identity.id: one.identity.cgroup for one in others.containers if one.identity.cgroup}
+    read = others.contents({key: path for key, path in paths.items() if key not in others.sandboxes}, EFFECTIVE)
+    found: dict[str, frozenset[int] | None] = {}
+    for container_id, path in paths.items():
+        cpus = _cpus_in(read[container_id]) if container_id in read else None
+        if not cpus:
+            cpus = _shown_cpus(tree, path, others.sandboxes.get(container_id))
+        if cpus is None or (cpus & own and not (partition and _is_elsewhere(tree, path, own, others.online))):
+            found[container_id] = cpus
+    return found
+
+
+def _is_elsewhere(tree: CgroupTree, path: str, own: frozenset[int], online: frozenset[int]) -> bool:
+    """Returns True if a cgroup has configured CPUs that are online, and none of them is among ``own``."""
+    try:
+        configured = (tree.read_set(path, CPUS) or frozenset()) & online
+    except (CgroupGoneError, CgroupAccessError):
+        return False
+    return bool(configured) and configured.isdisjoint(own)
+
+
+@lru_cache(maxsize=64)
+def _cpus_in(content: bytes) -> frozenset[int] | None:
+    try:
+        return parse_cpu_list(content.decode(errors="replace").strip())
+    except MalformedError:
+        return None
+
+
+def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
     """Returns the effective CPUs of a cgroup: empty if it is gone, None if the kernel does not show them."""
     try:
         paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
-        seen = [tree.read_set(path, EFFECTIVE) for path in paths]
+        seen = [tree.read_set(one, EFFECTIVE) for one in paths]
     except CgroupGoneError:
         return frozenset() if tree.is_mounted() else None
     except CgroupAccessError:
@@ -114,32 +165,19 @@ def shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> f
     return None if None in seen else frozenset().union(*filter(None, seen))
 
 
-def start(
-    tree: CgroupTree,
-    notes: OriginalLimits,
-    target: Plan,
-    others: Sequence[Tracked],
-    sandboxes: Mapping[str, Collection[str]],
-    changed: Callable[[Mapping[str, str], str], list[str]],
-) -> Outcome:
+def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: OtherContainers) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
-    So the effective CPUs of each container that would have to leave are read first, in the same job as the writes: no
-    other job of this process moves a container in between. Most of these files are open and contain what they contained
-    at the last audit, which ``changed`` finds out without parsing them. ``sandboxes`` contains the cgroups beside
-    each container in a sandbox, as in sandbox_cgroups(). Raises nothing that is foreseen.
+    So one file of each container that would have to leave is read first, in the same job as the writes: no other job of
+    this process moves a container in between. Raises nothing that is foreseen.
     """
-    done, own = Outcome(target.tracked.id), target.tracked.entitlement.cpus
-    if target.tracked.entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
+    done, entitlement = Outcome(target.tracked.id), target.tracked.entitlement
+    if entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
         done.outside = True
-        return done
-    paths = {other.identity.id: other.identity.cgroup for other in others if other.identity.cgroup}
-    for container_id in changed(paths, EFFECTIVE) if paths else ():
-        cpus = shown_cpus(tree, paths[container_id], sandboxes.get(container_id))
-        if cpus is None or cpus & own:
-            done.occupants[container_id] = cpus
-    return done if done.occupants else apply(tree, notes, target)
+    elif others.containers:
+        done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(target.partition))
+    return done if done.outside or done.occupants else apply(tree, notes, target)
 
 
 def _may_be_populated(tree: CgroupTree, path: str) -> bool:

@@ -13,7 +13,7 @@ from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
-from nri_backend.budgets import ALL_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
+from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
 from nri_backend.containers.overlap import misplaced
@@ -68,7 +68,9 @@ class Auditor:
         self._kills = kills
         self._deps = deps
         self._next = Schedule()
-        self._ends = CgroupWatch(deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content)
+        self._ends = CgroupWatch(
+            deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
+        )
         self._group_problems: dict[str, str] = {}
         self._failure = ""
         """Why a round ended early, until everything was looked at again."""

@@ -40,13 +40,9 @@ class ChangeDetector:
                 self._readings.forget([outcome.id])
         return outcomes
 
-    def forget(self, container_id: str) -> None:
-        """Forgets the reading of a container whose cgroup was written elsewhere."""
-        self._readings.forget([container_id])
-
-    def changed(self, paths: Mapping[str, str], name: str) -> list[str]:
-        """Returns the containers of which a file has changed since the state last observed them. Blocks."""
-        return self._readings.changed(paths, name)
+    def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
+        """Returns a file of several containers' cgroups, as in FileCache.contents(). Blocks."""
+        return self._readings.contents(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:
         """Returns those of these that an audit must look at; what it knows of others is forgotten.

@@ -20,6 +20,7 @@ from nri_backend.containers.overlap import not_on
 from nri_backend.containers.plan import Plan, group_plans, plan_at_start, target, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
+    OtherContainers,
     Outcome,
     audit,
     audit_group,
@@ -115,11 +116,10 @@ class Reconciler:
         now = self._state.get(tracked.id) or tracked
         plan = plan_at_start(self._state, now)
         self._aims = {now.id: plan.desired.cpus}
-        detector = self.detectors[False]
-        detector.forget(now.id)
         others = self._others(now)
         sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
-        apply = partial(start, self._tree, self._notes, plan, others, sandboxes, detector.changed)
+        seen = OtherContainers(others, sandboxes, self._state.host.online, self.detectors[False].contents)
+        apply = partial(start, self._tree, self._notes, plan, seen)
         return now.id, apply
 
     def _others(self, tracked: Tracked) -> list[Tracked]:

@@ -88,28 +88,40 @@ class Starter:
             outcome = await self._reconciler.apply(tracked)
             if outcome.outside:
                 return tracked, outside(tracked)
+            tracked = self._current(tracked, changes)
             if outcome.occupants:
                 self._reconciler.take_views(outcome.occupants)
-                if self._time() < deadline:
-                    continue
-                return tracked, occupied(tracked, [one for i in outcome.occupants if (one := self._state.get(i))])
-            tries += 1
-            tracked, again = self._renewed(tracked, outcome, changes)
-            if not again or tries >= MAX_TRIES:
+                others = [one for i in outcome.occupants if (one := self._state.get(i)) is not None]
+                if others and self._time() >= deadline:
+                    return tracked, occupied(tracked, others)
+                await asyncio.sleep(RETRY_SECONDS)
+            elif (other := self._other_plan(tracked, outcome)) is not None:
+                tracked = other
+                self._state.put(tracked)
+            elif self._is_up_to_date(tracked, outcome, changes) or (tries := tries + 1) >= MAX_TRIES:
                 return self._verified(tracked, outcome)
-            self._state.put(tracked)
 
-    def _renewed(self, tracked: Tracked, outcome: Outcome, changes: int) -> tuple[Tracked, bool]:
-        """Returns the container as it is after a job, and True if another job must apply a different plan."""
+    def _current(self, tracked: Tracked, changes: int) -> Tracked:
+        """Returns the container as the present records authorize it, if the state has changed during a job."""
         state = self._state
+        return tracked if state.changes == changes else state.authorized(state.get(tracked.id) or tracked)
+
+    def _other_plan(self, tracked: Tracked, outcome: Outcome) -> Tracked | None:
+        """Returns the container in the form in which it can be applied, if a job has shown that it needs another one.
+
+        Each form is found at most once: a container in a sandbox, and one whose partition the kernel has refused.
+        """
         if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
-            return sandboxed, True
-        if outcome.fallback and not state.must_be_partition(tracked):
-            return with_partition(tracked, outcome), True
-        if state.changes == changes:
-            return tracked, False
-        now = state.authorized(state.get(tracked.id) or tracked)
-        return now, now.rejection is not None or plan_at_start(state, now).desired != outcome.desired
+            return sandboxed
+        if outcome.fallback and not tracked.fallback and not self._state.must_be_partition(tracked):
+            return with_partition(tracked, outcome)
+        return None
+
+    def _is_up_to_date(self, tracked: Tracked, outcome: Outcome, changes: int) -> bool:
+        """Returns True if the job has applied the present plan."""
+        if self._state.changes == changes:
+            return True
+        return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
     def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
         """Judges the outcome of the last job: stores it if the container may run, or returns a rejection."""

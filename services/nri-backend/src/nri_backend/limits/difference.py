@@ -65,6 +65,9 @@ class Desired:
     lazy: bool = False
     """It keeps what it has of the pool."""
     needs_cpuset: bool = True
+    exact: bool = False
+    """``cpuset.cpus`` must be ``cpus``, whatever is effective: the kernel makes no partition beside a cgroup whose
+    configured CPUs overlap with it, even if that cgroup is a partition with other effective CPUs."""
     mems: frozenset[int] = frozenset()
     files: Mapping[str, DesiredLimit] = field(default_factory=dict)
     """Limits by file."""
@@ -154,7 +157,8 @@ def differences(desired: Desired, observed: Observed) -> list[Difference]:
 def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
     """Returns what is wrong with the CPUs: one difference or none."""
     seen = observed.cpus
-    if not desired.cpus or seen == desired.shown:
+    exact = not desired.exact or observed.configured == desired.cpus
+    if not desired.cpus or (seen == desired.shown and exact):
         return []
     wanted = format_cpu_list(desired.cpus)
     if seen is None:
@@ -167,7 +171,9 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
     narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
     if narrowed and observed.configured == desired.cpus:
         return []
-    return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(seen)}{'' if desired.online else ' (effective)'}")]
+    shown = observed.configured if seen == desired.shown and observed.configured is not None else seen
+    effective = "" if desired.online or shown is not seen else " (effective)"
+    return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(shown)}{effective}")]
 
 
 def _mems(desired: Desired, observed: Observed) -> list[Difference]:

@@ -10,8 +10,10 @@ stands for all cgroups of a watch, so that the event loop has one reader for the
 
 import asyncio
 import contextlib
+import math
 import os
 import select
+import time
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -21,18 +23,28 @@ _MAX_BYTES: Final = 512
 class CgroupWatch:
     """Watches one file in several cgroups of a tree."""
 
-    def __init__(self, root: str, file: str, expected: Callable[[bytes], bool]) -> None:
-        """``expected`` returns False for a content that has already changed when the watch begins."""
+    def __init__(self, root: str, file: str, expected: Callable[[bytes], bool], interval: float = 0.0) -> None:
+        """``expected`` returns False for a content that has already changed when the watch begins.
+
+        ``interval``: seconds within which a second event of a cgroup is dropped. A pod can cause a hundred per second.
+        """
         self._root = root
         self._file = file
         self._expected = expected
         self._epoll = select.epoll()
         self._descriptors: dict[str, int] = {}
         self._paths: dict[int, str] = {}
+        self._interval = interval
+        self._reported: dict[str, float] = {}
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
         """Calls ``changed`` with the paths of cgroups whose file has changed, from now on."""
-        asyncio.get_running_loop().add_reader(self._epoll.fileno(), lambda: changed(self.take_changed()))
+
+        def ready() -> None:
+            if paths := self.take_changed():
+                changed(paths)
+
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), ready)
 
     def close(self) -> None:
         """Ends the watch."""
@@ -66,11 +78,13 @@ class CgroupWatch:
         return self._descriptors.keys() >= set(paths)
 
     def take_changed(self) -> set[str]:
-        """Returns the cgroups whose file has changed since the last call."""
-        paths = set()
+        """Returns the cgroups whose file has changed since the last call and that are not reported too often."""
+        paths, now = set(), time.monotonic()
         for descriptor, _ in self._epoll.poll(0):
             path = self._paths[descriptor]
-            paths.add(path)
+            if now - self._reported.get(path, -math.inf) >= self._interval:
+                paths.add(path)
+                self._reported[path] = now
             try:
                 self._arm(descriptor)
             except OSError:
@@ -84,4 +98,5 @@ class CgroupWatch:
     def _leave(self, path: str) -> None:
         descriptor = self._descriptors.pop(path)
         del self._paths[descriptor]
+        self._reported.pop(path, None)
         os.close(descriptor)  # which also ends the registration

@@ -65,32 +65,29 @@ class FileCache:
         """Forgets all but these."""
         self.forget(self._looks.keys() - set(keys))
 
-    def changed(self, paths: Mapping[str, str], name: str) -> list[str]:
-        """Returns the keys whose cgroup's file does not contain what it contained in their last reading.
+    def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
+        """Reads a file of several cgroups through descriptors that stay open. Blocks.
 
-        ``paths`` contains the cgroup of each key. A file that the last reading lacks counts as changed. Blocks.
+        ``paths`` contains the cgroup of each key. A key is left out if its last reading lacks the file, or if the file
+        cannot be read.
         """
         free = self._free()
-        changed = []
+        found: dict[str, bytes] = {}
         for key, path in paths.items():
             look, file = self._looks.get(key), (path, name)
-            try:
-                if look is None or (expected := look.seen.get(file)) is None:
-                    changed.append(key)
-                    continue
+            if look is None or file not in look.seen:
+                continue
+            with contextlib.suppress(OSError):
                 descriptor = look.opened.get(file)
                 if descriptor is None and self._stay_open and free > 0:
                     descriptor = look.opened[file] = self._open(path, name)
                     free -= 1
-                    if look.closed:
-                        _close(look)
-                        descriptor = None
                 content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
-            except OSError:
-                content = None
-            if content is None or content != expected:
-                changed.append(key)
-        return changed
+                if content is not None and not look.closed:
+                    found[key] = content
+            if look.closed:
+                _close(look)
+        return found
 
     def _free(self) -> int:
         return self._most - sum(len(look.opened) for look in tuple(self._looks.values()))

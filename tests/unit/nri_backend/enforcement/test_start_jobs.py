@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start does when its job finds another container on its CPUs, or when the state changes during the job."""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nri_backend.containers.lifecycle import Phase
+from nri_backend.nri.model import RejectedError
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.rigs.builders import cpu_record
+from tests.rigs.containers import POD, TOP, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.partition_tree import PartitionTree
+
+ONE = cpu_record("u1", "r=2-3")
+
+
+class InterruptedTree(PartitionTree):
+    """A tree in which something else happens while a job is at work."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.during: dict[str, list[Callable[[], Any]]] = {}
+        """What happens in the next jobs, by the cgroup that they apply to, or by the file that they read."""
+
+    def leaf(self, path: str) -> str:
+        """Runs what happens in this job."""
+        self._interrupt(path)
+        return super().leaf(path)
+
+    def read(self, path: str, name: str) -> str:
+        """Runs what happens when this file is read."""
+        content = super().read(path, name)
+        self._interrupt(f"{path}/{name}")
+        return content
+
+    def _interrupt(self, key: str) -> None:
+        if steps := self.during.get(key):
+            steps.pop(0)()
+
+
+def on_the_loop(change: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
+    """Returns a function for a thread that makes a change on the event loop and waits for it."""
+    loop = asyncio.get_running_loop()
+
+    async def changed() -> None:
+        await change()
+
+    return lambda: asyncio.run_coroutine_threadsafe(changed(), loop).result(5)
+
+
+async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_hold_up_a_partition(memory: Path) -> None:
+    """The kernel shows its parent's CPUs for it, the claimed ones among them, until the partition takes them away."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar = await node.run("sidecar", name="sidecar")
+        await node.run("o1", *node.claim(cpu_record("o1", "r=4-5", pods=("p2",))), of="p2")
+        await node.run("o2", *node.claim(cpu_record("o2", "r=6-7", pods=("p3",))), of="p3")
+        stored, _ = await node.create("db", *node.claim(cpu_record("u1", "r=1-3")))
+        path = node.make_cgroups(pod("p1"), stored)
+        await node.until(lambda: node.kernel.get(sidecar, "cpuset.cpus") == "4-7")
+        assert parse_cpu_list(node.cpus(sidecar)) & {1, 2, 3}
+        await node.enforcer.start_container(pod("p1"), stored)
+        assert (node.partition(path), node.cpus(sidecar)) == ("root", "0")
+
+
+async def test_the_kernel_is_asked_even_if_the_last_audit_has_seen_something_else(memory: Path) -> None:
+    """A full audit has seen the container on fewer CPUs than the tick before it, since its parent was narrowed."""
+    node = Node(memory)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    other = await node.run("x", of="p3")
+    await node.enforcer._auditor.audit(full=False)
+    node.kernel.set(TOP, "cpuset.cpus", "0,4-7")
+    await node.enforcer._auditor.audit(full=True)
+    node.kernel.set(TOP, "cpuset.cpus", "0-7")
+    env = node.claim(cpu_record("u2", "c=1-3", pods=("p2",)))
+    stored, _ = await node.create("b", *env, of="p2")
+    path = node.make_cgroups(pod("p2"), stored)
+    node.enforcer.starter.clear_seconds = 0.0
+    with pytest.raises(RejectedError, match="container main of pod ns/p3 still runs on CPUs of its claim"):
+        await node.enforcer.start_container(pod("p2"), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    assert node.cpus(other) == "1-7"
+
+
+async def test_a_start_whose_occupant_has_ended_in_the_meantime_is_applied(memory: Path) -> None:
+    """Also when the time to wait is over: nothing has been written by the job that found the occupant."""
+    async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
+        other = await node.run("x", of="p3")
+        stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
+        path = node.make_cgroups(pod("p2"), stored)
+        await node.until(lambda: node.reports["x"].cpus == {1, 5, 6, 7})
+        node.kernel.set(path, "cpuset.cpus", "")
+        node.enforcer._auditor._next.tick += 1000
+        node.enforcer.reconciler.detectors[False]._readings.forget(["x"])
+        node.kernel.set(other, "cpuset.cpus", "0-7")
+
+        async def ended() -> None:
+            node.enforcer.reconciler.forget("x")
+
+        assert isinstance(node.kernel, InterruptedTree)
+        node.kernel.during[f"{other}/cpuset.cpus.effective"] = [on_the_loop(ended)]
+        node.enforcer.starter.clear_seconds = 0.0
+        await node.enforcer.start_container(pod("p2"), stored)
+        started = node.enforcer.state.get("b")
+        assert started is not None
+        assert (started.phase, node.cpus(path)) == (Phase.RUNNING, "2-4")
+
+
+async def test_a_record_that_goes_in_the_job_whose_partition_is_refused_rejects_the_start(memory: Path) -> None:
+    async with enforcing(Node(memory, tree=InterruptedTree)) as node:
+        stored, _ = await node.create("db", *node.claim(ONE))
+        path = node.make_cgroups(pod("p1"), stored)
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+
+        async def removed() -> None:
+            node.unprepare(ONE)
+            await node.enforcer.inputs.refresh(thorough=True)
+
+        assert isinstance(node.kernel, InterruptedTree)
+        node.kernel.during[path] = [on_the_loop(removed)]
+        with pytest.raises(RejectedError, match="this node has no record of it"):
+            await node.enforcer.start_container(pod("p1"), stored)
+
+
+async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_the_same(memory: Path) -> None:
+    """The plan has changed in both jobs before: a CPU went offline and came back."""
+    async with enforcing(Node(memory, tree=InterruptedTree)) as node:
+        other = await node.run("x", of="p2")
+        stored, _ = await node.create("db", *node.claim(ONE))
+        path = node.make_cgroups(pod("p1"), stored)
+
+        def hotplug(online: str) -> Callable[[], Any]:
+            async def changed() -> None:
+                node.host = replace(node.host, online=parse_cpu_list(online))
+                node.enforcer.state.set_host(node.host)
+
+            return on_the_loop(changed)
+
+        def blocked() -> None:
+            node.kernel.make(f"{POD}/blocked")
+            node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+
+        assert isinstance(node.kernel, InterruptedTree)
+        node.kernel.during[path] = [hotplug("0-2,4-7"), hotplug("0-7"), blocked]
+        node.kernel.refused[other, "cpuset.cpus"] = errno.EBUSY
+        node.enforcer.starter.clear_seconds = 0.3
+        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
+            await node.enforcer.start_container(pod("p1"), stored)

@@ -18,23 +18,23 @@ CGROUP = "kubepods/pod1/c1"
 
 
 class SlowDirectory(ClaimDirectory):
-    """Looks as long as it is told to, and counts who looks at once."""
+    """A directory whose reads wait for ``gate``. It counts the reads, in total and at the same time."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.gate = threading.Event()
         self.began = threading.Event()
-        self.inside = self.most = self.looks = 0
+        self.running = self.most_running = self.reads = 0
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
-        """Waits for the gate in the middle of the look."""
-        self.inside += 1
-        self.looks += 1
-        self.most = max(self.most, self.inside)
+        """Waits for the gate before the read."""
+        self.running += 1
+        self.reads += 1
+        self.most_running = max(self.most_running, self.running)
         self.began.set()
         assert self.gate.wait(5)
         view = super().refresh(thorough=thorough)
-        self.inside -= 1
+        self.running -= 1
         return view
 
 
@@ -49,8 +49,8 @@ def inputs_of(directory: ClaimDirectory, tree: KernelTree, state: NodeState) -> 
     return Inputs(state, deps_of(directory, tree, lambda: state.host))
 
 
-async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:
-    """The turn lasts as long as the thread reads: the next look begins when the one that nobody waits for has ended."""
+async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path, tree: KernelTree) -> None:
+    """The thread of the cancelled hook still reads. The next read begins when it has ended."""
     directory = SlowDirectory(str(tmp_path))
     inputs = inputs_of(directory, tree, NodeState())
     hook = asyncio.create_task(inputs.refresh())
@@ -60,14 +60,14 @@ async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tr
     with pytest.raises(asyncio.CancelledError):
         await hook
     other = asyncio.create_task(inputs.refresh())
-    assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads beside the first"
+    assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads at the same time"
     directory.gate.set()
     await other
-    assert (directory.most, directory.looks) == (1, 2)
+    assert (directory.most_running, directory.reads) == (1, 2)
 
 
-async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
-    """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
+async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path, tree: KernelTree) -> None:
+    """It begins after all of them were called. A read that was already running is not shared."""
     directory, state = SlowDirectory(str(tmp_path)), NodeState()
     inputs = inputs_of(directory, tree, state)
     first = asyncio.create_task(inputs.refresh())
@@ -77,7 +77,7 @@ async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTre
     await asyncio.sleep(0)
     directory.gate.set()
     await asyncio.gather(first, *hooks)
-    assert directory.looks == 2
+    assert directory.reads == 2
     assert state.pool.held == {2, 3}
     await inputs.refresh(thorough=True)
-    assert directory.looks == 3
+    assert directory.reads == 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's static managers are noticed by what the kubelet requests, and by nothing else."""
+"""The kubelet's static managers are detected from the kubelet's requests alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,24 +26,23 @@ from tests.rigs.enforcement import Node, auditing, enforcing
         (Resources(cpus="2", mems="0-1"), {"cpu", "memory"}),
     ],
 )
-def test_a_request_shows_the_managers_that_are_static(requested: Resources, managers: set[str]) -> None:
-    """A kubelet without static managers requests neither CPUs nor NUMA nodes."""
+def test_cpus_and_mems_in_a_request_show_static_managers(requested: Resources, managers: set[str]) -> None:
     assert kubelet_pins(requested) == managers
 
 
 def pins(node: Node) -> list[str]:
-    """The managers in the lease."""
+    """Returns the detected managers, as they are published in the lease."""
     return sorted(node.enforcer.state.kubelet_pins)
 
 
 async def create(node: Node, id_: str, cpus: str = "", mems: str = "") -> None:
-    """The kubelet creates a container with this cpuset."""
+    """Creates a container with this cpuset of the kubelet."""
     asked = replace(container(id_, name=id_), resources=Resources(cpus, mems))
     await node.enforcer.create_container(pod(), asked)
 
 
 async def test_static_managers_are_reported_while_one_of_their_containers_lives(tmp_path: Path) -> None:
-    """After a change of the policy to none, containers from before it keep their cpuset until they end."""
+    """After the policy was changed to none, existing containers keep their cpuset until they end."""
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"), memory=True)
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", **kubelet.created("plain"))
@@ -58,8 +57,8 @@ async def test_static_managers_are_reported_while_one_of_their_containers_lives(
         assert pins(node) == []
 
 
-async def test_an_update_shows_a_static_manager(tmp_path: Path) -> None:
-    """A kubelet whose policy has become static reconciles the containers that run; a resize shows nothing."""
+async def test_an_update_with_a_cpuset_shows_a_static_manager(tmp_path: Path) -> None:
+    """A kubelet whose policy has become static updates the running containers. A resize shows nothing."""
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain")
         await node.enforcer.update_container(pod(), container("plain"), Resources(cpu_quota=200_000))
@@ -67,11 +66,11 @@ async def test_an_update_shows_a_static_manager(tmp_path: Path) -> None:
         await node.enforcer.update_container(pod(), container("plain"), Resources(cpus="1-3"))
         assert pins(node) == ["cpu"]
         await node.enforcer.update_container(pod(), container("plain"), Resources(cpu_quota=300_000))
-        assert pins(node) == ["cpu"], "an update mentions what it changes alone"
+        assert pins(node) == ["cpu"], "an update contains only the values that change"
 
 
-async def test_this_plugins_own_answers_show_nothing(tmp_path: Path) -> None:
-    """What the runtime has stored, and repeats at a synchronisation, may be an answer of ours."""
+async def test_the_answers_of_this_plugin_show_no_static_manager(tmp_path: Path) -> None:
+    """The runtime stores them and includes them in a synchronization."""
     async with enforcing(Node(tmp_path)) as node:
         env = (*node.claim(cpu_record("c1", "cpus=2-3")), *node.claim(memory_record("m1", ("m", 1, 1 << 20, 4096))))
         await node.run("db", *env)
@@ -80,8 +79,8 @@ async def test_this_plugins_own_answers_show_nothing(tmp_path: Path) -> None:
         assert pins(node) == []
 
 
-async def test_a_synchronisation_forgets_no_static_manager(tmp_path: Path) -> None:
-    """The runtime reconnects, and the containers that the kubelet has pinned still run."""
+async def test_static_managers_are_known_after_a_synchronization(tmp_path: Path) -> None:
+    """Containers that the kubelet has pinned still run. Containers that are not listed any more do not count."""
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await node.synchronize(("plain", "p1"), plain="0-7")
@@ -90,8 +89,8 @@ async def test_a_synchronisation_forgets_no_static_manager(tmp_path: Path) -> No
         assert pins(node) == []
 
 
-async def test_a_restart_forgets_no_static_manager(tmp_path: Path) -> None:
-    """The runtime lists the cpuset as this plugin has answered it, so the pins are stored when they change."""
+async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None:
+    """Pins are stored when they change, because the cpuset that the runtime lists contains this plugin's answers."""
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await create(node, "guaranteed", cpus="1-2", mems="0")
@@ -111,7 +110,7 @@ async def test_a_restart_forgets_no_static_manager(tmp_path: Path) -> None:
 
 
 async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:
-    """In a roll-out the new instance is synchronised before the old one has seen the last container."""
+    """In a rollout the new instance is synchronized before the old one has received the last container."""
     successor = Node(tmp_path)
     async with enforcing(Node(tmp_path)) as node:
         await successor.enforcer.synchronize([], [])
@@ -126,8 +125,8 @@ async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: P
 @pytest.mark.parametrize(
     "text", [None, "", "[", "[]", '{"version": 9}', '{"version": 1, "containers": {"plain": 1}}', "[" * (1 << 21)]
 )
-async def test_pins_that_cannot_be_read_are_empty(tmp_path: Path, text: str | None) -> None:
-    """They stay so until the kubelet sends the next cpuset, and are stored again then."""
+async def test_a_damaged_file_of_pins_is_ignored_and_replaced(tmp_path: Path, text: str | None) -> None:
+    """No pins are known until the kubelet sends the next cpuset, and then they are stored again."""
     if text is not None:
         (tmp_path / PINS).write_text(text)
     node = Node(tmp_path)
@@ -139,8 +138,9 @@ async def test_pins_that_cannot_be_read_are_empty(tmp_path: Path, text: str | No
         await node.until(lambda: (tmp_path / PINS).exists() and '["cpu"]' in (tmp_path / PINS).read_text())
 
 
-async def test_pins_are_stored_again_after_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The failure is logged once."""
+async def test_a_failed_write_of_pins_is_retried_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / PINS).mkdir()
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
@@ -152,7 +152,7 @@ async def test_pins_are_stored_again_after_a_failed_write(tmp_path: Path, caplog
     assert pins(node) == ["cpu"]
 
 
-async def test_a_standby_sees_no_static_manager(tmp_path: Path) -> None:
+async def test_a_standby_detects_no_static_manager(tmp_path: Path) -> None:
     """It is called after the active instance, whose answers are then part of the request."""
     node = Node(tmp_path)
     await node.enforcer.synchronize([], [])
@@ -161,8 +161,8 @@ async def test_a_standby_sees_no_static_manager(tmp_path: Path) -> None:
     assert pins(node) == []
 
 
-def test_the_stand_in_behaves_as_the_static_policy() -> None:
-    """Everybody gets a cpuset; an exclusive container shrinks the default set of all others, which are updated."""
+def test_the_fake_kubelet_behaves_like_the_static_policy() -> None:
+    """Every container gets a cpuset. An exclusive container shrinks the default set, and the others are updated."""
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"))
     assert kubelet.created("a") == {"cpus": "0-7"}
     assert kubelet.created("b", exclusive=2, numa_nodes=[0]) == {"cpus": "1-2"}

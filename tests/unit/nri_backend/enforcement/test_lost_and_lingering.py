@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is lost, and in whatever order: nobody gets the CPUs of a container while it lives."""
+"""No other container gets the CPUs of a container that lives, whatever state is lost and in whatever order."""
 
 import asyncio
 import errno
@@ -18,42 +18,45 @@ from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
-HELD = parse_cpu_list("1,4-7")
-"""The shared pool while somebody has the claim's CPUs."""
+POOL = parse_cpu_list("1,4-7")
+"""The shared pool while the CPUs of the claim are held."""
 
 
 def listed(id_: str, *env: str) -> Container:
-    """A running container as the runtime lists it."""
+    """Returns a running container as the runtime lists it."""
     return replace(container(id_, *env), state=ContainerState.RUNNING)
 
 
-async def lose(node: Node) -> None:
-    """The record is gone, and that is seen."""
+async def lose_record(node: Node) -> None:
+    """Removes the claim file and reads the directory."""
     node.unprepare(ONE)
     await node.enforcer.inputs.refresh(thorough=True)
 
 
-async def test_what_could_not_be_kept_outlives_a_reconnection(memory: Path) -> None:
-    """The disk is full, the record is lost, and the runtime restarts."""
+async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime(memory: Path) -> None:
+    """The enforcement record cannot be written, and then the claim file is lost."""
     async with enforcing(Node(memory)) as node:
         (memory / "proofs").write_text("in the way")
         path = await node.run("claim", *node.claim(ONE))
-        await lose(node)
+        await lose_record(node)
         await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))])
-        assert node.enforcer.state.pool.shared == HELD
+        assert node.enforcer.state.pool.shared == POOL
         assert node.cpus(path) == "2-3"
 
 
-async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
-    """Its end came while nobody was connected, and a process of it is left; over a restart of ours, too."""
+async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
+    """The runtime reported its end while no instance was connected.
+
+    The CPUs stay held across a restart of the backend, too.
+    """
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         node.enforcer.disconnected()
         await node.enforcer.synchronize([pod()], [])
-        await lose(node)
-        assert node.enforcer.state.pool.shared == HELD
+        await lose_record(node)
+        assert node.enforcer.state.pool.shared == POOL
     async with enforcing(Node(memory)) as node:
-        assert node.enforcer.state.pool.shared == HELD
+        assert node.enforcer.state.pool.shared == POOL
         assert node.reports["claim"].state == "running"
         node.kernel.remove(path)
         await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))
@@ -61,7 +64,7 @@ async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
 
 
 async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has_ended(memory: Path) -> None:
-    """It started while no instance was connected, and a process of the init container was left."""
+    """It started while no instance was connected, and a process of the init container that owns the claim was left."""
     async with enforcing(Node(memory)) as node:
         init = await node.run("init", *node.claim(ONE), name="init")
     node, main = Node(memory), replace(listed("main", *env_of(ONE)), name="main")
@@ -76,8 +79,11 @@ async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has
         assert node.reports["main"].refused == ""
 
 
-async def test_a_process_left_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
-    """The runtime has removed the container; the process is moved until it has ended, and then forgotten."""
+async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
+    """The runtime has removed the container.
+
+    Its process is moved until it has ended, and then the container is forgotten.
+    """
     async with enforcing(Node(memory)) as node:
         left = container("left", of="p2")
         path = await node.run("left", of="p2")
@@ -91,11 +97,11 @@ async def test_a_process_left_of_a_container_without_claims_leaves_claimed_cpus(
         await node.until(lambda: node.enforcer.state.get("left") is None)
 
 
-async def test_a_start_does_not_wait_for_a_tick_once_the_last_process_has_ended(memory: Path) -> None:
-    """The runtime has stopped the container; its process ends and its cgroup is removed between two ticks."""
+async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_has_ended(memory: Path) -> None:
+    """The runtime has stopped the other container. Its process ends and its cgroup is removed between two ticks."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("left", of="p2")
-        await asyncio.sleep(0.05)  # the audit has ended
+        await asyncio.sleep(0.05)  # until the audit has ended
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.stop_container(pod("p2"), container("left", of="p2"))
         node.kernel.remove(path)
@@ -103,8 +109,8 @@ async def test_a_start_does_not_wait_for_a_tick_once_the_last_process_has_ended(
         assert node.cpus(claim) == "2-3"
 
 
-async def test_a_standby_that_was_asked_first_knows_the_answer_at_the_start(memory: Path) -> None:
-    """The kubelet states 64 MiB, the claim has 32: after the hand-over the limit is still 96."""
+async def test_a_standby_that_is_called_first_learns_the_answer_at_the_start(memory: Path) -> None:
+    """The kubelet states 64 MiB and the claim has 32 MiB. The limit is still 96 MiB after the hand-over."""
     standby = Node(memory)
     async with enforcing(Node(memory)) as active:
         await standby.enforcer.synchronize([], [])
@@ -119,8 +125,8 @@ async def test_a_standby_that_was_asked_first_knows_the_answer_at_the_start(memo
     assert standby.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI)
 
 
-async def test_proofs_that_somebody_removes_are_written_again(memory: Path) -> None:
-    """An instance that was replaced and does not know it, or a host that tidies up."""
+async def test_removed_enforcement_records_are_written_again(memory: Path) -> None:
+    """Another instance or a cleanup of the host has removed the files."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         for file in (memory / "proofs").iterdir():
@@ -130,39 +136,39 @@ async def test_proofs_that_somebody_removes_are_written_again(memory: Path) -> N
         assert os.listdir(memory / "proofs") == ["claim.json"]  # noqa: PTH208
 
 
-async def test_a_record_that_goes_while_the_container_is_removed_changes_nothing(memory: Path) -> None:
-    """What was known before the kernel was asked is not written over what is known after."""
+async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_cpus(memory: Path) -> None:
+    """The removal waits for the kernel in the meantime, and must not restore the state from before."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         inside, go = threading.Event(), threading.Event()
         populated = node.kernel.populated
 
-        def slow(path: str) -> bool:
+        def slow_populated(path: str) -> bool:
             inside.set()
             assert go.wait(5)
             return populated(path)
 
-        node.kernel.populated = slow  # type: ignore[method-assign]
+        node.kernel.populated = slow_populated  # type: ignore[method-assign]
         removal = asyncio.create_task(node.enforcer.remove_container(pod(), container("claim")))
         assert await asyncio.to_thread(inside.wait, 5)
-        await lose(node)
+        await lose_record(node)
         go.set()
         await removal
-        assert node.enforcer.state.pool.shared == HELD
+        assert node.enforcer.state.pool.shared == POOL
 
 
 @pytest.mark.fault("backend A10")
-async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_may_still_live(memory: Path) -> None:
-    """A mount over the tree does not end a process: its CPUs stay held until the tree shows that it has ended."""
+async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_cpus(memory: Path) -> None:
+    """A mount over the tree does not end a process. The CPUs stay held until the tree shows that it has ended."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
-        await lose(node)
+        await lose_record(node)
         (memory / "cgroup").rename(memory / "hidden")
         (memory / "cgroup").mkdir()
         await node.enforcer.stop_container(pod(), container("claim"))
         audits = node.counts.counters["audits"]
         await node.until(lambda: node.counts.counters["audits"] > audits + 5)
-        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", POOL)
         (memory / "cgroup").rmdir()
         (memory / "hidden").rename(memory / "cgroup")
         node.kernel.remove(POD)
@@ -173,7 +179,7 @@ async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_may_still_
 async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_cpus(
     memory: Path, listed_again: bool
 ) -> None:
-    """Its record is lost, and the mount hides whether the proof is of its cgroup: it may be."""
+    """Its claim file is lost, and the mount hides whether the enforcement record belongs to its cgroup."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)
@@ -183,22 +189,22 @@ async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_
         (memory / "cgroup").rename(memory / "hidden")
         (memory / "cgroup").mkdir()
         await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))] if listed_again else [])
-        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", POOL)
         (memory / "cgroup").rmdir()
         (memory / "hidden").rename(memory / "cgroup")
         audits = node.counts.counters["audits"]
         await node.until(lambda: node.counts.counters["audits"] > audits + 5)
-        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", POOL)
 
 
-async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
-    """Its cgroup was hidden for a moment, and its claim released meanwhile."""
+async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path) -> None:
+    """Its cgroup was hidden for a moment, and its claim file was removed in the meantime."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         directory = node.kernel.path(path)
         directory.rename(memory / "hidden")
         await node.until(lambda: node.reports["claim"].state == "stopped")
-        await lose(node)
+        await lose_record(node)
         (memory / "hidden").rename(directory)
         node.kernel.set(path, "cpuset.cpus", "0-7")
         await node.until(lambda: node.reports["claim"].state == "running")
@@ -206,11 +212,11 @@ async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
         assert tracked is not None
         assert tracked.phase is Phase.RUNNING
         await node.until(lambda: node.cpus(path) == "2-3")
-        assert node.enforcer.state.pool.shared == HELD
+        assert node.enforcer.state.pool.shared == POOL
 
 
-async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: Path) -> None:
-    """Its author has taken the mode of the files away: it still has no more than its parent."""
+async def test_an_unreadable_sub_cgroup_does_not_hide_the_cpus_of_the_container(memory: Path) -> None:
+    """The container has changed the mode of the files. The sub-cgroup has no more CPUs than its parent."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("dind", of="p9")
         node.kernel.make(f"{path}/container")
@@ -222,8 +228,8 @@ async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: 
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 
 
-async def test_what_we_add_ourselves_breaks_no_limit(memory: Path) -> None:
-    """As many variables as are allowed, and after a restart those that the answer has added."""
+async def test_variables_that_the_answer_adds_do_not_exceed_the_limit(memory: Path) -> None:
+    """The container has the maximum number of variables, and after a restart also those that the answer has added."""
     records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(MAX_VARIABLES // 32)]
     async with enforcing(Node(memory)) as node:
         stored, _ = await node.create("claim", *(entry for record in records for entry in node.claim(record)))
@@ -233,5 +239,5 @@ async def test_what_we_add_ourselves_breaks_no_limit(memory: Path) -> None:
     async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([pod()], [replace(stored, state=ContainerState.RUNNING)])
-        assert node.enforcer.state.pool.shared == HELD
+        assert node.enforcer.state.pool.shared == POOL
         assert node.cpus(path) == "2-3"

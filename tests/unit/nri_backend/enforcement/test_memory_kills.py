@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers killed for want of memory, from the kernel's counts to the report for the frontend."""
+"""Processes killed out of memory, from the kernel's counts to the report to the frontend."""
 
 import asyncio
 import threading
@@ -22,16 +22,16 @@ ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2")
 
 
 class SlowTree(KernelTree):
-    """Shows a count that it has read before only when it is told to."""
+    """A tree in which one read of a count returns only after ``gate`` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.held = ""
-        """The cgroup whose count is read once and then held back."""
+        """The cgroup whose next read of its count waits, or "" for none."""
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:
-        """Waits behind the read."""
+        """Reads the file, and waits before it returns the text."""
         text = super().read(path, name)
         if name == "memory.events" and path == self.held:
             self.held = ""
@@ -50,13 +50,13 @@ async def node(memory: Path) -> Node:
 
 
 def kills(node: Node) -> dict[str, int]:
-    """What the frontend knows, by container."""
+    """Returns the reported kills, by container."""
     return {name: report.memory_kills for name, report in node.reports.items()}
 
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
-async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node, seen_by: str) -> None:
-    """Its cgroup goes with its last process; the pod's count still tells, and of whom it is said, once and no more."""
+async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
+    """Its cgroup is removed with its last process. The kill is found in the count of the pod, and attributed to it."""
     env = node.claim(ONE)
     await node.run("side", name="side")
     path = await node.run("main", *env)
@@ -72,15 +72,15 @@ async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node, s
     assert kills(node) == {"side": 0, "main": 1, "again": 0}
 
 
-async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node) -> None:
-    """It takes the container for stopped between two looks; whose kill it was is told, and not of who ends next."""
+async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_before(node: Node) -> None:
+    """The audit marks it as stopped before the kills are counted. The next container that ends is not blamed."""
     env = node.claim(ONE)
     second = node.claim(TWO)
     await node.run("side", *second, name="side")
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
     node.kernel.remove(path)
-    # As at most ticks: few audits count kills.
+    # Most audits do not count kills.
     await node.enforcer._auditor.audit(full=False)
     assert node.reports["main"].state == "stopped"
     assert kills(node) == {"side": 0, "main": 0}
@@ -89,8 +89,8 @@ async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node)
     assert kills(node) == {"side": 0, "main": 1}
 
 
-async def test_kills_elsewhere_in_the_pod_are_not_the_claims(node: Node) -> None:
-    """A container without a memory claim is its own affair; so is what happened before the claim's container came."""
+async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
+    """Nor are they attributed to the claim container, before or after its start."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)
@@ -101,8 +101,8 @@ async def test_kills_elsewhere_in_the_pod_are_not_the_claims(node: Node) -> None
     assert kills(node) == {"side": 0, "main": 0}
 
 
-async def test_without_counts_nothing_is_told(node: Node) -> None:
-    """A pod whose memory controller is off starts and stops as ever."""
+async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
+    """Containers of the pod start and stop all the same."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))
     path = await node.run("main", *env)
     for group in (path, POD):
@@ -111,8 +111,8 @@ async def test_without_counts_nothing_is_told(node: Node) -> None:
     assert kills(node) == {"main": 0}
 
 
-async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
-    """The runtime lists its containers anew; what was told of them before is not forgotten."""
+async def test_reported_kills_survive_a_reconnection_of_the_runtime(node: Node) -> None:
+    """The runtime lists its containers again, and later kills are added."""
     env = node.claim(ONE)
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
@@ -120,14 +120,14 @@ async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
     assert kills(node) == {"main": 1}
     listed = replace(container("main", *env), state=ContainerState.RUNNING)
     await node.enforcer.synchronize([pod()], [listed])
-    assert [told.memory_kills for told in node.reports.values()] == [1]
+    assert [report.memory_kills for report in node.reports.values()] == [1]
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
     assert kills(node) == {"main": 2}
 
 
-async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: Path) -> None:
-    """The audit has read the count before the kill and takes it after the hook has taken the later one."""
+async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_time(memory: Path) -> None:
+    """The audit has read the count before the kill, and processes it after the hook has processed a later one."""
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
@@ -146,8 +146,8 @@ async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: 
     assert kills(node) == {"main": 1, "other": 0}
 
 
-async def test_a_neighbour_that_is_killed_unseen_is_not_the_claims(node: Node) -> None:
-    """The runtime tells nothing of its end, being away; an idle look has seen the neighbour before."""
+async def test_a_kill_of_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:
+    """The runtime is not connected and does not report its end. An earlier audit has seen the sibling."""
     await node.run("main", *node.claim(ONE))
     side = await node.run("side", name="side")
     await node.enforcer._auditor.audit(full=True)
@@ -158,8 +158,8 @@ async def test_a_neighbour_that_is_killed_unseen_is_not_the_claims(node: Node) -
     assert kills(node)["main"] == 0
 
 
-async def test_a_pod_that_counts_for_itself_alone_hides_no_kill(node: Node) -> None:
-    """So it does where cgroup2 is mounted with memory_localevents."""
+async def test_kills_are_found_if_a_pod_does_not_count_those_of_its_containers(node: Node) -> None:
+    """This is the case if cgroup2 is mounted with memory_localevents."""
     path = await node.run("main", *node.claim(ONE))
     await node.enforcer._auditor.audit(full=True)
     node.kernel.set(path, "memory.events", "oom 1\noom_kill 1")
@@ -167,21 +167,21 @@ async def test_a_pod_that_counts_for_itself_alone_hides_no_kill(node: Node) -> N
     assert kills(node) == {"main": 1}
 
 
-def test_the_count_is_read_from_the_kernels_text() -> None:
-    """oom_kill counts killed processes; oom and max, which stand beside it, count something else."""
+def test_only_oom_kill_is_parsed_from_memory_events() -> None:
+    """It counts killed processes. Other counters such as oom and max count other events."""
     assert kill_count("low 0\nhigh 4\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n") == 2
     assert kill_count("low 0\nhigh 0\n") == kill_count("") == 0
 
 
-_Look = tuple[int, dict[str, int | None], str, dict[str, int]]
-"""The pod's count, those of its containers, who has just ended, and what is told."""
+_Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
+"""Count of the pod, counts of its containers, the container that has just ended, and the expected new kills."""
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "readings",
     [
         pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": 0}, "a", {"a": 1}), (1, {"b": 0}, "b", {})], id="ended"),
-        pytest.param([(1, {"b": 1}, "a", {"b": 1}), (3, {"b": 2}, "c", {"b": 1, "c": 1})], id="a neighbour's"),
+        pytest.param([(1, {"b": 1}, "a", {"b": 1}), (3, {"b": 2}, "c", {"b": 1, "c": 1})], id="of a sibling"),
         pytest.param(
             [
                 (0, {"a": 0, "b": 0, "c": 0, "new": None}, "", {}),
@@ -190,7 +190,7 @@ _Look = tuple[int, dict[str, int | None], str, dict[str, int]]
                 (2, {"b": None, "c": None}, "", {}),
                 (2, {"b": None, "c": None}, "c", {"c": 1}),
             ],
-            id="gone before the runtime says so; of two the runtime says which",
+            id="gone before the runtime reports it; of two the runtime reports which",
         ),
         pytest.param(
             [
@@ -201,35 +201,35 @@ _Look = tuple[int, dict[str, int | None], str, dict[str, int]]
             ],
             id="a cgroup that outlives its container",
         ),
-        pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": None}, "", {"b": 1})], id="one removed without a word"),
+        pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": None}, "", {"b": 1})], id="removed without a report"),
     ],
 )
-def test_kills_are_told_of_whom_they_are(looks: list[_Look]) -> None:
-    """By the container's own count, else of who has just ended, else of the only one that is gone."""
+def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
+    """By the container's own count, else to the container that has just ended, else to the only one that is gone."""
     pod = PodKills(total=0)
-    for total, own, ended, told in looks:
-        assert pod.take(total, own, ended) == told
+    for total, own, ended, expected in readings:
+        assert pod.take(total, own, ended) == expected
 
 
-def test_what_was_there_before_is_nobodys() -> None:
-    """Kills of a pod before the first look are not told of a container that ends later."""
+def test_kills_before_the_first_reading_are_not_attributed() -> None:
+    """A container that ends later is not blamed for them."""
     assert PodKills(total=3).take(3, {"a": 0}, ended="a") == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
-def test_every_kill_is_told_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
-    """Whatever the order of kills, looks and ends, in the end each container was told as many kills as it had."""
+def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
+    """For any order of kills, readings and ends, each container is finally attributed as many kills as it had."""
     pod, total = PodKills(total=0), 0
     own = dict.fromkeys("abc", 0)
-    happened, told = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
+    happened, attributed = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
     for name, killed, ends in steps:
         if killed:
             total, own[name], happened[name] = total + 1, own[name] + 1, happened[name] + 1
         others = {other: count for other, count in own.items() if not ends or other != name}
-        for who, count in pod.take(total, others, ended=name if ends else "").items():
-            told[who] += count
+        for container_id, count in pod.take(total, others, ended=name if ends else "").items():
+            attributed[container_id] += count
         if ends:
             own[name] = 0
-    for who, count in pod.take(total, own).items():
-        told[who] += count
-    assert told == happened
+    for container_id, count in pod.take(total, own).items():
+        attributed[container_id] += count
+    assert attributed == happened

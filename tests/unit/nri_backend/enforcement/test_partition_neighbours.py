@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions beside held claims, siblings, orphans, earlier lives and standbys: nobody ever shares a claimed CPU."""
+"""Partitions next to held claims, siblings, orphans, earlier lives and standbys: no claimed CPU is ever shared."""
 
 import asyncio
 import errno
@@ -21,35 +21,35 @@ from tests.rigs.partition_tree import PARTITION, PartitionTree
 SHARED = parse_cpu_list("1-3")
 
 
-async def passes(node: Node, seconds: int = 70) -> None:
-    """Lets so much of the audit's time go by."""
+async def advance(node: Node, seconds: int = 70) -> None:
+    """Advances the audit's clock by this time."""
     end = node.ahead + seconds
     await node.until(lambda: node.ahead >= end)
 
 
-async def test_a_container_with_a_shared_and_an_own_claim(tmp_path: Path) -> None:
-    """It cannot be a partition: both claims are held, so that everybody else leaves them."""
+async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
+    """It cannot be a partition. All other containers leave the CPUs of both claims."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
-        shared, own = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
-        db = await node.run("db", *node.claim(shared), *node.claim(own))
+        shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
+        db = await node.run("db", *node.claim(shared), *node.claim(unshared))
         assert (node.cpus(db), node.cpus(plain)) == ("2-5", "1,6-7")
         assert "shared in its pod" in node.reports["db"].pool_requested
-        assert node.reports["db"].pooled == "", "no warning about what the claims ask for"
+        assert node.reports["db"].pooled == "", "the claims ask for it, so it is not a warning"
 
 
-async def test_a_claim_is_a_partition_again_after_the_container_with_a_shared_claim(tmp_path: Path) -> None:
-    """The reason for the pool was that container's other claim, and not the kernel."""
+async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_shared_claim(tmp_path: Path) -> None:
+    """The other claim of that container was the reason for the pool, not the kernel."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        own = node.claim(cpu_record("c1", "r=2-3"))
-        await node.run("both", *own, *node.claim(cpu_record("s", "r=4-5", pool=True)))
+        unshared = node.claim(cpu_record("c1", "r=2-3"))
+        await node.run("both", *unshared, *node.claim(cpu_record("s", "r=4-5", pool=True)))
         await node.stop("both")
-        assert node.partition(await node.run("alone", *own)) == "root"
+        assert node.partition(await node.run("alone", *unshared)) == "root"
         assert (node.reports["alone"].exclusivity, node.reports["alone"].pooled) == ("partition", "")
 
 
-async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path: Path) -> None:
-    """Otherwise everybody comes back meanwhile, and each attempt begins from nothing."""
+async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(tmp_path: Path) -> None:
+    """Otherwise the other containers would return between the attempts, and each attempt would begin again."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         plain = await node.run("plain", of="p2")
@@ -70,20 +70,23 @@ async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path:
         await node.until(lambda: node.cpus(plain) == "1-7")
 
 
-async def test_a_sibling_that_started_before_the_claim_came_is_moved_at_once(tmp_path: Path) -> None:
-    """The creation of the claim's container waits for it, and it has not been seen since its start."""
+async def test_a_sibling_that_was_not_audited_yet_is_moved_before_a_claim_container_is_created(tmp_path: Path) -> None:
+    """The sibling started before the claim was prepared. The creation waits until it has moved."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         await node.run("first", of="p2")
         await node.until(lambda: node.reports["first"].cpus)
-        node.ahead -= 100  # no tick of the audit comes
+        node.ahead -= 100  # no tick of the audit is due
         sidecar = await node.run("sidecar", name="sidecar")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         assert (node.cpus(db), node.cpus(sidecar)) == ("2-3", "1,4-7")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-async def test_nobody_falls_onto_held_cpus(tmp_path: Path, lazy: bool) -> None:
-    """Whom a partition would leave without a CPU gets its parent's from the kernel; so it gets reserved ones before."""
+async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
+    """It gets them before a partition takes its last CPU.
+
+    The kernel would give it the CPUs of its parent, which include held ones.
+    """
     async with enforcing(Node(tmp_path, lazy=lazy, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         await node.run("one", *node.claim(cpu_record("s", "r=1-3", pool=True)), name="one")
@@ -93,51 +96,50 @@ async def test_nobody_falls_onto_held_cpus(tmp_path: Path, lazy: bool) -> None:
         second = node.claim(cpu_record("c2", "r=4-5", pods=["p4"]))
         seen: list[str] = []
 
-        def left() -> bool:
+        def on_reserved_cpu() -> bool:
             seen.append(node.cpus(plain))
             return seen[-1] == "0"
 
-        await node.until(left)
+        await node.until(on_reserved_cpu)
         sidecar = await node.run("sidecar", of="p4", name="sidecar")
         await node.run("last", *second, of="p4")
-        await passes(node)
+        await advance(node)
         assert node.cpus(sidecar) == node.cpus(plain) == "0"
         assert not [cpus for cpus in seen if parse_cpu_list(cpus) & SHARED]
 
 
-async def test_an_orphan_keeps_its_siblings_off(tmp_path: Path) -> None:
-    """A record that vanishes takes nothing from the partition: siblings are not widened over it."""
+async def test_siblings_leave_out_the_cpus_of_an_orphan(tmp_path: Path) -> None:
+    """The partition of a container whose record has disappeared stays valid."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         record = cpu_record("c1", "r=2-3")
         db = await node.run("db", *node.claim(record))
         node.unprepare(record)
-        await passes(node)
+        await advance(node)
         assert (node.partition(db), node.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
 
 
-async def test_a_live_partition_is_a_proof(tmp_path: Path) -> None:
-    """With record and proof both gone it and its CPUs are left alone."""
+async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(tmp_path: Path) -> None:
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         record = cpu_record("c1", "r=2-3")
         sidecar = await node.run("sidecar", name="sidecar")
         db = await node.run("db", *node.claim(record))
         node.unprepare(record)
-    for proof in (tmp_path / "proofs").iterdir():
-        proof.unlink()
-    again = Node(tmp_path, tree=lambda _: node.kernel)
-    async with auditing(again):
+    for file in (tmp_path / "proofs").iterdir():
+        file.unlink()
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
         listed = [container("sidecar", name="sidecar"), container("db", *env_of(record))]
         running = [replace(one, state=ContainerState.RUNNING) for one in listed]
-        await again.enforcer.synchronize([pod("p1")], running)
-        await again.enforcer.activate()
-        await passes(again)
-        assert again.reports["db"].cpus == {2, 3}
-        assert (again.partition(db), again.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
+        await restarted.enforcer.synchronize([pod("p1")], running)
+        await restarted.enforcer.activate()
+        await advance(restarted)
+        assert restarted.reports["db"].cpus == {2, 3}
+        assert (restarted.partition(db), restarted.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
 
 
-async def test_the_next_life_waits_for_the_end_of_the_last(tmp_path: Path) -> None:
-    """Two lives of a container beside each other would end the partition, and the kernel would lose its CPUs."""
+async def test_a_restarted_container_waits_until_its_previous_partition_has_ended(tmp_path: Path) -> None:
+    """Two overlapping cgroups of a container would make the partition invalid, and the kernel would lose its CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         env = node.claim(cpu_record("c1", "r=2-3"))
@@ -151,8 +153,8 @@ async def test_the_next_life_waits_for_the_end_of_the_last(tmp_path: Path) -> No
         assert node.partition(await node.run("again", *env)) == "root"
 
 
-async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path) -> None:
-    """The creation was answered, so its CPUs look right; but nobody else has left them."""
+async def test_a_standby_rejects_a_start_without_the_required_partition(tmp_path: Path) -> None:
+    """The effective CPUs are correct because the creation was answered, but other containers have not left them."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
         standby = Node(tmp_path, tree=lambda _: node.kernel)
@@ -166,8 +168,8 @@ async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path)
         await standby.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_standby_takes_the_word_of_the_active_instance_that_the_pool_keeps_a_claim(tmp_path: Path) -> None:
-    """Its proof says so; the word of a proof of another cgroup counts for nothing."""
+async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_it(tmp_path: Path) -> None:
+    """A record of another cgroup does not count."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
         standby = Node(tmp_path, tree=lambda _: node.kernel)
@@ -181,39 +183,42 @@ async def test_a_standby_takes_the_word_of_the_active_instance_that_the_pool_kee
         assert standby.enforcer.state.pool.held == {2, 3}
         node.kernel.path(path).rename(node.kernel.path(f"{POD}/former"))
         node.make_cgroups(pod("p1"), stored)
-        again = Node(tmp_path, tree=lambda _: node.kernel)
-        again.leader = standby.leader
+        restarted = Node(tmp_path, tree=lambda _: node.kernel)
+        restarted.leader = standby.leader
         with pytest.raises(RejectedError, match="no instance of nri-backend has enforced its claims"):
-            await again.enforcer.start_container(pod("p1"), stored)
+            await restarted.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_isolated_is_never_less_after_its_partition_was_broken(tmp_path: Path) -> None:
-    """What the kernel refused to the last life is asked of it again for the next one, which is refused without."""
+async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made_again(tmp_path: Path) -> None:
+    """The partition of its previous life was broken by a sibling.
+
+    Each start tries again, whatever the audit has found.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         record = cpu_record("c1", "r=2-3").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(record)
         await node.run("db", *env)
-        node.kernel.make(f"{POD}/thief")
-        node.kernel.set(f"{POD}/thief", "cpuset.cpus", "2-4")
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2-4")
         await node.until(lambda: node.reports["db"].pooled)
         node.kernel.written.clear()
         await asyncio.sleep(0.5)
-        while any(name == PARTITION for _, name, _ in node.kernel.written):  # the try that failed has not ended yet
+        while any(name == PARTITION for _, name, _ in node.kernel.written):  # until the failed attempt has ended
             node.kernel.written.clear()
             await asyncio.sleep(0.5)
         for _ in range(10):
             await node.enforcer._auditor.audit(full=False)
-        assert not [name for _, name, _ in node.kernel.written if name == PARTITION], "a minute between two tries"
+        assert not [name for _, name, _ in node.kernel.written if name == PARTITION], "attempts are a minute apart"
         await node.stop("db")
         with pytest.raises(RejectedError, match="not exclusive"):
             await node.run("again", *env)
         await node.stop("again")
-        node.kernel.remove(f"{POD}/thief")
+        node.kernel.remove(f"{POD}/blocked")
         assert node.partition(await node.run("third", *env)) == "isolated"
 
 
-async def test_a_refusal_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
-    """A memory claim that two containers share carries it to nobody."""
+async def test_a_fallback_to_the_pool_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
+    """It does not spread to another container through a memory claim that both share."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         memory = node.claim(memory_record("m", ("mem", 0, 64 << 20, 4096), pool=True))
         node.kernel.make(f"{POD}/blocked")
@@ -225,8 +230,7 @@ async def test_a_refusal_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "foo.slice/foo-", "a/b/"])
-def test_a_kubelet_with_a_root_of_its_own(tmp_path: Path, root: str) -> None:
-    """What an ended partition has left above it is found there, too."""
+def test_exclusive_cpus_of_ended_partitions_are_released_below_any_kubelet_root(tmp_path: Path, root: str) -> None:
     tree = PartitionTree(tmp_path / "cgroup")
     one, other = f"{root}kubepods/burstable/podx/a", f"{root}kubepods/pody/b"
     cpus = parse_cpu_list("2-3")
@@ -238,8 +242,8 @@ def test_a_kubelet_with_a_root_of_its_own(tmp_path: Path, root: str) -> None:
     assert make_partition(tree, other, "root", cpus) == ""
 
 
-def test_what_the_kernel_can_do_is_not_forgotten(tmp_path: Path) -> None:
-    """One look that fails, for want of descriptors, would move every container of the node twice."""
+def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) -> None:
+    """One failed reading would move every container of the node twice."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert tree.partition_obstacle() == ""
@@ -249,13 +253,16 @@ def test_what_the_kernel_can_do_is_not_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_standby_knows_the_partitions_that_the_active_instance_makes(tmp_path: Path, first: bool) -> None:
-    """Asked before or after that one: their CPUs are in the pool, which a claim may have beside its own."""
+    """The standby is called before or after the active instance.
+
+    The CPUs of partitions are in the pool, which a claim may use in addition to its own.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         standby = Node(tmp_path, tree=lambda _: node.kernel)
         standby.leader = Leadership(fresh=True, first=first)
         await standby.enforcer.synchronize([], [])
-        beside = mixed(cpu_record("x", "r=4-5", pods=["p2"]), "0-7")
-        for name, of, record in (("db", "p1", cpu_record("c1", "r=2-3")), ("vpp", "p2", beside)):
+        mixed_claim = mixed(cpu_record("x", "r=4-5", pods=["p2"]), "0-7")
+        for name, of, record in (("db", "p1", cpu_record("c1", "r=2-3")), ("vpp", "p2", mixed_claim)):
             env = node.claim(record)
             stored, answer = await node.create(name, *env, of=of)
             asked = replace(container(name, *env, of=of), resources=answer.resources)
@@ -267,25 +274,25 @@ async def test_a_standby_knows_the_partitions_that_the_active_instance_makes(tmp
         assert standby.enforcer.state.pool.shared == node.enforcer.state.pool.shared
 
 
-async def test_a_partition_keeps_the_cpus_of_the_claim_that_is_lost(tmp_path: Path) -> None:
-    """Of two claims of its container one has no record and no proof any more; threads may be pinned to its CPUs."""
+async def test_a_partition_keeps_the_cpus_of_a_lost_claim(tmp_path: Path) -> None:
+    """One of the two claims has neither a record nor an enforcement record. Threads may be pinned to its CPUs."""
     known, lost = cpu_record("a", "r=2-3"), cpu_record("b", "r=4-5")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(known), *node.claim(lost))
         node.unprepare(lost)
-    for proof in (tmp_path / "proofs").iterdir():
-        proof.unlink()
-    again = Node(tmp_path, tree=lambda _: node.kernel)
-    async with auditing(again):
+    for file in (tmp_path / "proofs").iterdir():
+        file.unlink()
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
         running = [replace(container("db", *env_of(known), *env_of(lost)), state=ContainerState.RUNNING)]
-        await again.enforcer.synchronize([pod("p1")], running)
-        await again.enforcer.activate()
-        await passes(again)
-        assert (again.cpus(db), again.partition(db)) == ("2-5", "root")
+        await restarted.enforcer.synchronize([pod("p1")], running)
+        await restarted.enforcer.activate()
+        await advance(restarted)
+        assert (restarted.cpus(db), restarted.partition(db)) == ("2-5", "root")
 
 
-async def test_a_container_whose_cpus_are_all_offline_does_not_hold_up_a_partition(tmp_path: Path) -> None:
-    """The kernel gives it the CPUs of its parent, and moves it again when another container becomes a partition."""
+async def test_a_partition_does_not_wait_for_a_container_whose_cpus_are_offline(tmp_path: Path) -> None:
+    """The kernel gives that container the CPUs of its parent, and moves it when another one becomes a partition."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         first = await node.run("first", *node.claim(cpu_record("c1", "r=1")))
         online = parse_cpu_list("0,2-7")

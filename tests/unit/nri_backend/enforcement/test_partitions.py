@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim containers as cpuset partitions, on a tree that behaves like a kernel that makes them."""
+"""Claim containers as cpuset partitions, on a simulated kernel that supports them."""
 
 import asyncio
 import errno
@@ -28,12 +28,12 @@ OTHER_CLASS = f"{TOP}/kubepods-podx.slice"
 
 
 def isolated(record: AllocationRecord) -> AllocationRecord:
-    """The same claim with isolation: isolated."""
+    """Returns the same claim with ``isolation: isolated``."""
     return record.model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
 
 
-async def test_a_claim_is_a_partition_and_nobody_else_is_written(tmp_path: Path) -> None:
-    """Containers without a claim keep the one set that they were created with, whatever claims come and go."""
+async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_written(tmp_path: Path) -> None:
+    """Containers without claims keep the cpuset that they were created with, whatever claims come and go."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         await node.until(lambda: node.reports["plain"].cpus)
@@ -43,16 +43,16 @@ async def test_a_claim_is_a_partition_and_nobody_else_is_written(tmp_path: Path)
         assert node.cpus(plain) == "1,4-7"
         assert node.enforcer.state.pool.shared == parse_cpu_list("1-7")
         assert {path for path, *_ in node.kernel.written} == {db, POD, PODS, TOP}
-        told = node.reports["db"]
-        assert (told.exclusivity, told.pooled, told.cpus) == ("partition", "", {2, 3})
+        reported = node.reports["db"]
+        assert (reported.exclusivity, reported.pooled, reported.cpus) == ("partition", "", {2, 3})
         await node.stop("db")
         assert node.cpus(plain) == "1-7"
         await node.until(lambda: not node.kernel.get(TOP, EXCLUSIVE))
         assert plain not in {path for path, *_ in node.kernel.written}
 
 
-async def test_nothing_is_said_to_a_container_where_no_cpu_is_reserved(tmp_path: Path) -> None:
-    """Its set stays empty, so that it follows the machine; once a claim must be held it is told what is left."""
+async def test_without_reserved_cpus_a_container_gets_no_cpuset_until_a_claim_is_held(tmp_path: Path) -> None:
+    """Its cpuset stays empty, so that CPUs that come online are added."""
     async with enforcing(Node(tmp_path, reserved="", tree=PartitionTree)) as node:
         _, answer = await node.create("plain", of="p2")
         assert answer.resources.cpus == ""
@@ -61,8 +61,8 @@ async def test_nothing_is_said_to_a_container_where_no_cpu_is_reserved(tmp_path:
         await node.until(lambda: node.cpus(plain) == "0-1,4-7")
 
 
-async def test_isolated(tmp_path: Path) -> None:
-    """It is a partition without load balancing, or it does not run: here since a cgroup beside it has its CPUs."""
+async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rejected(tmp_path: Path) -> None:
+    """A sibling that uses its CPUs prevents the partition."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(isolated(cpu_record("c1", "r=2-3")))
         db = await node.run("db", *env)
@@ -76,10 +76,10 @@ async def test_isolated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
-async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mode: str) -> None:
-    """Before its first instruction everybody else has left its CPUs, and it becomes one as soon as it can.
+async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
+    """The others leave its CPUs before it runs, and it becomes a partition as soon as that is possible.
 
-    Where the operator insists, it is refused.
+    With ``cpuExclusivity: partition`` it is rejected.
     """
     async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
         plain = await node.run("plain", of="p2")
@@ -94,9 +94,9 @@ async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mo
         db = await node.run("db", *env)
         assert (node.partition(db), node.cpus(db), node.cpus(plain)) == ("member", "2-3", "1,4-7")
         assert node.kernel.get(db, EXCLUSIVE) == ""
-        told = node.reports["db"]
-        assert told.exclusivity == "pool"
-        assert "cpuset.cpus.exclusive: Invalid argument when 2-3 was written" in told.pooled
+        reported = node.reports["db"]
+        assert reported.exclusivity == "pool"
+        assert "cpuset.cpus.exclusive: Invalid argument when 2-3 was written" in reported.pooled
         node.kernel.remove(f"{POD}/blocked")
         await node.until(lambda: node.partition(db) == "root")
         await node.until(lambda: node.kernel.get(plain, "cpuset.cpus") == "1-7")
@@ -105,7 +105,7 @@ async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mo
         await node.until(lambda: node.cpus(plain) == "1-7")
 
 
-async def test_a_kernel_without_partitions_refuses_who_insists(tmp_path: Path) -> None:
+async def test_a_required_partition_is_rejected_if_the_node_creates_none(tmp_path: Path) -> None:
     """The reason reaches the pod's events at the creation."""
     async with enforcing(Node(tmp_path)) as node:
         with pytest.raises(RejectedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
@@ -116,8 +116,8 @@ async def test_a_kernel_without_partitions_refuses_who_insists(tmp_path: Path) -
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
 
 
-async def test_siblings_of_a_claim_leave_it_out(tmp_path: Path) -> None:
-    """An overlap inside a pod makes the partition invalid; of a pod without claims nothing is taken."""
+async def test_siblings_leave_out_the_cpus_of_a_claim_in_their_pod(tmp_path: Path) -> None:
+    """An overlap inside a pod makes the partition invalid. Containers of other pods keep the whole pool."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(cpu_record("c1", "r=2-3"))
         sidecar = await node.run("sidecar", name="sidecar")
@@ -128,8 +128,8 @@ async def test_siblings_of_a_claim_leave_it_out(tmp_path: Path) -> None:
         assert node.partition(db) == "root"
 
 
-async def test_shared_claims_are_held(tmp_path: Path) -> None:
-    """Two containers cannot be one partition; beside them others can."""
+async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
+    """Two containers cannot be one partition. Another claim on the node still can."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared = node.claim(cpu_record("s", "r=4-5", pool=True))
@@ -140,70 +140,72 @@ async def test_shared_claims_are_held(tmp_path: Path) -> None:
         assert node.kernel.get(plain, "cpuset.cpus") == "1-3,6-7"
 
 
-async def test_a_restart_takes_partitions_for_what_they_are(tmp_path: Path) -> None:
-    """The pool is not made smaller for a moment, and nobody is written."""
+async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Path) -> None:
+    """The pool does not shrink in between, and no other container is written."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         await node.until(lambda: node.reports["plain"].cpus)
-    again = Node(tmp_path, tree=lambda _: node.kernel)
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
     node.kernel.written.clear()
-    async with auditing(again):
-        await again.enforcer.activate()
-        await again.synchronize(("plain", "p2"), ("db", "p1"))
-        assert again.enforcer.state.pool.shared == parse_cpu_list("1-7")
-        await again.until(lambda: again.reports["plain"].cpus)
-        assert again.partition(db) == "root"
+    async with auditing(restarted):
+        await restarted.enforcer.activate()
+        await restarted.synchronize(("plain", "p2"), ("db", "p1"))
+        assert restarted.enforcer.state.pool.shared == parse_cpu_list("1-7")
+        await restarted.until(lambda: restarted.reports["plain"].cpus)
+        assert restarted.partition(db) == "root"
     assert not [path for path, *_ in node.kernel.written if path == plain]
 
 
-@pytest.mark.parametrize("how", ["stopped", "not listed any more"])
-async def test_a_partition_without_record_and_proof_that_lingers_keeps_its_cpus(tmp_path: Path, how: str) -> None:
-    """The kernel alone shows its CPUs, and a process of it still runs after the runtime has reported its end."""
+@pytest.mark.parametrize("end", ["stopped", "not listed any more"])
+async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforcement_record(
+    tmp_path: Path, end: str
+) -> None:
+    """Only the kernel shows its CPUs. A process of it still runs after the runtime has reported its end."""
     record = cpu_record("c1", "r=2-3")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(record))
     node.unprepare(record)
     shutil.rmtree(tmp_path / "proofs")
-    again = Node(tmp_path, tree=lambda _: node.kernel)
-    async with auditing(again):
-        await again.enforcer.activate()
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
+        await restarted.enforcer.activate()
         listed = replace(container("db", *env_of(record)), state=ContainerState.RUNNING)
-        await again.enforcer.synchronize([pod()], [listed])
-        assert again.enforcer.state.pool.partitioned == {2, 3}
-        if how == "stopped":
-            await again.enforcer.stop_container(pod(), listed)
-            await again.enforcer.remove_container(pod(), listed)
+        await restarted.enforcer.synchronize([pod()], [listed])
+        assert restarted.enforcer.state.pool.partitioned == {2, 3}
+        if end == "stopped":
+            await restarted.enforcer.stop_container(pod(), listed)
+            await restarted.enforcer.remove_container(pod(), listed)
         else:
-            await again.enforcer.synchronize([pod()], [])
-        assert again.enforcer.state.pool.partitioned == {2, 3}
-        assert again.reports["db"].state == "running"
+            await restarted.enforcer.synchronize([pod()], [])
+        assert restarted.enforcer.state.pool.partitioned == {2, 3}
+        assert restarted.reports["db"].state == "running"
         node.kernel.remove(db)
-        await again.until(lambda: "db" not in again.reports)
-        assert again.enforcer.state.pool.partitioned == frozenset()
+        await restarted.until(lambda: "db" not in restarted.reports)
+        assert restarted.enforcer.state.pool.partitioned == frozenset()
 
 
-async def test_a_running_claim_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
-    """Its CPUs stay out of the pool until it is one; then the others get their constant set."""
+async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
+    """Its CPUs are not in the pool before it is one. Then the other containers get their constant cpuset."""
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         record = cpu_record("c1", "r=2-3")
         db = await node.run("db", *node.claim(record))
         assert (node.partition(db), node.cpus(plain)) == ("member", "1,4-7")
-    again = Node(tmp_path, tree=lambda _: node.kernel)
-    async with auditing(again):
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
         listed = [container("plain", of="p2"), container("db", *env_of(record))]
         running = [replace(one, state=ContainerState.RUNNING) for one in listed]
-        await again.enforcer.synchronize([pod("p1"), pod("p2")], running)
-        assert again.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
-        await again.enforcer.activate()
-        await again.until(lambda: again.partition(db) == "root")
-        await again.until(lambda: again.kernel.get(plain, "cpuset.cpus") == "1-7")
-        assert again.cpus(plain) == "1,4-7"
+        await restarted.enforcer.synchronize([pod("p1"), pod("p2")], running)
+        assert restarted.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
+        await restarted.enforcer.activate()
+        await restarted.until(lambda: restarted.partition(db) == "root")
+        await restarted.until(lambda: restarted.kernel.get(plain, "cpuset.cpus") == "1-7")
+        assert restarted.cpus(plain) == "1,4-7"
 
 
-async def test_what_ended_partitions_left_above_is_taken_back(tmp_path: Path) -> None:
-    """A claim in another QoS class gets the CPUs at once, also when their former container ended unseen."""
+async def test_exclusive_cpus_of_an_ended_partition_are_released_for_the_next_one(tmp_path: Path) -> None:
+    """The next claim is in another QoS class, and the end of the previous container was not noticed."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.remove(db)
@@ -215,25 +217,28 @@ async def test_what_ended_partitions_left_above_is_taken_back(tmp_path: Path) ->
         assert node.kernel.get(TOP, EXCLUSIVE) == "2-3"
 
 
-async def test_an_invalid_partition_is_healed_by_member_first(tmp_path: Path) -> None:
-    """The cause goes first, or the kernel would move the container off its CPUs."""
+async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) -> None:
+    """The sibling is moved first, and the partition is written as member before root.
+
+    Otherwise the kernel would move the container to other CPUs.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.written.clear()
         node.kernel.set(sidecar, "cpuset.cpus", "1-4")
-        await node.until(lambda: (words := _words(node)) and words[-1] == "root" == node.partition(db))
-        assert _words(node)[0] == "member"
+        await node.until(lambda: (writes := _partition_writes(node)) and writes[-1] == "root" == node.partition(db))
+        assert _partition_writes(node)[0] == "member"
         assert node.kernel.get(sidecar, "cpuset.cpus") in ("1", "1,4-7")
 
 
-def _words(node: Node) -> list[str]:
-    """What was written about partitions."""
+def _partition_writes(node: Node) -> list[str]:
+    """Returns the texts that were written to partition files."""
     return [text for _, name, text in node.kernel.written if name == PARTITION]
 
 
-def test_settling_touches_no_live_partition_and_nobody_elses(tmp_path: Path) -> None:
-    """Only what the kubelet's cgroups list too much is taken back, from the bottom up."""
+def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Path) -> None:
+    """Only CPUs that the kubelet's cgroups list without a partition below are removed."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in ("machine.slice/vm", f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)
@@ -247,8 +252,8 @@ def test_settling_touches_no_live_partition_and_nobody_elses(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("unreadable", [TOP, PODS, ""])
-def test_settling_takes_nothing_back_where_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
-    """A live partition below would lose its CPUs, and the task that settles must not end."""
+def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
+    """A live partition below would lose its CPUs. The error does not end the calling task."""
     tree = PartitionTree(tmp_path / "cgroup")
     path = f"{PODS}/pod/c"
     tree.make(path)
@@ -259,8 +264,8 @@ def test_settling_takes_nothing_back_where_cgroups_cannot_be_listed(tmp_path: Pa
     assert tree.get(path, PARTITION) == "root"
 
 
-def test_a_partition_is_made_only_where_a_process_lives(tmp_path: Path) -> None:
-    """A cgroup without one may be about to be removed, and a partition that is made then outlives it in the kernel."""
+def test_a_partition_is_made_only_in_a_populated_cgroup(tmp_path: Path) -> None:
+    """An empty cgroup may be about to be removed, and a partition that is made then outlives it in the kernel."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.set(f"{POD}/a", "cgroup.events", "populated 0\nfrozen 0")
@@ -270,8 +275,8 @@ def test_a_partition_is_made_only_where_a_process_lives(tmp_path: Path) -> None:
     assert tree.enabled_empty == []
 
 
-async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(tmp_path: Path) -> None:
-    """The kernel ends the partition, tells of it, and only then removes the cgroup; the runtime says so later."""
+async def test_no_partition_is_made_in_a_cgroup_that_is_being_removed(tmp_path: Path) -> None:
+    """The kernel ends the partition, reports that, and then removes the cgroup. The runtime reports the end later."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
@@ -283,31 +288,34 @@ async def test_a_container_whose_cgroup_is_being_removed_is_no_partition_again(t
         assert node.kernel.enabled_empty == []
 
 
-def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
-    """The kernel loses those of a partition that did not end with its cgroup; those of a valid one are not lost."""
+def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
+    """The kernel loses the CPUs of a partition that did not end with its cgroup.
+
+    CPUs of a valid partition are not lost.
+    """
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert lost_cpus(tree, parse_cpu_list("0-7")) == frozenset()
     (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-3\n")
     (tmp_path / "cgroup" / TOP / f"{EXCLUSIVE}.effective").write_text("4-5\n")
     assert lost_cpus(tree, parse_cpu_list("0-7")) == {6, 7}
-    assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) is None, "unknown is not none"
+    assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) is None, "unknown"
 
 
-async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tmp_path: Path) -> None:
-    """Its list of partitions is damaged, also when the CPUs are back. Partitions that there are stay."""
+async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Path) -> None:
+    """Its list of partitions is damaged, even if the CPUs come back. Existing partitions stay."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        keeper, state = node.enforcer._auditor.partitions, node.enforcer.state
+        partitions, state = node.enforcer._auditor.partitions, node.enforcer.state
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.online = "0-5"
         node.kernel.settle(db)
-        await keeper.settle(always=True)
-        assert state.kernel_damage == "", "a CPU may be just going offline"
-        await keeper.settle()
+        await partitions.settle(always=True)
+        assert state.kernel_damage == "", "a CPU may just be going offline"
+        await partitions.settle()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         node.kernel.online = "0-7"
         node.kernel.settle(db)
-        await keeper.settle(always=True)
+        await partitions.settle(always=True)
         await node.enforcer.inputs.refresh_host()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         assert state.host.obstacle == state.kernel_damage
@@ -317,7 +325,7 @@ async def test_a_kernel_that_has_lost_cpus_is_asked_for_no_partition_any_more(tm
             await node.run("still", *node.claim(isolated(cpu_record("c3", "r=6-7"))))
 
 
-def test_cpus_lost_before_the_start_are_looked_for_twice(tmp_path: Path) -> None:
+def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
     """A CPU that is just going offline is not lost."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
@@ -327,20 +335,20 @@ def test_cpus_lost_before_the_start_are_looked_for_twice(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])
-async def test_what_could_not_be_taken_back_is_taken_back_at_the_next_tick(tmp_path: Path, how: str) -> None:
-    """A partition ends once, and its end is no news later. The next look at everything would come in a minute."""
+async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: Path, how: str) -> None:
+    """The end of a partition is reported once, and the next full audit would come a minute later."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        keeper, actuator = node.enforcer._auditor.partitions, node.enforcer.reconciler
+        partitions, reconciler = node.enforcer._auditor.partitions, node.enforcer.reconciler
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        await keeper.settle()
+        await partitions.settle()
         node.kernel.remove(db)
-        keeper._unsettled = True
+        partitions._unsettled = True
         go_on = threading.Event()
         if how == "the kernel refuses":
             node.kernel.unlisted.add(PODS)
         else:
-            assert await actuator.work("cgroups above partitions", partial(go_on.wait, 10)) == []
-        await keeper.settle()
+            assert await reconciler.work("cgroups above partitions", partial(go_on.wait, 10)) == []
+        await partitions.settle()
         assert node.kernel.get(PODS, EXCLUSIVE) == "2-3"
         node.kernel.unlisted.clear()
         go_on.set()
@@ -349,61 +357,64 @@ async def test_what_could_not_be_taken_back_is_taken_back_at_the_next_tick(tmp_p
                 await asyncio.sleep(0.05)
 
 
-def test_a_partition_that_cannot_be_taken_back_is_no_error(tmp_path: Path) -> None:
-    """The reason for the failure is what matters to its pod."""
+def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(tmp_path: Path) -> None:
+    """The reason is the text that the pod's events contain."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
     assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
 
 
-async def test_a_partition_that_cannot_be_followed_at_once_is_followed_later(tmp_path: Path) -> None:
-    """The process may have no descriptor left. Nothing about the container changes when it has one again."""
+async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_path: Path) -> None:
+    """The process may have no free descriptor. Nothing about the container changes when it has one again."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        keeper, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
-        await eventually(lambda: keeper._watch.follows([db]))
-        keeper._watch.follow([])
-        keeper._followed = -1
+        partitions, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
+        await eventually(lambda: partitions._watch.follows([db]))
+        partitions._watch.follow([])
+        partitions._followed = -1
         file.rename(file.with_name("away"))
-        keeper.follow()
-        assert not keeper._watch.follows([db])
+        partitions.follow()
+        assert not partitions._watch.follows([db])
         file.with_name("away").rename(file)
-        keeper.follow()
-        assert keeper._watch.follows([db])
+        partitions.follow()
+        assert partitions._watch.follows([db])
 
 
-async def test_a_partition_whose_repair_hangs_is_looked_at_again(tmp_path: Path) -> None:
-    """The outcome of the repair is lost, and the next audit that includes partitions may come in 20 s."""
+async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) -> None:
+    """The outcome of the hung repair is lost, and the next audit that includes partitions would come 20 s later."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        keeper, actuator, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
+        partitions, reconciler, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
         tracked = node.enforcer.state.get("db")
         assert tracked is not None
-        assert await actuator.work("db", partial(go_on.wait, 10)) == []
+        assert await reconciler.work("db", partial(go_on.wait, 10)) == []
         file = node.kernel.path(db) / PARTITION
         file.write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
-        keeper.suspect(tracked)
-        await node.enforcer._auditor._look(keeper.take_changed(), full=False, final=True)
+        partitions.suspect(tracked)
+        await node.enforcer._auditor._look(partitions.take_changed(), full=False, final=True)
         assert node.partition(db) != "root"
-        assert db in keeper._changed
+        assert db in partitions._changed
         go_on.set()
         await eventually(lambda: node.partition(db) == "root")
 
 
-async def test_a_partition_that_ended_before_it_was_followed_is_healed(tmp_path: Path) -> None:
-    """The kernel tells of changes since it was first asked: one from before that is seen in the answer itself."""
+async def test_a_partition_that_became_invalid_before_it_was_watched_is_repaired(tmp_path: Path) -> None:
+    """The kernel reports only changes after the watch began.
+
+    The content of the file at that time shows earlier ones.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
         node.enforcer.signals.audit.set()
-        for _ in range(100):  # the next look at everything would come in 20 s
+        for _ in range(100):  # the next full audit would come 20 s later
             await asyncio.sleep(0.01 if node.partition(db) != "root" else 0)
         assert node.partition(db) == "root"
 
 
-def test_a_refused_partition_leaves_nothing_above(tmp_path: Path) -> None:
-    """What was written there for it is taken back at once, and what others need stays."""
+def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(tmp_path: Path) -> None:
+    """CPUs that other partitions need stay."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

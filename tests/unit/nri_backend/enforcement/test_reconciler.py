@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reconciler's question whether a container still lives."""
+"""The reconciler asks the kernel whether a process of a container lives."""
 
 import errno
 from pathlib import Path
@@ -19,10 +19,10 @@ from tests.rigs.kernel_tree import KernelTree
 CGROUP = "kubepods/pod1/c1"
 
 
-async def test_a_container_whose_cgroup_cannot_be_read_may_live(
+async def test_a_container_whose_cgroup_cannot_be_read_counts_as_alive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """EMFILE and the like do not show an end and do not end a task; they are logged once until they are over."""
+    """An error such as EMFILE does not show an end and raises nothing. It is logged once until it is over."""
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     tree.make(CGROUP)
     deps = deps_of(ClaimDirectory(str(tmp_path)), tree, lambda: state.host)

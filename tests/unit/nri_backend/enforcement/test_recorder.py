@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives a restart of ours: what was made true, and nothing that a pod says."""
+"""Enforcement records: what is known after a restart, which no pod can forge."""
 
 import asyncio
 import shutil
@@ -24,21 +24,24 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 
 
 @asynccontextmanager
-async def finding(
-    memory: Path, env: tuple[str, ...], mebibytes: int, proofs: type[EnforcementRecords] = EnforcementRecords
+async def restarted_with(
+    memory: Path, env: tuple[str, ...], mebibytes: int, records: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
-    """A new instance, to which the runtime lists a running container with this limit of 2 MiB pages, and its cgroup."""
-    node = Node(memory, records=proofs)
+    """Starts an instance to which the runtime lists a running container with this limit of 2 MiB pages.
+
+    Yields the node, the container and its cgroup.
+    """
+    node = Node(memory, records=records)
     listed = replace(container("claim", *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
     path = node.make_cgroups(pod(), listed)
     async with auditing(node):
-        await node.enforcer.activate()  # before the runtime tells its state
+        await node.enforcer.activate()  # before the runtime lists its containers
         await node.enforcer.synchronize([pod()], [listed])
         yield node, listed, path
 
 
-async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
-    """A new instance finds these (id, environment, pod) running; returns the pool that it shares out."""
+async def pool_after_restart(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
+    """Starts an instance that finds these containers (id, environment, pod) running. Returns its shared pool."""
     node = Node(memory)
     async with auditing(node):
         await node.enforcer.activate()
@@ -49,22 +52,22 @@ async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str])
 
 
 @pytest.mark.fault("backend A3", "security S2")
-async def test_a_pod_that_names_the_pool_gets_nothing_over_any_restarts(memory: Path) -> None:
-    """It starts in a gap, is put into the pool, and then shows just the CPUs that it names."""
+async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restarts(memory: Path) -> None:
+    """The container started while no instance was connected. In the pool it shows exactly the CPUs that it names."""
     forged = ("DRA_CPUSET_madeup=1-7",)
     async with enforcing(Node(memory)) as node:
         node.make_cgroups(pod("p9"), container("evil", of="p9"))
         node.make_cgroups(pod("p2"), container("web", of="p2"))
     for _ in range(3):
-        assert await restarted(memory, ("evil", forged, "p9"), ("web", (), "p2")) == "1,2,3,4,5,6,7"
+        assert await pool_after_restart(memory, ("evil", forged, "p9"), ("web", (), "p2")) == "1,2,3,4,5,6,7"
 
 
-async def test_a_proof_shares_the_record_with_the_claim_file(memory: Path) -> None:
-    """A second copy of each would stay in memory from every restart of the runtime on."""
+async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
+    """Otherwise every restart of the runtime would leave a second copy of each record in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
-    async with finding(memory, env, 0) as (node, _, _):
+    async with restarted_with(memory, env, 0) as (node, _, _):
         tracked = node.enforcer.state.get("claim")
         assert tracked is not None
         (held,) = tracked.enforced
@@ -72,33 +75,35 @@ async def test_a_proof_shares_the_record_with_the_claim_file(memory: Path) -> No
 
 
 @pytest.mark.fault("backend A3", "security S2")
-async def test_a_proof_is_good_for_one_cgroup(memory: Path) -> None:
-    """A container of the same id after a reboot, or whatever a forger makes of one, is another."""
+async def test_an_enforcement_record_is_valid_for_one_cgroup(memory: Path) -> None:
+    """After a reboot, a container with the same id has another cgroup."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)
-    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,4,5,6,7"
+    assert await pool_after_restart(memory, ("claim", env_of(ONE), "p1")) == "1,4,5,6,7"
     directory = node.kernel.path(path)
     directory.rename(directory.with_name("moved"))
     shutil.copytree(directory.with_name("moved"), directory)
-    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,2,3,4,5,6,7"
+    assert await pool_after_restart(memory, ("claim", env_of(ONE), "p1")) == "1,2,3,4,5,6,7"
 
 
 @pytest.mark.fault("backend A4")
-async def test_a_lost_memory_record_takes_nothing_from_a_claim_container(memory: Path) -> None:
-    """Neither its CPUs nor its nodes, over a restart."""
+async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_memory_record(memory: Path) -> None:
     both = memory_record("m1", ("m", 1, MI, 4096))
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE), *node.claim(both))
         node.unprepare(both)
-    assert await restarted(memory, ("claim", (*env_of(ONE), *env_of(both)), "p1")) == "1,4,5,6,7"
+    assert await pool_after_restart(memory, ("claim", (*env_of(ONE), *env_of(both)), "p1")) == "1,4,5,6,7"
     assert (node.cpus(path), node.kernel.get(path, "cpuset.mems.effective")) == ("2-3", "1")
 
 
 @pytest.mark.fault("backend A12")
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
-async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool) -> None:
-    """The spec states 64 MiB and the claim has 32: what an instance of ours has answered before it ended is known."""
+async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
+    """The spec states 64 MiB and the claim has 32 MiB.
+
+    The enforcement record shows whether an instance has answered the creation.
+    """
     async with enforcing(Node(memory)) as node:
         env = node.claim(HUGE)
         path = node.make_cgroups(pod(), container("claim"))
@@ -107,18 +112,18 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
         if started:
             await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
     for _ in range(2):
-        async with finding(memory, env, 96 if created else 64) as (node, listed, _):
+        async with restarted_with(memory, env, 96 if created else 64) as (node, listed, _):
             for _ in range(2):
                 node.kernel.set(path, "hugetlb.2MB.max", "0")
                 await node.enforcer.synchronize([pod()], [listed])
                 await node.until(partial(is_limited, node, path, 96 * MI))
-                await node.until(partial(is_proven, memory))
+                await node.until(partial(is_recorded, memory))
 
 
-async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
-    """Our answer to it holds the claimed pages, too, for a container that was created in a gap."""
+async def test_claimed_hugepages_are_added_once_to_a_resize(memory: Path) -> None:
+    """The answer to the update contains the claim, even if no instance was connected at the creation."""
     env = Node(memory).claim(HUGE)
-    async with finding(memory, env, 64) as (node, listed, path):
+    async with restarted_with(memory, env, 64) as (node, listed, path):
         (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
         assert update.resources.hugepage_limits == {"2MB": 160 * MI}
         await node.until(partial(is_limited, node, path, 160 * MI))
@@ -127,39 +132,39 @@ async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
         await node.until(partial(is_limited, node, path, 160 * MI))
 
 
-def is_proven(memory: Path) -> bool:
-    """Whether the audit has kept what it made true."""
+def is_recorded(memory: Path) -> bool:
+    """Returns True if the audit has written a complete enforcement record."""
     return any(b'"inode":0' not in file.read_bytes() for file in (memory / "proofs").glob("*.json"))
 
 
 def is_limited(node: Node, path: str, limit: int) -> bool:
-    """Whether a limit of 2 MiB pages is as said."""
+    """Returns True if the limit of 2 MiB pages has this value."""
     return node.kernel.get(path, "hugetlb.2MB.max") == str(limit)
 
 
 @pytest.mark.fault("issue 10, law 6")
-async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
-    """What cannot be kept is held in memory, told as a problem, and kept when there is room."""
+async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
+    """The record is kept in memory and reported as a problem, and it is written as soon as that is possible."""
     async with enforcing(Node(memory)) as node:
-        proofs = memory / "proofs"
-        proofs.write_text("in the way")
+        records = memory / "proofs"
+        records.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         node.unprepare(ONE)
         await node.enforcer.inputs.refresh(thorough=True)
         assert node.enforcer.state.pool.held == {2, 3}
-        proofs.unlink()
+        records.unlink()
         node.enforcer._auditor.request_audit()
-        await node.until(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
+        await node.until(lambda: records.is_dir() and [file.name for file in records.iterdir()] == ["claim.json"])
         await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
         node.enforcer._auditor.request_audit()
-        await node.until(lambda: list(proofs.iterdir()) == [])
+        await node.until(lambda: list(records.iterdir()) == [])
 
 
-async def test_the_proof_of_one_container_does_not_end_the_problem_of_another(memory: Path) -> None:
-    """A start writes one proof, and that of another container may still be missing."""
+async def test_writing_one_enforcement_record_does_not_end_the_problem_of_another(memory: Path) -> None:
+    """The start of a container writes its own record only."""
     async with enforcing(Node(memory)) as node:
         (memory / "proofs/claim.json").mkdir(parents=True)
         await node.run("claim", *node.claim(ONE))
@@ -171,8 +176,8 @@ async def test_the_proof_of_one_container_does_not_end_the_problem_of_another(me
         await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
 
 
-async def test_a_proof_that_could_not_be_written_is_no_problem_after_its_container(memory: Path) -> None:
-    """With the end of the container nothing is left to write, although the directory is still not writable."""
+async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory: Path) -> None:
+    """Nothing is left to write, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
         (memory / "proofs").write_text("in the way")
         await node.run("claim", *node.claim(ONE))
@@ -183,8 +188,8 @@ async def test_a_proof_that_could_not_be_written_is_no_problem_after_its_contain
 
 
 @pytest.mark.fault("backend A6")
-async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
-    """The standby saw the container start; its record went before the hand-over."""
+async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:
+    """The standby was called at the start. The claim file was removed before the hand-over."""
     standby = Node(memory)
     standby.stored = Resources(cpus="2-3")
     async with enforcing(Node(memory)) as former:
@@ -197,8 +202,8 @@ async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
         assert standby.enforcer.state.pool.held == {2, 3}
 
 
-class SlowProofs(EnforcementRecords):
-    """A disk that is busy: tidying up, and the first full proof, wait until somebody lets them go on."""
+class SlowRecords(EnforcementRecords):
+    """A slow disk: ``retain`` and the first complete record wait until ``free`` is set."""
 
     def __init__(self, *arguments: str) -> None:
         super().__init__(*arguments)
@@ -208,10 +213,10 @@ class SlowProofs(EnforcementRecords):
         self._wait()
         return super().retain(container_ids)
 
-    def write(self, proof: EnforcementRecord) -> None:
-        if proof.inode:
+    def write(self, record: EnforcementRecord) -> None:
+        if record.inode:
             self._wait()
-        super().write(proof)
+        super().write(record)
 
     def _wait(self) -> None:
         self.reached.set()
@@ -219,44 +224,47 @@ class SlowProofs(EnforcementRecords):
 
 
 @asynccontextmanager
-async def meanwhile(node: Node) -> AsyncIterator[None]:
-    """What is done in it begins while the disk is busy, and ends when it is free again."""
-    proofs = node.enforcer._recorder._proofs
-    assert isinstance(proofs, SlowProofs)
-    assert await asyncio.to_thread(proofs.reached.wait, 5)
-    asyncio.get_running_loop().call_later(0.02, proofs.free.set)
+async def during_slow_write(node: Node) -> AsyncIterator[None]:
+    """Waits until the disk is busy, and frees it shortly after the block has begun."""
+    records = node.enforcer._recorder._proofs
+    assert isinstance(records, SlowRecords)
+    assert await asyncio.to_thread(records.reached.wait, 5)
+    asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield
 
 
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
-    """Returns what a new instance makes of a container that the runtime states this limit of."""
-    async with finding(memory, env, mebibytes) as (node, _, path):
+    """Returns the page limit that a new instance applies if the runtime states this limit."""
+    async with restarted_with(memory, env, mebibytes) as (node, _, path):
         await node.until(lambda: node.enforcer.state.pool.shared)
         await node.enforcer._auditor.audit(full=True)
         return node.kernel.get(path, "hugetlb.2MB.max")
 
 
-async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path) -> None:
-    """Who tidies up knows the containers of a moment ago: after a restart the claim is not added again."""
-    async with enforcing(Node(memory, records=SlowProofs)) as node:
+async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(memory: Path) -> None:
+    """The cleanup has an older list of containers. After a restart the claim is not added a second time."""
+    async with enforcing(Node(memory, records=SlowRecords)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
-        tidying = asyncio.create_task(node.enforcer._recorder.forget_others())
-        async with meanwhile(node):
+        cleanup = asyncio.create_task(node.enforcer._recorder.forget_others())
+        async with during_slow_write(node):
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
-        await tidying
+        await cleanup
         await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
     assert await limit_after_a_restart(memory, env, 96) == str(96 * MI)
 
 
-async def test_a_resize_while_the_first_proof_is_written_takes_nothing(memory: Path) -> None:
-    """It waits for no disk, the proof keeps the claim's CPUs, and says in the end that the resize was answered."""
+async def test_a_resize_during_the_first_write_of_a_record_is_recorded_as_answered(memory: Path) -> None:
+    """The resize does not wait for the disk.
+
+    The record keeps the claimed CPUs and finally contains that the resize was answered.
+    """
     env = (*Node(memory).claim(ONE), *Node(memory).claim(HUGE))
-    async with finding(memory, env, 64, proofs=SlowProofs) as (node, listed, _):
-        async with meanwhile(node):
+    async with restarted_with(memory, env, 64, records=SlowRecords) as (node, listed, _):
+        async with during_slow_write(node):
             await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
-        proof = memory / "proofs" / "claim.json"
-        await node.until(lambda: proof.exists() and b'"answered":true' in proof.read_bytes())
+        record = memory / "proofs" / "claim.json"
+        await node.until(lambda: record.exists() and b'"answered":true' in record.read_bytes())
     node.unprepare(ONE)
-    assert await restarted(memory, ("claim", env, "p1")) == "1,4,5,6,7"
+    assert await pool_after_restart(memory, ("claim", env, "p1")) == "1,4,5,6,7"
     assert await limit_after_a_restart(memory, env, 160) == str(160 * MI)

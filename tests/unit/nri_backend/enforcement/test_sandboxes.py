@@ -21,8 +21,11 @@ GVISOR = replace(pod("p2"), runtime_handler="runsc")
 ONE = cpu_record("c1", "cpus=2-3")
 
 
-def sandbox(node: Node, of: Pod, one: Container) -> str:
-    """Makes the cgroup of a pod's sandbox, and with gVisor an empty one for a container; returns the first."""
+def create_sandbox(node: Node, of: Pod, one: Container) -> str:
+    """Creates the cgroup of a pod's sandbox and returns it.
+
+    With gVisor, also creates an empty one for the container.
+    """
     path = f"{pod_directory(of.cgroup_parent)}/sandbox"
     if not node.kernel.path(path).exists():
         node.kernel.make(path)
@@ -33,21 +36,21 @@ def sandbox(node: Node, of: Pod, one: Container) -> str:
 
 
 async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "main") -> str:
-    """Creates and starts a container of such a pod; returns the cgroup of the sandbox."""
+    """Creates and starts a container of such a pod. Returns the cgroup of the sandbox."""
     asked = container(id_, *env, of=of.uid, name=name)
     answer = await node.enforcer.create_container(of, asked)
     stored = replace(asked, resources=answer.resources, state=ContainerState.CREATED)
-    path = sandbox(node, of, stored)
+    path = create_sandbox(node, of, stored)
     await node.enforcer.start_container(of, stored)
     return path
 
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("of", [KATA, GVISOR])
-async def test_a_claim_of_a_pod_in_a_sandbox_is_refused_with_the_reason(
+async def test_a_claim_of_a_pod_in_a_sandbox_is_rejected(
     memory: Path, of: Pod, tree: Callable[[Path], KernelTree]
 ) -> None:
-    """The text names the effect, the cause and the remedy, and promises no retry."""
+    """The text contains the effect, the cause and the remedy, and does not promise a retry."""
     async with enforcing(Node(memory, tree=tree)) as node:
         for record in (cpu_record("c1", "r=2", pods=["p2"]), memory_record("m1", ("m", 0, MI, 4096), pods=["p2"])):
             expected = f"Kata Containers and gVisor .*handler {of.runtime_handler}.* remove runtimeClassName"
@@ -58,8 +61,8 @@ async def test_a_claim_of_a_pod_in_a_sandbox_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("of", [KATA, GVISOR])
-async def test_a_sandbox_leaves_claimed_cpus(memory: Path, of: Pod) -> None:
-    """Before a container of the claim starts, as any other container, also after another writer."""
+async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(memory: Path, of: Pod) -> None:
+    """Another writer and a cgroup that appears later in the sandbox are handled as well."""
     async with enforcing(Node(memory)) as node:
         path = await start(node, of)
         await start(node, of, id_="vm2", name="side")
@@ -71,15 +74,15 @@ async def test_a_sandbox_leaves_claimed_cpus(memory: Path, of: Pod) -> None:
         assert node.cpus(path) == "1,4-7"
         node.kernel.make(later := f"{path}-overhead")
         await node.until(lambda: node.cpus(later) == "1,4-7")
-        told = node.reports["vm"]
-        assert (told.state, told.cpus) == ("running", parse_cpu_list("1,4-7"))
+        reported = node.reports["vm"]
+        assert (reported.state, reported.cpus) == ("running", parse_cpu_list("1,4-7"))
 
 
-async def test_a_sandbox_is_found_again_by_the_next_instance(memory: Path) -> None:
-    """The runtime lists its containers as running; they end with the last process of the sandbox."""
+async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
+    """The runtime lists its containers as running. They are stopped when the last process of the sandbox has ended."""
     node = Node(memory)
     one = replace(container("vm", of="p2"), state=ContainerState.RUNNING)
-    path, env = sandbox(node, KATA, one), node.claim(ONE)
+    path, env = create_sandbox(node, KATA, one), node.claim(ONE)
     async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([KATA], [one])
@@ -89,8 +92,8 @@ async def test_a_sandbox_is_found_again_by_the_next_instance(memory: Path) -> No
         await node.until(lambda: node.reports["vm"].state == "stopped")
 
 
-async def test_no_other_cgroup_is_taken_for_a_sandbox(memory: Path) -> None:
-    """Neither that of a sibling with a claim, nor one beside a container that is in no pod's cgroup."""
+async def test_only_the_cgroup_of_the_pod_counts_as_that_of_a_sandbox(memory: Path) -> None:
+    """Neither the cgroup of a sibling with a claim nor one next to a container outside any pod's cgroup is written."""
     async with enforcing(Node(memory)) as node:
         claim = await node.run("claim", *node.claim(ONE), name="claim")
         daemon = "system.slice/sshd.service"
@@ -104,11 +107,11 @@ async def test_no_other_cgroup_is_taken_for_a_sandbox(memory: Path) -> None:
         assert (node.cpus(claim), node.cpus(daemon)) == ("2-3", "0-7")
 
 
-async def test_a_container_that_fails_in_a_sandbox_does_not_kill_its_pod(memory: Path) -> None:
-    """Its cgroup is that of the whole pod."""
+async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> None:
+    """A kill would end the whole pod, whose cgroup stands for the container."""
     async with enforcing(Node(memory)) as node:
         node.claim(ONE)
-        path = sandbox(node, KATA, container("vm", of="p2"))
+        path = create_sandbox(node, KATA, container("vm", of="p2"))
         node.kernel.refused[path, "cpuset.cpus"] = DENIED
         with pytest.raises(RejectedError, match=r"sandbox/cpuset\.cpus"):
             await start(node, KATA)
@@ -116,7 +119,7 @@ async def test_a_container_that_fails_in_a_sandbox_does_not_kill_its_pod(memory:
         assert kills == ["", ""]
 
 
-def test_the_cgroup_of_a_container_is_below_that_of_its_pod() -> None:
-    """Else the container would be taken for one in a sandbox from the beginning."""
+def test_the_cgroup_path_of_a_container_is_below_that_of_its_pod() -> None:
+    """If both were the same, the container would always count as one in a sandbox."""
     one = container("c", of="p2")
     assert container_directory(one.cgroups_path).startswith(f"{pod_directory(KATA.cgroup_parent)}/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers with the shared pool beside CPUs of their own: theirs stay theirs, and the rest follows the pool."""
+"""Containers that use the shared pool in addition to exclusive CPUs (isolation ``mixed``)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,10 @@ MACHINE = parse_cpu_list("0-7")
 
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
-async def test_the_shared_part_is_near_and_follows_the_pool(tmp_path: Path, tree: type[KernelTree]) -> None:
-    """It has what the pool has on its NUMA node, all of the pool where claims have that, and what is left comes back.
+async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
+    """It is the part of the pool on the same NUMA node, or the whole pool if claims hold that part.
 
-    Nobody else ever has a CPU of its own, and it never one of theirs.
+    Released CPUs come back. No other container uses its exclusive CPUs, and it uses none of theirs.
     """
     async with enforcing(Node(tmp_path, tree=tree)) as node:
         plain = await node.run("plain", of="p2")
@@ -46,21 +46,21 @@ async def test_the_shared_part_is_near_and_follows_the_pool(tmp_path: Path, tree
         assert node.cpus(plain) == "1,4-7"
 
 
-async def test_the_pool_keeps_its_claim_where_the_kernel_keeps_others(tmp_path: Path) -> None:
-    """It is no partition, the claim is held from Prepare on, and who looks is told why."""
+async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_path: Path) -> None:
+    """Its CPUs are held as soon as it is prepared, and the report contains the reason."""
     async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
         await node.until(lambda: node.cpus(plain) == "1,4-7")
         vpp = await node.run("vpp", *env)
         assert (node.partition(vpp), node.cpus(vpp)) == ("member", "1-7")
-        told = node.reports["vpp"]
-        assert (told.exclusivity, told.cpus, told.claims[0].cpus) == ("pool", parse_cpu_list("1-7"), {2, 3})
-        assert ("cpuConfig.shared" in told.pool_requested, told.pooled) == (True, "")
+        reported = node.reports["vpp"]
+        assert (reported.exclusivity, reported.cpus, reported.claims[0].cpus) == ("pool", parse_cpu_list("1-7"), {2, 3})
+        assert ("cpuConfig.shared" in reported.pool_requested, reported.pooled) == (True, "")
 
 
-async def test_a_partition_in_its_pod_stays_valid(tmp_path: Path) -> None:
-    """Its shared part leaves out what siblings claim, before they start, while they run, and when the pool changes."""
+async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: Path) -> None:
+    """Before the sibling starts, while it runs, and when the pool changes."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         own, sibling = mixed(cpu_record("c1", "r=2-3"), "0-7"), cpu_record("c2", "r=4-5")
         env = node.claim(sibling)
@@ -73,8 +73,8 @@ async def test_a_partition_in_its_pod_stays_valid(tmp_path: Path) -> None:
         assert (node.partition(db), node.cpus(db)) == ("root", "4-5")
 
 
-async def test_a_partition_elsewhere_neither_waits_nor_moves_it(tmp_path: Path) -> None:
-    """The kernel takes the CPUs of another pod's claim from it, as from everybody, and gives them back."""
+async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tmp_path: Path) -> None:
+    """The kernel takes the CPUs of the partition from it and gives them back, without any write."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
@@ -86,8 +86,8 @@ async def test_a_partition_elsewhere_neither_waits_nor_moves_it(tmp_path: Path) 
         assert vpp not in {path for path, *_ in node.kernel.written}
 
 
-async def test_its_own_cpus_are_not_the_kernels_to_take(tmp_path: Path) -> None:
-    """While two records name a CPU, who runs on it stays there: the kernel would give it to a partition."""
+async def test_a_partition_is_rejected_on_exclusive_cpus_of_a_mixed_container(tmp_path: Path) -> None:
+    """Two records contain the same CPU. The kernel would take it from the running container."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
@@ -96,8 +96,8 @@ async def test_its_own_cpus_are_not_the_kernels_to_take(tmp_path: Path) -> None:
         assert parse_cpu_list("2-3") <= parse_cpu_list(node.cpus(vpp))
 
 
-async def test_own_cpus_that_the_kernel_does_not_give_are_missed(tmp_path: Path) -> None:
-    """A cpuset of the right text is not enough: here a partition that somebody made by hand has one of them."""
+async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(tmp_path: Path) -> None:
+    """The text of its cpuset is correct, but a partition of another process has one of the CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
         node.kernel.make("byhand")
@@ -107,8 +107,8 @@ async def test_own_cpus_that_the_kernel_does_not_give_are_missed(tmp_path: Path)
             await node.run("vpp", *env)
 
 
-async def test_its_other_claims_are_held_too(tmp_path: Path) -> None:
-    """A container is one cgroup, so a claim of its own beside such a one is kept by the pool."""
+async def test_other_claims_of_a_mixed_container_are_enforced_by_the_pool(tmp_path: Path) -> None:
+    """A container has one cgroup, which cannot be a partition for one of its claims only."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(cpu_record("c2", "r=4-5"))
@@ -116,8 +116,8 @@ async def test_its_other_claims_are_held_too(tmp_path: Path) -> None:
         assert (node.cpus(vpp), node.cpus(plain)) == ("1-5", "1,6-7")
 
 
-async def test_isolated_beside_it_is_refused(tmp_path: Path) -> None:
-    """Also where the two come from different claims, of which the frontend sees one at a time."""
+async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_path: Path) -> None:
+    """The frontend checks one claim at a time, so only the backend sees both."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
@@ -126,8 +126,10 @@ async def test_isolated_beside_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cpus", "runs"), [("1-3", True), ("2-3", True), ("0-7", False), ("1-2", False)])
-async def test_a_standby_knows_what_it_may_have(tmp_path: Path, cpus: str, runs: bool) -> None:
-    """It lets a start pass with its own CPUs and no more than the pool beside them."""
+async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
+    tmp_path: Path, cpus: str, runs: bool
+) -> None:
+    """It rejects a start without all exclusive CPUs, or with CPUs outside the pool."""
     node = Node(tmp_path)
     await node.synchronize()
     env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR))
@@ -139,8 +141,8 @@ async def test_a_standby_knows_what_it_may_have(tmp_path: Path, cpus: str, runs:
             await node.run("vpp", *env)
 
 
-async def test_a_release_that_does_not_know_it_refuses() -> None:
-    """Its record says so in a word that former releases read and refuse: they know exclusive and isolated."""
+async def test_an_unknown_isolation_is_a_fault() -> None:
+    """Older releases therefore reject a record with ``mixed``."""
     entitlement = entitlement_of(mixed(cpu_record("c1", "r=2-3"), NEAR))
     assert (entitlement.fault, entitlement.partition) == ("", "")
     tomorrow = cpu_record("c1", "r=2-3", isolation="another")
@@ -149,7 +151,10 @@ async def test_a_release_that_does_not_know_it_refuses() -> None:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> tuple[bool, str, list[tuple[frozenset[int], str | None, str]]]:
-    """With partitions or without, reserved CPUs, and disjoint claims: CPUs, what is near of the pool, the pod."""
+    """Draws a node: whether it supports partitions, its reserved CPUs, and disjoint claims.
+
+    A claim is its CPUs, the CPUs near which it uses the pool (None for an exclusive claim), and its pod.
+    """
     owners = draw(st.lists(st.integers(0, 5), min_size=8, max_size=8))
     found = []
     for number in sorted(set(owners) - {0, 5}):
@@ -161,10 +166,12 @@ def nodes(draw: st.DrawFn) -> tuple[bool, str, list[tuple[frozenset[int], str | 
 
 
 @given(nodes())
-def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[frozenset[int], str | None, str]]]) -> None:
-    """Whatever is claimed by whom, nobody runs on a CPU of another's claim, and everybody has his own.
+def test_exclusive_cpus_are_in_no_other_cpuset(
+    given_: tuple[bool, str, list[tuple[frozenset[int], str | None, str]]],
+) -> None:
+    """Each container has all of its exclusive CPUs, and they are in the cpuset of no other container.
 
-    Where the kernel keeps one its partition takes the CPUs, so that a set may name them, but never inside its pod.
+    The CPUs of a partition are an exception: the kernel takes them from cpusets of other pods.
     """
     partitions, reserved, claims = given_
     state, records = NodeState(config(reserved)), list[AllocationRecord]()
@@ -176,11 +183,11 @@ def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[froze
     state.put(_running(state, "plain", "p9", ()))
     for record in records:
         state.put(_running(state, record.claim.uid, record.reserved_for[0].uid, env_of(record)))
-    everybody = list(state)
-    for one in everybody:
+    containers = list(state)
+    for one in containers:
         wanted = cpuset_of(state, one)
         assert one.own_cpus <= wanted.cpus
-        for other in everybody:
+        for other in containers:
             if other.id != one.id:
                 common = wanted.cpus & other.own_cpus
                 assert not common or (other.observed.partition and other.identity.pod.uid != one.identity.pod.uid)

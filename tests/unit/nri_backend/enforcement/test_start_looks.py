@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start reads from the kernel where other containers are, since they may have been moved since the last audit."""
+"""A start reads where other containers are, since they may have been moved after the last audit."""
 
 import errno
 from dataclasses import replace
@@ -17,8 +17,11 @@ from tests.rigs.partition_tree import PartitionTree
 EFFECTIVE = "cpuset.cpus.effective"
 
 
-async def prepared(node: Node) -> tuple[str, tuple[str, ...]]:
-    """Two running containers, one with a claim, and the environment of one that is to be started."""
+async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
+    """Starts two other containers, one with a claim.
+
+    Returns its cgroup and the environment of the container to start.
+    """
     first = await node.run("a", *node.claim(cpu_record("u1", "c=1", pods=("p1",))))
     await node.run("plain", of="p3")
     env = node.claim(cpu_record("u2", "c=2-4", pods=("p2",)))
@@ -27,10 +30,10 @@ async def prepared(node: Node) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("id_", ["a", "plain"])
-async def test_another_writer_moves_a_container_before_a_start(memory: Path, id_: str) -> None:
-    """The container is moved back before the start is answered, one with a claim and one without."""
+async def test_a_start_moves_back_a_container_that_another_writer_has_moved(memory: Path, id_: str) -> None:
+    """A container with a claim, and one without."""
     async with enforcing(Node(memory)) as node:
-        _, env = await prepared(node)
+        _, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
         path = node.make_cgroups(pod("p2"), stored)
         other = node.reports[id_].cgroup
@@ -41,10 +44,10 @@ async def test_another_writer_moves_a_container_before_a_start(memory: Path, id_
 
 
 @pytest.mark.parametrize("audited", [False, True], ids=["start-first", "audit-first"])
-async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path, audited: bool) -> None:
-    """The start reads which CPUs are online, also when an audit has already seen where the kernel put the container."""
+async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory: Path, audited: bool) -> None:
+    """The start reads which CPUs are online, even if an audit has already seen the container on other CPUs."""
     async with enforcing(Node(memory)) as node:
-        first, env = await prepared(node)
+        first, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
         node.make_cgroups(pod("p2"), stored)
         node.enforcer.starter.clear_seconds = 10.0
@@ -59,10 +62,10 @@ async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path, audit
         assert node.cpus(first) == "5-7"
 
 
-async def test_a_container_whose_cpus_cannot_be_read_may_be_anywhere(memory: Path) -> None:
-    """The start is rejected, with the name of the container that may be on the CPUs."""
+async def test_a_start_is_rejected_if_the_cpus_of_another_container_cannot_be_read(memory: Path) -> None:
+    """The text contains the container that may be on the CPUs."""
     async with enforcing(Node(memory)) as node:
-        first, env = await prepared(node)
+        first, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
         node.make_cgroups(pod("p2"), stored)
         node.enforcer.starter.clear_seconds = 0.05
@@ -74,16 +77,16 @@ async def test_a_container_whose_cpus_cannot_be_read_may_be_anywhere(memory: Pat
             await node.enforcer.start_container(pod("p2"), stored)
 
 
-async def test_a_container_that_has_just_ended_stops_no_start(memory: Path) -> None:
-    """Its cgroup is gone, and the runtime has not reported its end."""
+async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory: Path) -> None:
+    """The runtime has not reported its end yet."""
     async with enforcing(Node(memory)) as node:
-        first, env = await prepared(node)
+        first, env = await run_others(node)
         node.kernel.remove(first)
         await node.run("b", *env, of="p2")
 
 
 async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> None:
-    """A container without a claim reads none: its own cpuset shows all that matters."""
+    """The start of a container without a claim reads no file of other containers."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -103,8 +106,11 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
     assert {where for where, _ in node.kernel.read_files} == {path}
 
 
-async def test_another_writer_moves_a_container_of_the_same_pod_before_a_partition_is_made(memory: Path) -> None:
-    """In partition mode an audit looks at containers without claims once a minute; the start looks by itself."""
+async def test_a_start_moves_a_sibling_before_it_makes_a_partition(memory: Path) -> None:
+    """Another writer has moved the sibling.
+
+    With partitions, an audit reads containers without claims only once a minute.
+    """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         await node.until(lambda: node.reports["sidecar"].cpus)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a pod in which a container runs with a claim of which the node has no record."""
+"""Limits of a pod that contains a container whose claim has no record."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,8 @@ HUGE = "hugetlb.2MB.max"
 PAGES = memory_record("m2", ("m", 0, 32 * MI, TWO))
 
 
-async def lost(node: Node, record: AllocationRecord) -> None:
-    """A container was started while no instance was connected, and the record of its claim is gone."""
+async def run_without_record(node: Node, record: AllocationRecord) -> None:
+    """Runs a container whose claim has no record any more. No instance was connected at its start."""
     sibling = replace(container("a", *node.claim(record), name="a"), state=ContainerState.RUNNING)
     node.make_cgroups(pod(), sibling)
     node.unprepare(record)
@@ -26,11 +26,11 @@ async def lost(node: Node, record: AllocationRecord) -> None:
     await node.enforcer.synchronize([pod()], [sibling])
 
 
-async def test_a_pod_with_an_unknown_claim_gets_the_pages_of_the_others(memory: Path) -> None:
-    """A new container finds its pages in the pod's limit, and a limit that is reset is raised again."""
+async def test_the_limit_of_a_pod_with_an_unknown_claim_is_raised_for_the_other_claims(memory: Path) -> None:
+    """A reset limit is raised again. It is not lowered, since the running container may use the pages."""
     node = Node(memory)
     async with auditing(node):
-        await lost(node, cpu_record("u1", "cpus=5"))
+        await run_without_record(node, cpu_record("u1", "cpus=5"))
         path = await node.run("b", *node.claim(PAGES), name="b")
         assert [node.kernel.get(where, HUGE) for where in (path, POD)] == [str(32 * MI)] * 2
         node.kernel.set(POD, HUGE, "0")
@@ -40,14 +40,14 @@ async def test_a_pod_with_an_unknown_claim_gets_the_pages_of_the_others(memory: 
         node.kernel.set(POD, HUGE, str(48 * MI))
         audits = node.counts.counters["audits"]
         await node.until(lambda: node.counts.counters["audits"] > audits + 40)
-        assert node.kernel.get(POD, HUGE) == str(48 * MI), "nothing is taken from the container that runs"
+        assert node.kernel.get(POD, HUGE) == str(48 * MI), "the limit is not lowered while the container runs"
 
 
-async def test_pages_are_refused_while_a_sibling_may_use_them_up(memory: Path) -> None:
-    """With the record of the sibling's memory claim the limit of the pod is known, and the same start succeeds."""
+async def test_claimed_pages_are_rejected_while_the_memory_claim_of_a_sibling_is_unknown(memory: Path) -> None:
+    """With the record of the sibling's claim, the same start succeeds."""
     node, record = Node(memory), memory_record("m1", ("m", 0, 64 * MI, TWO))
     async with auditing(node):
-        await lost(node, record)
+        await run_without_record(node, record)
         env = node.claim(PAGES)
         with pytest.raises(RejectedError, match=r"container a of the same pod .* no record, .* delete the pod"):
             await node.run("b", *env, name="b")

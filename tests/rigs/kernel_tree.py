@@ -49,7 +49,7 @@ class KernelTree(CgroupTree):
         for part in range(1, path.count("/") + 2):
             above = "/".join(path.split("/")[:part])
             directory = f"{self.root}/{above}"
-            if os.path.exists(directory):  # noqa: PTH110  faster than pathlib: a trace of tests/fuzz makes 100s of files
+            if os.path.exists(directory):  # noqa: PTH110  pathlib is slower: tests/fuzz makes many trees
                 continue
             os.mkdir(directory)  # noqa: PTH102
             files = {"cgroup.kill": "", "cgroup.events": "populated 1\nfrozen 0"}

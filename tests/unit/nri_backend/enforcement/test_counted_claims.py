@@ -142,7 +142,7 @@ CASES = {
         ClaimPod({"work": {"cpu": "2", "memory": "1Gi"}, "side": {"cpu": "1", "memory": "1Gi"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "side": {"cpu.max": "100000"}, "pod": {"cpu.max": "500000"}},
     ),
-    "CPUs, a small limit beside them": (
+    "CPUs, a small limit as well": (
         ClaimPod({"work": {"cpu": "500m"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "pod": {"cpu.max": "250000"}},
     ),

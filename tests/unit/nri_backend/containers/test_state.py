@@ -74,8 +74,8 @@ def test_containers_on_held_cpus_are_misplaced_first() -> None:
     assert ids(misplaced(state)) == ["claim", "narrow", "wide"]
 
 
-def test_with_a_lazy_pool_only_containers_on_held_cpus_are_misplaced() -> None:
-    """``sharedPool.grow: lazy``: a member on a part of the pool is not misplaced, even if the pool has more CPUs."""
+def test_a_member_of_a_lazy_pool_is_misplaced_only_on_cpus_outside_the_pool() -> None:
+    """``sharedPool.grow: lazy``: it may have a part of the pool. A claim container must have all of its CPUs."""
     state = NodeState(config("0", lazy=True))
     state.set_host(Host(parse_cpu_list("0-7")))
     started(state, "narrow", cpus="1")

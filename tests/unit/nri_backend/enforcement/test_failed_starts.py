@@ -150,7 +150,7 @@ async def start_until_deadline(node: Node, one: Container) -> None:
 
 
 async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_audit(node: Node) -> None:
-    """It may run on the CPUs of a claim, so a claim container waits until it was moved."""
+    """It may run on the CPUs of a claim, so a claim container waits until it has been moved."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     env = node.claim(ONE)
@@ -177,7 +177,7 @@ async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> 
 
 
 async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_the_kernel_shows(node: Node) -> None:
-    """A process in an uninterruptible wait outlives the kill after a timed out start."""
+    """Its start timed out, and a process in an uninterruptible wait outlives the kill."""
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await start_until_deadline(node, stored)

@@ -135,7 +135,7 @@ async def test_a_missing_controller_rejects_only_claims_that_need_it(
 
 
 async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(node: Node) -> None:
-    """The text contains the container and the kernel's error, and does not promise a move."""
+    """The text names the container and quotes the kernel's error, and does not promise a move."""
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05

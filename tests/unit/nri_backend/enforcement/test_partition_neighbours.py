@@ -49,7 +49,7 @@ async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_sha
 
 
 async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(tmp_path: Path) -> None:
-    """Otherwise the other containers would return between the attempts, and each attempt would begin again."""
+    """Otherwise the other containers would return between the attempts, and each attempt would start over."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         plain = await node.run("plain", of="p2")
@@ -190,9 +190,9 @@ async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_it(
 
 
 async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made_again(tmp_path: Path) -> None:
-    """The partition of its previous life was broken by a sibling.
+    """A sibling has broken the partition of its previous life.
 
-    Each start tries again, whatever the audit has found.
+    Each start tries again, even if the audit has failed before.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         record = cpu_record("c1", "r=2-3").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})

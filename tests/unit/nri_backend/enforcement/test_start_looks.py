@@ -63,7 +63,7 @@ async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory
 
 
 async def test_a_start_is_rejected_if_the_cpus_of_another_container_cannot_be_read(memory: Path) -> None:
-    """The text contains the container that may be on the CPUs."""
+    """The text names the container that may be on the CPUs."""
     async with enforcing(Node(memory)) as node:
         first, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container may use, by records alone. Pure; what the kernel says does not count here."""
+"""Computes the claims that a container holds from the claim records. Pure: nothing here reads the kernel."""

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which claims a container holds. Its environment is evidence, the root-owned records are authority.
+"""Authorizes the use of claims. A container's environment is evidence; only the root-owned records are authoritative.
 
-Rules of this file. A container holds a claim when its environment says so, the claim has a readable record, the record
-names the pod, the values are those of the record, and nobody else owns the claim. Each claim is judged alone. What was
-made true for a container stays its own while it lives, whatever becomes of the record: it is then an orphan.
+CDI sets environment variables that name the claim and its requests, but the author of a pod or an image can set the
+same variables. Therefore a container holds a claim only if all of this is true: a variable names the claim, the claim
+has a readable record, the record reserves the claim for the pod, the values of the variables equal those of the record,
+and no other container owns the claim. Two containers of one pod may use a claim whose record has ``sharing: pod``.
+
+Each claim is checked on its own: a rejected claim does not change the result for the others. A rejected claim that has
+already been enforced for the container stays in its entitlement while the container runs, since its processes may rely
+on the CPUs and pages. The container is then an orphan for this claim.
 """
 
 from collections import defaultdict
@@ -23,32 +28,32 @@ from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitleme
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 
 MAX_CLAIMS: Final = 64
-"""Claims of ours that a container may name."""
+"""Maximum number of this driver's claims that a container may name."""
 _PODS_SHOWN: Final = 3
 """Maximum number of pods that a rejection names."""
 
 
 class Variable(NamedTuple):
-    """One environment variable that carries our prefixes."""
+    """An environment variable with a prefix of this driver."""
 
     name: str
     value: str
-    """Only ever compared, never expanded."""
+    """The value as it was set. It is only compared with the record, never interpreted."""
     key: EnvKey
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a container's environment says about claims; a pod's author writes there."""
+    """The claims that a container's environment names. Not trusted: the author of the pod can set any variable."""
 
     claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
-    """The variables by the claim that they name."""
+    """Variables by the claim that they name."""
     fault: str = ""
-    """What is wrong with variables that only pretend to be ours."""
+    """Reason why variables with the driver's prefixes cannot be parsed or are too many; empty if all are valid."""
 
 
 class Reason(StrEnum):
-    """Why a container is refused; the words are labels of a metric."""
+    """Category of a rejection; the values are labels of a metric."""
 
     MALFORMED = "malformed"
     NO_RECORD = "no_record"
@@ -65,12 +70,12 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a container may not run; the text reaches the pod's events."""
+    """The reason why a container must not be created or started; the text appears in the pod's events."""
 
     reason: Reason
     text: str
     unknown: tuple[ClaimUse, ...] = ()
-    """The claims in question, if the frontend could still make them known."""
+    """Rejected claims whose record the frontend may still write or update."""
     about: tuple[ClaimUse, ...] = ()
     """Every claim that the container names and may not use."""
 
@@ -81,19 +86,19 @@ def _anybody(_: Owner) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What is known of the claims of the node, and of who uses them."""
+    """The claims of the node and their users, as the state contains them."""
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     first_users: Mapping[ClaimKey, Owner] = field(default_factory=dict)
-    """Who used claims first, as far as memory reaches."""
+    """The container that was the first to use a claim, as far as this instance knows."""
     lives: Callable[[Owner], bool] = _anybody
-    """Whether a container of that name lives in the pod."""
+    """Predicate: True if a container of this name is alive in the pod."""
 
     def owner(self, record: AllocationRecord, user: Owner) -> Owner | None:
-        """Returns who owns a claim as far as a user is concerned: as recorded, else who used it first.
+        """Returns the owner of a claim for a user: the recorded owner, else the first user, else None.
 
-        Nobody once that pod has left reservedFor; in the user's own pod nobody once that container has ended, such as
-        an init container.
+        An owner loses the claim when its pod is removed from reservedFor. An owner in the user's own pod also loses it
+        when its container has ended, as an init container does.
         """
         for owner in (record.owner, self.first_users.get((record.driver, record.claim.uid))):
             if owner and record.reserves(owner.pod_uid) and (owner.pod_uid != user.pod_uid or self.lives(owner)):
@@ -102,7 +107,7 @@ class Claims:
 
 
 def read_evidence(env: Sequence[str]) -> Evidence:
-    """Reads the variables of ours in a container's environment (``K=V``), as messages.py picks them out."""
+    """Parses the variables (``K=V``) that nri/messages.py has selected from an environment by their prefix."""
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
         limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
@@ -123,9 +128,10 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns what a container holds, what part of that no record allows any more, and why it is refused the rest.
+    """Returns a container's entitlement, the claims in it that no record allows any more, and the rejection of others.
 
-    Without evidence it holds nothing. ``proven``: what was enforced for it since its start.
+    The rejection is None if every claim that the environment names may be used. ``proven`` contains the claims that
+    have been enforced for the container since its start; these stay in the entitlement if they are rejected now.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]
@@ -156,7 +162,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         result = _checked(record, name, variables, user, claims)
         if isinstance(result, Held):
             entitlement_from([result])
-    except Exception as error:  # noqa: BLE001  whatever a record says, it concerns its claim alone
+    except Exception as error:  # noqa: BLE001  an unusable record must not affect other claims
         return _no_record(key, variables, f"its record cannot be used ({type(error).__name__}: {shown(error)})")
     return result
 
@@ -169,7 +175,7 @@ kubelet retries"
 
 
 def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
-    """Returns a claim as it is named, with the requests in the order of the variables."""
+    """Returns the use of a claim that variables name, with its requests in the order of the variables."""
     requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
     return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
 
@@ -191,7 +197,10 @@ def _checked(
 
 
 def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection of a pod that the record does not name: a second user, or a forged variable."""
+    """Returns the rejection of a pod that the record does not reserve the claim for.
+
+    Either the claim has been reserved for another pod since the record was written, or the variable is forged.
+    """
     text = f"{claim} is recorded for {_pods(record)} and not for this pod (seen in {name}). If the pod names the claim \
 in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved for, and the kubelet's \
 next attempt is decided by the answer. If it does not, remove the variable from pod and image"
@@ -208,7 +217,7 @@ def _pods(record: AllocationRecord) -> str:
 
 def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Rejection:
     """Returns the rejection of a container whose claim belongs to another container."""
-    # An owner is one only while the record names its pod, so the name of the pod is known.
+    # Claims.owner() returns an owner only if reservedFor contains its pod, so the pod's name is known.
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{claim} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
@@ -220,7 +229,7 @@ init container end before this one uses it"
 
 
 def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[str, ...] | str:
-    """Returns the requests that the variables name, or what is wrong with them."""
+    """Returns the requests that the variables name, or an error text if a variable does not match the record."""
     expected = {name: (r, value) for r in record.requests for name, value in request_env(record, r).items()}
     seen: set[str] = set()
     unions: list[Variable] = []
@@ -237,7 +246,8 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
     named = {expected[name][0] for name in seen}
     if lacking := sorted(name for name, (r, _) in expected.items() if r in named and name not in seen):
         return f"{lacking[0]} is missing beside {variables[0].name}"
-    # The variable that we add ourselves: it comes back in every later message about the container.
+    # The backend adds this variable to containers with several requests (Entitlement.env), so it is in every later
+    # message of the runtime about the container.
     union = format_cpu_list(record.cpus_of(named))
     if any(not named or variable.value != union for variable in unions):
         return f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that are named beside it"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container holds: the sum of its claims, of those requests that it names.
+"""Computes a container's entitlement: the sum of its claims, as far as the container names their requests.
 
-Of memory: nodes or a memory policy, a limit, protection. ``limit``, ``high`` and ``protect`` are about plain memory;
-hugepages have limits of their own. Of a container's requests one that asks for a limit is enough to limit it: to the
-sum of all, since a cgroup has one limit.
+A memory claim results in NUMA nodes or a memory policy, a limit, and a protection. The parameters ``limit``, ``high``
+and ``protect`` apply to plain memory; hugepages have limits of their own. A cgroup has one memory limit, so the
+container is limited if at least one of its requests asks for a limit, and the limit is the sum of all its requests.
 """
 
 from collections import defaultdict
@@ -18,22 +18,22 @@ from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryPara
 from nri_backend.nri.model import MemoryPolicy
 
 PROTECTIONS: Final = {"low": "memory.low", "min": "memory.min"}
-"""Files by the word of the parameter."""
+"""Cgroup file by value of the parameter ``protect``."""
 _KNOWN: Final = {
     "binding": ("strict", "preferred", "interleave"),
     "limit": ("none", "claim"),
     "protect": ("none", *PROTECTIONS),
 }
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
-"""Claim UID, what one allocation result was given, and how it is to be enforced."""
+"""Claim UID, the allocation of one result, and the parameters that apply to it."""
 Protected = tuple[str, str, str]
-"""File, claim UID and request: what is protected once, however many containers share it."""
+"""File, claim UID and request. Containers that share a request have equal keys, so its protection is counted once."""
 Pages = tuple[int, str, str]
-"""Page size in bytes, claim UID and request: what is limited once, however many containers share it."""
+"""Page size in bytes, claim UID and request. Containers that share a request have equal keys: it is counted once."""
 
 
 PartitionKind = Literal["", "root", "isolated"]
-"""A word of ``cpuset.cpus.partition``: with load balancing, or without; empty for none."""
+"""Value of ``cpuset.cpus.partition``: ``root`` with load balancing, ``isolated`` without; empty for a member."""
 _ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated", "mixed": ""}
 
 
@@ -55,21 +55,24 @@ class MemoryGrant:
     """The sum of a container's memory claims."""
 
     nodes: frozenset[int] = frozenset()
-    """For ``cpuset.mems``; empty where all claims are content with a memory policy."""
+    """NUMA nodes for ``cpuset.mems``; empty if no claim has ``binding: strict``."""
     policy: MemoryPolicy | None = None
     maximum: int | None = None
-    """Bytes."""
+    """``memory.max`` in bytes, or None."""
     high: int | None = None
-    """Bytes."""
+    """``memory.high`` in bytes, or None."""
     protected: Mapping[Protected, int] = field(default_factory=dict)
-    """Bytes."""
+    """Protected bytes."""
     fault: str = ""
-    """Why this cannot be enforced."""
+    """Reason why the memory claims cannot be enforced; empty if they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the kubelet adds to limits because of claims: of each the whole, however many of its requests are held."""
+    """Amounts that the kubelet adds to limits because of claims.
+
+    It adds whole claims, regardless of how many of their requests the container names.
+    """
 
     cpus: int = 0
     memory: int = 0
@@ -82,7 +85,7 @@ NOT_COUNTED: Final = Counted()
 
 
 def counted_in(records: Iterable[AllocationRecord]) -> Counted:
-    """Returns what the kubelet adds for these claims."""
+    """Returns the amounts that the kubelet adds to limits for these claims."""
     counted = {(record.driver, record.claim.uid): record for record in records if record.counted}
     if not counted:
         return NOT_COUNTED
@@ -97,40 +100,42 @@ def counted_in(records: Iterable[AllocationRecord]) -> Counted:
 
 @dataclass(frozen=True, slots=True)
 class Entitlement:
-    """Everything that a container holds; nothing of it is empty by accident."""
+    """Everything that a container may use because of its claims."""
 
     claims: tuple[Held, ...] = ()
     cpus: frozenset[int] = frozenset()
-    """Empty without a CPU claim."""
+    """CPUs of its claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
-    """CPUs that it has beside these, as far as they are in the shared pool; where none is, it has all of the pool.
-
-    Empty: it has its own alone."""
+    """CPUs near its own that it may use as well, as far as they are in the shared pool. If none of them is in the pool,
+    the container uses the whole pool. Empty if it may use its own CPUs only."""
     interrupted: frozenset[int] = frozenset()
-    """Of these, those on which it wants interrupts to stay."""
+    """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
     quota_off: bool = False
-    """It holds CPUs, and no request of them wants to keep the CFS quota."""
+    """True if it has a CPU claim and every request of it has ``quota: off``."""
     partition: PartitionKind = ""
-    """What the kernel can make of its cgroup; empty without CPUs, where several containers may have them, and where
-    it has others beside them."""
+    """Partition type for its cgroup. Empty without CPUs, if a claim is shared in the pod, or if the container also uses
+    the shared pool."""
     fault: str = ""
-    """Why its CPUs cannot be kept as its claims want it."""
+    """Reason why its CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
     """None without a memory claim."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
-    """Bytes, in whole pages."""
+    """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted = NOT_COUNTED
-    """What the kubelet has added to its limits."""
+    """Amounts that the kubelet has added to its limits."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the container shall get beyond those of CDI."""
+    """Environment variables to set in addition to those of CDI."""
 
     @property
     def mems(self) -> frozenset[int]:
-        """NUMA nodes that it is bound to; empty where it is not."""
+        """NUMA nodes that the container is bound to; empty if it is not bound."""
         return self.memory.nodes if self.memory is not None else frozenset()
 
     def unbounded(self) -> "Entitlement":
-        """Returns it without nodes and upper limits of memory: with a further claim that is unknown they are wider."""
+        """Returns a copy without NUMA nodes and upper memory limits.
+
+        It is used while a further memory claim of the container is unknown, which may allow more of both.
+        """
         if self.memory is None:
             return self
         return replace(self, memory=replace(self.memory, nodes=frozenset(), maximum=None, high=None))
@@ -140,7 +145,7 @@ NOTHING: Final = Entitlement()
 
 
 def entitlement_from(claims: Iterable[Held]) -> Entitlement:
-    """Adds up what the claims of one container give it."""
+    """Returns the sum of the claims of one container."""
     claims = tuple(claims)
     memory = [(h.record, a) for h in claims for a in h.record.memory_of(h.requests)]
     hugepages: dict[Pages, int] = defaultdict(int)
@@ -210,7 +215,7 @@ def _whole_pages(allocation: MemoryAllocation) -> int:
 def _high(plain: Sequence[_Part]) -> int:
     wanted = sum(a.size * (1 if p.high is None else p.high) for _, a, p in plain)
     page = plain[0][1].page_bytes
-    # 0 would stop the container with its first page.
+    # With memory.high at 0 the kernel would throttle the container from its first page.
     return max(int(wanted) // page, 1) * page
 
 
@@ -228,6 +233,6 @@ def _fault(parts: Sequence[_Part]) -> str:
         return "its claims ask for binding: preferred and for binding: interleave, and a process has one memory policy"
     mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
     if pair := hiding_mounts(mounts.values()):
-        # The runtime would silently keep one of them.
+        # The runtime would mount both, and only one of them would be visible.
         return f"of its claims' mounts that at {pair[0]} would hide that at {pair[1]}; give each a directory of its own"
     return ""

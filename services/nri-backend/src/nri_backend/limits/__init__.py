@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of cgroup files: desired, observed, different. Pure; no container is known here."""
+"""Computes desired values of cgroup files and compares them with observed ones. Pure, and unaware of containers."""

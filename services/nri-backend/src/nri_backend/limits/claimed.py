@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims do to the limits of containers and of the cgroups above them. Bytes; hugepages by page size in bytes.
+"""Computes the limits that claims need in containers and in the cgroups above them.
 
-Memory is protected only as far as every cgroup above is protected too (``memory.low`` and ``memory.min``,
-cgroup-v2.rst). A container is not throttled when its claimed CPUs cover its CPU limit; the limit of its pod is raised
-by the CPUs that it has, so that it is not throttled by what others use. A pod's author cannot lift that limit, unless
-the operator lets him (docs/adr/0007-cpu-quota.md).
+Amounts are in bytes; hugepages are keyed by page size in bytes.
 
-Above containers the kubelet sets limits, too. A value that we have not written ourselves is its own. It is noted before
-anything is written over it, and comes back when nothing asks for another one; so nothing adds up over restarts.
+Raises. A limit of a container has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
+the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
+``plan()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim needs a
+raise any more. To be able to restore it, the backend stores the original limit on the cgroup together with the values
+that it writes (``Note``, node/original_limits.py), always before it writes. A limit that is not equal to one of these
+values was written by the kubelet, and becomes the new original limit. Therefore a restart of the backend, or a crash in
+the middle of a write, never adds a raise to a limit that contains it already.
 
-From Kubernetes 1.37 on the kubelet may have added the claims itself (KEP-5517). What it has added is taken off before
-anything is computed, so that the result is the same as if it had not.
+Memory protection works only as far as every cgroup above passes it on (``memory.low`` and ``memory.min``,
+cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then
+raised by these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A
+pod's author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
+
+From Kubernetes 1.37 on the kubelet may itself add the claims to its limits (KEP-5517). This amount (``counted``) is
+subtracted first, so the result is the same with and without it.
 """
 
 from collections import defaultdict
@@ -32,51 +39,59 @@ MEMORY_HIGH: Final = "memory.high"
 _HUGE: Final = "hugetlb."
 _Kind = TypeVar("_Kind", int, str)
 Note = tuple[Limit, ...]
-"""What is remembered of one limit: the kubelet's value, then the values that we have written over it.
+"""The stored state of one limit: the original limit, followed by the values that the backend has written over it.
 
-Ours are two during a write, so that a crash in the middle cannot make our own value look like the kubelet's.
+During a write these are two, the previous one and the new one: after a crash in the middle of the write, neither of
+them is taken for a value of the kubelet.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """What the claims below a cgroup need of a limit that the kubelet sets there."""
+    """The change that the claims below a cgroup need in one limit of the kubelet."""
 
     plus: int = 0
-    """Added to the kubelet's own limit."""
+    """Amount to add to the original limit."""
     lifted: bool = False
-    """No limit at all."""
+    """True to remove the limit."""
     needed: bool = False
+    """True if a missing file is a problem."""
     counted: int = 0
-    """What the kubelet's own limit has in it already, for all claims of the pod."""
+    """Amount that the original limit already contains for the claims of the pod."""
 
     def over(self, own: Limit) -> Limit:
-        """Returns the limit wanted over the kubelet's own, never a lower one; no limit stays no limit."""
+        """Returns the raised limit, which is never below the original one. Without an original limit there is none."""
         return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
 
 
 def uncounted(limit: int, counted: int) -> int:
-    """Returns the kubelet's limit without what it has added for claims. It has added nothing to one that is less."""
+    """Returns the kubelet's limit without ``counted``, the amount that it has added for claims.
+
+    A limit below that amount cannot contain it, and is returned unchanged.
+    """
     return limit - counted if limit >= counted else limit
 
 
 def with_reservation(file: str) -> tuple[str, ...]:
-    """Returns the files that get the same limit: of hugepages, reservations too, so that mmap fails and not use."""
+    """Returns the files that get the same limit.
+
+    For hugepages these include the limit of reservations: if pages are short, mmap fails instead of the later access.
+    """
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 
 
 def own_limit(current: Limit, note: Note | None) -> Limit:
-    """Returns the kubelet's value: a value that we have not written was written by the kubelet."""
+    """Returns the original limit: the stored one if the backend wrote the current value, else the current value."""
     return note[0] if note is not None and current in note[1:] else current
 
 
 def plan(
     present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise], *, lower: bool = True
 ) -> tuple[dict[str, DesiredLimit], dict[str, Note], dict[str, Note]]:
-    """Returns what to write to the files of one cgroup, and the notes to keep before and after that write.
+    """Returns the limits to write to one cgroup, and the notes to store before and after the write.
 
-    A file that is noted and needs no raise gets the kubelet's value back, unless ``lower`` is False: then no file gets
-    less than it has. ``present``: what the files say that are raised or noted; those that are not there do not exist.
+    A file with a note and without a raise gets its original limit back. With ``lower=False`` no limit is lowered.
+    ``present`` contains the current limits of all files in ``raises`` and ``noted``, except those that do not exist.
     """
     wanted: dict[str, DesiredLimit] = {}
     ahead: dict[str, Note] = {}
@@ -85,7 +100,7 @@ def plan(
         raised = raises.get(file, Raise())
         if file not in present:
             if raised.needed:
-                # Desired all the same, so that the next reading finds it absent and names it.
+                # It is desired although it cannot be written: the next reading then reports it as absent.
                 wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
             continue
         current, note = present[file], noted.get(file)
@@ -102,7 +117,10 @@ def plan(
 
 
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
-    """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
+    """Returns True if a container must have no CFS quota.
+
+    That is the case if its claims have ``quota: off`` and its claimed CPUs cover its CPU limit, if it has one.
+    """
     if limit is None or not entitlement.quota_off:
         return entitlement.quota_off
     own = uncounted(limit.quota, entitlement.counted.cpus * limit.period)
@@ -118,24 +136,23 @@ def quota_raise(
     unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]],
     counted: int = 0,
 ) -> dict[str, Raise]:
-    """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated.
+    """Returns the raise of a pod's quota for its unthrottled containers, each with its entitlement and CPU limit.
 
-    ``counted``: CPUs that the kubelet has added for claims.
+    ``counted`` is the number of CPUs that the kubelet has added for claims.
     """
     found = tuple(unthrottled)
     if choice == "keep" or not found:
         return {}
     cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
-    # The kubelet gives pod and containers the same period.
+    # The kubelet sets the same period for a pod and its containers.
     period = max((limit.period for _, limit in found if limit is not None), default=PERIOD)
     return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift", counted=counted * period)}
 
 
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
-    """Returns what the files of a container must say about plain memory.
+    """Returns the limits of a container for plain memory.
 
-    A limit that the pod's spec sets lower than the claim holds as well: both were asked for. The same goes for a
-    protection that is higher.
+    A lower limit from the pod's spec stays in force, since both were requested. So does a higher protection.
     """
     limits = {
         file: DesiredLimit(limit, "at most", needed=True)
@@ -147,7 +164,7 @@ def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
 
 
 def ancestors(path: str) -> tuple[str, ...]:
-    """Returns every cgroup above one, the nearest first, without the root: that one is never short of anything."""
+    """Returns every cgroup above a cgroup, nearest first, without the root, which has no limits."""
     above = []
     while path := path.rpartition("/")[0]:
         above.append(path)
@@ -155,7 +172,10 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
-    """Returns by ancestor what it must pass on to the containers below it; those are paths with what each protects."""
+    """Returns the protection that each cgroup above containers must have so that it reaches them.
+
+    ``containers`` are the paths of containers with the bytes that each one protects.
+    """
     below: dict[str, list[Mapping[Protected, int]]] = defaultdict(list)
     for path, protected in containers:
         if protected:
@@ -180,7 +200,7 @@ def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind,
 
 @lru_cache
 def hugepage_files(size: int) -> tuple[str, ...]:
-    """Returns the files that limit hugepages of a size: in use, and reserved (so that mmap fails instead of use)."""
+    """Returns the files that limit the use and the reservation of hugepages of a size, as with_reservation()."""
     return with_reservation(f"hugetlb.{oci_page_size(size)}.max")
 
 
@@ -190,10 +210,10 @@ def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
 
 
 def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
-    """Returns what the kubelet asked for, out of the limits that a runtime shows after our answer at the creation.
+    """Returns the hugepage limits of the kubelet, from the limits that the runtime has stored (``shown``).
 
-    The answer has added the claimed bytes. A size of which nothing else is left counts as not stated: the runtime may
-    have dropped the statement.
+    The backend's answer to CreateContainer has added the claimed bytes to these. A size whose limit equals the claimed
+    bytes is left out: the kubelet may have set 0, or the runtime may have dropped its limit.
     """
     return {
         size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit
@@ -205,11 +225,11 @@ def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[i
 def hugepage_limits(
     claimed: Mapping[int, int], asked: Mapping[int, int], pod_own: Mapping[int, Limit]
 ) -> dict[str, DesiredLimit]:
-    """Returns the limits by file of a container with a memory claim: what the kubelet asked for plus what is claimed.
+    """Returns the hugepage limits of a container with a memory claim: the kubelet's limit plus the claimed bytes.
 
-    ``asked`` is empty where the runtime has dropped the kubelet's statement (stock containerd). Then the pod's own
-    limit stands in for it: that bounds the sum of what its containers asked for, and is 0 for a pod that asked for
-    none. Limits are whole pages, as in the kernel.
+    ``asked`` is empty if the runtime has dropped the kubelet's limits, as stock containerd does. Then the pod's
+    original limit is used instead: it is the sum of its containers' limits, and 0 if none of them asked for pages.
+    Limits are rounded down to whole pages, as the kernel does.
     """
     limits: dict[str, DesiredLimit] = {}
     for size in sorted({*pod_own, *claimed}):
@@ -223,9 +243,9 @@ def hugepage_limits(
 def hugepage_raises(
     claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
 ) -> dict[str, Raise]:
-    """Returns what a pod's limits need: the claims of all its containers, on top of what the kubelet has set.
+    """Returns the raises of a pod's hugepage limits: ``claimed`` is the sum of the claims of its containers.
 
-    ``counted``: what it has added itself.
+    ``counted`` contains the bytes that the kubelet has added for claims.
     """
     return {
         hugepage_files(size)[0]: Raise(
@@ -238,12 +258,13 @@ def hugepage_raises(
 def guard_limits(
     sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, stated: bool
 ) -> dict[str, DesiredLimit]:
-    """Returns what a container without a memory claim must not reserve, so that mmap fails and not the pages' use.
+    """Returns the limits that keep a container without a memory claim from reserving hugepages.
 
-    The kubelet limits use alone: without this ``mmap(MAP_HUGETLB)`` succeeds and the first touch kills (PostgreSQL's
-    "Bus error"). ``reservable``: the limits of reservations as they are. ``stated``: the runtime tells what the kubelet
-    states; else the pod's own limit must be 0, or the container may have asked for pages. ``pod_own`` is asked for only
-    when needed.
+    The kubelet limits only the use of pages. Without these limits ``mmap(MAP_HUGETLB)`` succeeds and the first access
+    kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current limits of
+    reservations. ``stated`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a
+    size is limited only if the pod's original limit is 0, since the container may otherwise have asked for pages.
+    ``pod_own`` is called only if needed.
     """
     files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
     if not files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of one cgroup must say, what they say, and how these differ, for starts and for audits alike."""
+"""Compares the desired with the observed content of the files of one cgroup. Used by starts and audits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,35 +12,35 @@ CPUS: Final = "cpuset.cpus"
 EFFECTIVE: Final = "cpuset.cpus.effective"
 MEMS: Final = "cpuset.mems"
 Limit = int | None
-"""Bytes, or microseconds of CPU time in a period; None is no limit, the kernel's ``max``."""
+"""Bytes, or microseconds of CPU time per period. None means no limit (``max`` in the file)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What of the machine is there now."""
+    """The present state of the machine, as far as enforcement depends on it."""
 
     online: frozenset[int] = frozenset()
-    """CPUs."""
+    """Online CPUs."""
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
     partitions: bool = False
-    """Whether this process can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
+    """True if the kernel can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
     obstacle: str = ""
-    """Reason why it makes none, with the remedy; empty if it makes them. Those that there are may stay."""
+    """Reason why the backend creates no partitions, with the remedy; empty if it does. Existing partitions may stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredLimit:
-    """What one file must say."""
+    """The desired limit in one file."""
 
     limit: Limit
     rule: Literal["exactly", "at most", "at least"] = "exactly"
-    """``at most`` accepts a lower limit that somebody else has set, ``at least`` a higher one."""
+    """Comparison with the observed limit. ``at most`` also accepts a lower limit, ``at least`` a higher one."""
     needed: bool = False
-    """The file must exist; others are set where the kernel has them."""
+    """True if a missing file is a difference. Otherwise the limit is only written if the file exists."""
 
     def met_by(self, observed: Limit) -> bool:
-        """Tells whether the file is right as it is."""
+        """Returns True if the observed limit needs no write."""
         if self.rule == "exactly":
             return observed == self.limit
         low, high = (observed, self.limit) if self.rule == "at most" else (self.limit, observed)
@@ -49,28 +49,31 @@ class DesiredLimit:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What the files of one cgroup must say. An empty value means that the file is left alone."""
+    """The desired content of the files of one cgroup. A file whose value is empty here is not written."""
 
     cpus: frozenset[int] = frozenset()
-    """For ``cpuset.cpus``."""
+    """Value for ``cpuset.cpus``."""
     shown: frozenset[int] = frozenset()
-    """What ``cpuset.cpus.effective`` must then be: the same without CPUs that are offline."""
+    """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
     own: frozenset[int] = frozenset()
-    """Of ``shown``, those that must be there whatever else is."""
+    """CPUs of ``shown`` that must be effective even if a part of the others is not."""
     shared: bool = False
-    """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
+    """True if the container uses the shared pool. Then it is not a difference if the parent allows only a part of the
+    CPUs."""
     online: frozenset[int] = frozenset()
-    """Not empty: ``cpuset.cpus`` itself is looked at, where nothing means these. The effective set shrinks and grows
-    with the partitions of others."""
+    """Online CPUs if ``cpuset.cpus`` itself is compared, where an empty file stands for all of them; else empty. The
+    effective set cannot be compared while other cgroups are partitions, since it changes with these."""
     lazy: bool = False
-    """It keeps what it has of the pool."""
+    """True if a member of the pool keeps the part of the pool that it has, without CPUs that were added later."""
     needs_cpuset: bool = True
+    """True if a missing ``cpuset.cpus`` is a difference. False for members of the pool while no CPU is held."""
     exact: bool = False
     """``cpuset.cpus`` must be ``cpus``, whatever is effective: the kernel makes no partition beside a cgroup whose
     configured CPUs overlap with it, even if that cgroup is a partition with other effective CPUs."""
     mems: frozenset[int] = frozenset()
+    """Value for ``cpuset.mems``."""
     files: Mapping[str, DesiredLimit] = field(default_factory=dict)
-    """Limits by file."""
+    """Desired limits by file."""
 
 
 NOTHING_DESIRED: Final = Desired()
@@ -78,33 +81,38 @@ NOTHING_DESIRED: Final = Desired()
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the files of one cgroup say. None: the file does not exist, its controller is not switched on."""
+    """The observed content of the files of one cgroup. None if the file does not exist or was not read.
+
+    A file does not exist if its controller is not enabled in the parent.
+    """
 
     cpus: frozenset[int] | None = None
-    """Effective."""
+    """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``."""
     mems: frozenset[int] | None = None
-    """Effective."""
+    """``cpuset.mems.effective``."""
     configured: frozenset[int] | None = None
-    """``cpuset.cpus``; read where the effective set is not the desired one, or says nothing."""
+    """``cpuset.cpus``. It is read only if the effective set differs from the desired one or cannot be compared."""
     limits: Mapping[str, Limit] | None = None
-    """By file; a file that is not here does not exist. None: not looked at."""
+    """Limits of the existing files, or None if limits were not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One file that does not say what it must."""
+    """A file whose observed content is not the desired one."""
 
     kind: str
     """``cpus``, ``mems``, or the controller of a limit: ``cpu``, ``memory``, ``hugetlb``."""
     file: str
-    """The file to write."""
+    """File to write."""
     desired: str
+    """Text to write."""
     observed: str
+    """Observed value, for messages."""
     absent: bool = False
-    """The file does not exist, so writing is no use."""
+    """True if the file does not exist, so that it cannot be written."""
 
     def __str__(self) -> str:
-        """The difference for people."""
+        """Formats the difference for messages."""
         return f"{self.file} must be {self.desired}, is {self.observed or 'empty'}"
 
 
@@ -118,13 +126,13 @@ def desired_cpuset(
     claims: bool,
     lazy: bool = False,
 ) -> Desired:
-    """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
+    """Returns the desired cpuset of a container with the claimed CPUs ``own`` and the claimed nodes ``mems``.
 
-    A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
-    CPUs, everybody's (cpuset, cgroup-v2.rst). ``beside``: CPUs of the pool that it has beside its own. ``lazy``: as a
-    member of the pool it keeps what it has of it.
+    A running container whose claimed CPUs are all offline is a member of the pool: the kernel would otherwise let it
+    run on all CPUs of its parent (cpuset, cgroup-v2.rst). ``beside`` are CPUs of the pool that the container uses in
+    addition to its own. ``claims`` is True if any CPU of the node is held. ``lazy`` is as in Desired.
     """
-    # What of the pool is effective depends on the partitions of others.
+    # With partitions, the part of the pool that is effective depends on the partitions of other containers.
     online = host.online if host.partitions else frozenset[int]()
     if (shown := own & host.online) and beside:
         cpus = own | beside
@@ -134,28 +142,28 @@ def desired_cpuset(
     return _pool_part(mems, pool, claims, lazy, online)
 
 
-# The audit asks for every container of the node each second, and members of the pool nearly all want the same.
+# The audit computes this for every container of the node at each tick, and nearly all members of the pool are equal.
 @lru_cache(maxsize=16)
 def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
     return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 
 _ABSENT: Final = -1
-"""In the place of a limit: the file does not exist."""
+"""Placeholder for the limit of a file that does not exist."""
 
 
 def limit_text(limit: Limit) -> str:
-    """Returns a limit as the kernel writes it."""
+    """Formats a limit as the kernel does."""
     return "max" if limit is None else str(limit)
 
 
 def differences(desired: Desired, observed: Observed) -> list[Difference]:
-    """Returns every file that does not say what it must, in the order in which they are best written."""
+    """Returns every difference, in the order of the writes: CPUs, nodes, limits."""
     return cpu_differences(desired, observed) + _mems(desired, observed) + _limits(desired, observed)
 
 
 def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
-    """Returns what is wrong with the CPUs: one difference or none."""
+    """Returns the difference of the CPUs, as a list of at most one."""
     seen = observed.cpus
     exact = not desired.exact or observed.configured == desired.cpus
     if not desired.cpus or (seen == desired.shown and exact):
@@ -167,7 +175,7 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
         if kept == seen:
             return []
         wanted = format_cpu_list(kept)
-    # Fewer CPUs than the pool because a parent or a CPU that just went offline takes some away: nothing to repair.
+    # The file is right, but the parent allows only a part of the pool, or a CPU has just gone offline: no repair.
     narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
     if narrowed and observed.configured == desired.cpus:
         return []

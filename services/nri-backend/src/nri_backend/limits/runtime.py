@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runtime and kubelet say of a container: its cgroup, and the limits that concern claims.
+"""Parses a container's cgroup path and limits, as the runtime sends them.
 
-A cgroup has two spellings. With the systemd driver it is ``slice:prefix:id``, and a slice lies inside the slices that
-its name is made of (systemd.slice(5)). With the cgroupfs driver it is the path itself.
+The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and the
+name of a slice contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from nri_backend.nri.model import Resources
 
 PERIOD: Final = 100_000
 """Microseconds; the kernel's default."""
-# What the OCI runtimes use where the slice is left out (runc, libcontainer/cgroups/systemd).
+# Slice that the OCI runtimes use if the path contains none (runc, libcontainer/cgroups/systemd).
 _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """CPU time in microseconds, and the period in which it may be used."""
+    """A CFS quota and its period, in microseconds."""
 
     quota: int
     period: int = PERIOD
@@ -31,13 +31,13 @@ class CpuLimit:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """The limits of a container."""
+    """The limits of a container that the runtime has sent."""
 
     hugepages: Mapping[int, int] = field(default_factory=dict)
-    """Bytes by page size in bytes."""
+    """Hugepage limits in bytes, by page size in bytes."""
     cpu: CpuLimit | None = None
     memory: int | None = None
-    """Bytes."""
+    """Memory limit in bytes."""
     include_claims: bool = False
     """True if the hugepage limits contain the container's claims: an instance of this driver has answered its creation
     or its last update, and the runtime has stored that answer."""
@@ -56,7 +56,10 @@ class RuntimeLimits:
 
 
 def stated(resources: Resources) -> RuntimeLimits:
-    """Returns what the resources of a container state; a quota of -1 is no limit, what is no page size is left out."""
+    """Returns the limits in the resources of a container.
+
+    A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
+    """
     hugepages: dict[int, int] = {}
     for size, limit in resources.hugepage_limits.items():
         try:
@@ -81,7 +84,7 @@ def kubelet_pins(requested: Resources) -> frozenset[str]:
 
 
 class CgroupPathError(ValueError):
-    """The runtime named a cgroup in a form that leads nowhere below the cgroup root."""
+    """The runtime sent a cgroup path that cannot be resolved to a directory below the cgroup root."""
 
     def __init__(self, text: str, reason: str) -> None:
         self.text = text
@@ -90,30 +93,33 @@ class CgroupPathError(ValueError):
 
 
 def container_directory(cgroups_path: str) -> str:
-    """Returns a container's directory below the cgroup root. CgroupPathError."""
+    """Returns a container's directory below the cgroup root. Raises CgroupPathError."""
     parts = cgroups_path.split(":")
     if len(parts) != 3:
         return _checked(cgroups_path, cgroups_path)
     parent, prefix, name = parts
     if not name or "/" in prefix or "/" in name:
-        raise CgroupPathError(cgroups_path, "is no slice:prefix:id")
-    # A name that ends in .slice is a slice of its own and gets no prefix (runc, getUnitName).
+        raise CgroupPathError(cgroups_path, "is not of the form slice:prefix:id")
+    # A name that ends in .slice is the name of the unit; otherwise it gets the prefix and .scope (runc, getUnitName).
     unit = name if name.endswith(_SUFFIX) else "-".join(filter(None, (prefix, name))) + ".scope"
     return _checked(cgroups_path, f"{expand_slice(parent.rpartition('/')[2] or _DEFAULT_SLICE)}/{unit}")
 
 
 def pod_directory(cgroup_parent: str) -> str:
-    """Returns a pod's directory below the cgroup root: from a slice's name, or from a path. CgroupPathError."""
+    """Returns a pod's directory below the cgroup root, from a slice name or a path. Raises CgroupPathError."""
     if cgroup_parent.endswith(_SUFFIX) and "/" not in cgroup_parent:
         return _checked(cgroup_parent, expand_slice(cgroup_parent))
     return _checked(cgroup_parent, cgroup_parent)
 
 
 def expand_slice(name: str) -> str:
-    """Returns the directory of a slice: ``a-b.slice`` lies in ``a.slice/a-b.slice``; ``-.slice`` is the root ("")."""
+    """Returns the directory of a slice: ``a.slice/a-b.slice`` for ``a-b.slice``, and "" for the root ``-.slice``.
+
+    Raises CgroupPathError.
+    """
     stem = name.removesuffix(_SUFFIX)
     if stem == name or "/" in name or not stem:
-        raise CgroupPathError(name, "is no slice name")
+        raise CgroupPathError(name, "is not the name of a slice")
     if stem == "-":
         return ""
     parts = stem.split("-")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each container and what its cgroup must say. Pure: no files, no clock."""
+"""The state of containers, the shared pool, and the plans for their cgroups. Pure: no files and no clock."""

@@ -1,5 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cgroups of containers and those above them must say, from the state as it is now."""
+"""Computes the plans: the desired files of a container's cgroup and of the cgroups above it.
+
+A plan is computed from the state at the moment when its job begins, not when the job was requested, and is then applied
+in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
+
+The plan of a container contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and
+the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so the claims of a
+container also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the original limits
+of the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of the claims of its
+living containers, and every cgroup up to the root passes on memory protection. While the claims of a running container
+are unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits
+are raised for known claims and never lowered.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,41 +35,42 @@ from nri_backend.limits.difference import Desired, DesiredLimit, desired_cpuset
 
 @dataclass(frozen=True, slots=True)
 class Raises:
-    """Limits that the claims below a cgroup need there; limits that they no longer need go back to the kubelet's."""
+    """Raises of the limits of one cgroup. A limit that was raised before and is not in ``files`` is restored."""
 
     files: Mapping[str, Raise] = field(default_factory=dict)
     """Raises by file."""
     lower: bool = True
-    """False while a container below has claims that are not known here: limits are raised, and never lowered."""
+    """False while the claims of a container below are unknown: limits are raised but not lowered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One container and what its cgroup must say; page sizes and hugepages in bytes."""
+    """A container with the desired files of its cgroup. Page sizes and hugepages are in bytes."""
 
     tracked: Tracked
     desired: Desired
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
-    """What must be true in the cgroups above it first, by path; None for one that is not a pod's any more."""
+    """Raises to apply first in the cgroups above, by path; None for a cgroup that does not belong to a pod any more."""
     claimed: Mapping[int, int] | None = None
-    """Hugepages by page size; None for containers without a memory claim."""
+    """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
-    """Page sizes that it must not reserve: those without a limit that the kubelet has stated, or with one of 0."""
+    """Page sizes that the container must not reserve: the kubelet has set no limit for them, or 0."""
     page_sizes: tuple[int, ...] = ()
+    """Hugepage sizes of the machine."""
     counted: Mapping[int, int] = field(default_factory=dict)
-    """Of the pod's hugepage limits, what the kubelet has added for claims."""
+    """Part of the pod's hugepage limits that the kubelet has added for claims, by page size."""
     full: bool = True
-    """False: CPUs, and mems where they are claimed; no limits."""
+    """False if limits are left out: CPUs are applied, and mems if they are claimed."""
     partition: PartitionKind = ""
-    """What its cgroup must be made; empty: as it is."""
+    """Desired partition type; empty if the partition file is not written."""
     beside: frozenset[str] = frozenset()
-    """Of a container in the sandbox of its pod: the cgroups in its pod that are another container's."""
+    """Cgroups of the pod that belong to other containers; set only for a container in the sandbox of its pod."""
     online: frozenset[int] = frozenset()
     """Online CPUs; set for the driver's own containers only."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
-    """Returns the CPUs and nodes that a container's cgroup must show."""
+    """Returns the desired cpuset of a container: CPUs and nodes."""
     lazy = state.lazy and tracked.phase in MAY_RUN and not tracked.identity.own_pod
     pool, mems = state.pool, tracked.entitlement.mems
     own = tracked.kept_cpus
@@ -66,7 +79,7 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
 
 
 def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
-    """Returns what a container's own cgroup must say; ``again``: as in NodeState.partition_for()."""
+    """Returns the plan of a container without the cgroups above it; ``again`` is as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
@@ -92,10 +105,11 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
 
 
 def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
-    """Returns what a container's cgroup must say, and those above it because of this container."""
+    """Returns the plan of a container that is being started, with the raises of the cgroups above it."""
     groups: Mapping[str, Raises | None] = {}
     if unaffected(state, tracked):
-        # What the creation was answered needs no proof before the first instruction: nobody's CPUs depend on it.
+        # Its cpuset needs no verification before its process runs: the answer to CreateContainer contained it, and no
+        # claim depends on it.
         return replace(target(state, tracked, full=True), desired=Desired())
     if tracked.entitlement.claims:
         above = groups_above([tracked])
@@ -104,14 +118,17 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
 
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:
-    """Tells whether a container has nothing of claims, and no claim depends on its CPUs."""
+    """Returns True if the container has no claims and its cpuset does not affect any claim."""
     return state.pool.constant and not (
         tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
     )
 
 
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
-    """Returns the cgroups above containers, pods first; each with its pod's uid, None for those that are no pod's."""
+    """Returns the cgroups above containers, pods first, each with the UID of its pod.
+
+    The UID is None for cgroups above pods, which belong to no single pod.
+    """
     pods: dict[str, str | None] = {}
     others: dict[str, None] = {}
     for tracked in containers:
@@ -122,11 +139,11 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them.
+    """Returns the raises of cgroups as returned by groups_above(), for the claims of all containers of the node.
 
-    None is a cgroup that is not a pod's any more: it is left as it is.
+    The value is None for a cgroup that does not belong to its pod any more; its limits are not changed.
     """
-    # Of a pod's cgroup only its own containers need something; all of the node are many to look at in each start.
+    # For a pod's cgroup its own containers suffice, and to go through all containers of the node would slow each start.
     whose = state if None in groups.values() else [one for uid in groups.values() if uid for one in state.of_pod(uid)]
     passed_on = protections((tracked.identity.cgroup, tracked.protected) for tracked in whose)
     known = not any(tracked.unknown_memory for tracked in whose)
@@ -142,14 +159,16 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.identity.own_pod:
         return ()
     if any(other.unsettled for other in state.of_pod(tracked.identity.pod.uid)):
-        # A page that it has reserved and not touched yet would kill it (SIGBUS).
+        # It may have a memory claim that is unknown here, and pages that are reserved but not used yet: the first
+        # access to one of these would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
 def _pod_target(state: NodeState, path: str, pod_uid: str, passed_on: dict[str, Raise]) -> Raises | None:
     members = state.of_pod(pod_uid)
-    # Since the cgroups were listed the runtime may have named another pod for this one, or none.
+    # After the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
+    # it.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.alive], state.counted_of(pod_uid)
@@ -159,7 +178,7 @@ def _pod_target(state: NodeState, path: str, pod_uid: str, passed_on: dict[str, 
 
 
 def _pod_raises(state: NodeState, alive: Sequence[Tracked], counted: Counted) -> dict[str, Raise]:
-    """Returns what the claims of a pod's containers need."""
+    """Returns the raises that the claims of a pod's living containers need in the pod's cgroup."""
     raises: dict[str, Raise] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)

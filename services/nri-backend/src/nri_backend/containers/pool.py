@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs containers without a claim share, and which claims the kernel keeps them off by itself.
+"""Divides the node's CPUs between claims and the shared pool, the CPUs of containers without a CPU claim.
 
-A claim is held when its CPUs must be left out of the pool: always in pool mode; in partition mode where several
-containers may share it, its container has the pool beside them, its record cannot be read, the kernel has refused a
-partition, or a container of it runs that is none. The CPUs of all other claims stay in the pool. Nobody is moved when
-such a claim comes or goes: the kernel takes its CPUs from everybody when its container starts, and gives them back when
-that ends.
+Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode that is the case for every claim.
+In partition mode it is the case if the claim may be shared by several containers, if its container also uses the pool,
+if its record cannot be read, if the kernel has refused a partition for it, or if a container of it runs that is not a
+partition. The CPUs of all other claims stay in the pool, so that no container has to be moved when such a claim appears
+or disappears: when its container becomes a partition, the kernel removes the CPUs from the effective cpusets of all
+other containers, and it returns them when the partition ends.
+
+Arithmetic. The pool is ``online - reserved - held``. If this is empty, it is ``reserved - held``, and if that is empty
+as well, containers without a claim cannot start. A pool whose CPUs are all claimed counts as empty while any CPU is
+held: partitions may take all of it at any time, and the kernel then lets its members run on the CPUs of their parent,
+which include the held ones (docs/adr/0013-partitions.md). A container's own part of the pool also lacks its
+``excluded`` CPUs, those of other claims in its pod, as far as something remains without them.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,54 +28,58 @@ from nri_backend.limits.difference import Host
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The CPUs of the node, divided."""
+    """The division of the node's CPUs."""
 
     shared: frozenset[int] = frozenset()
-    """For containers without a claim; no CPU of ``held`` is ever among them.
+    """CPUs of containers without a claim; never any of ``held``.
 
-    When every other CPU is held, they share the reserved ones. Empty when there is none of these either: then no plain
-    container may start, because an empty cpuset means "no change" to every runtime."""
+    If no other CPU is left, these are the reserved CPUs. If there are none of these either, the set is empty, and a
+    container without a claim cannot start: every runtime takes an empty cpuset for "no change"."""
     reserved: frozenset[int] = frozenset()
-    """Online, and not held."""
+    """Reserved CPUs that are online and not held."""
     held: frozenset[int] = frozenset()
+    """CPUs that the pool excludes."""
     partitioned: frozenset[int] = frozenset()
-    """CPUs that the kernel keeps from everybody but one container."""
+    """CPUs of partitions, which the kernel keeps all other containers off."""
     by_kernel: bool = False
-    """Partition mode: claims are partitions where they can be."""
+    """True in partition mode: a claim is enforced by a partition if that is possible."""
     claimed: frozenset[int] = frozenset()
-    """CPUs of all claims, held or not: a partition may take them from everybody at any time."""
+    """CPUs of all claims, held or not. A partition may remove them from other containers at any time."""
 
     @property
     def left(self) -> frozenset[int]:
-        """The CPUs on which containers without a claim run now: the reserved ones where partitions have all others."""
+        """CPUs on which containers without a claim run now: the reserved ones if partitions have all others."""
         return self.shared - self.partitioned or self.reserved
 
     @property
     def constant(self) -> bool:
-        """Whether no claim concerns containers without one."""
+        """True if claims have no effect on the cpusets of containers without a claim."""
         return self.by_kernel and not self.held
 
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of a container without a claim: the driver's own stay on reserved ones, if there are any.
+        """Returns the CPUs of a container without a claim. The driver's own containers use reserved CPUs, if any.
 
-        ``apart`` is left out, as far as something remains.
+        The CPUs ``apart`` are excluded, as far as something remains without them.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         if self._lasting(cpus - apart):
             return cpus - apart
-        # While something is held nobody may have claimed CPUs alone: rather none, and then no plain container starts.
+        # While any CPU is held, a container must not have claimed CPUs only. Reserved CPUs are used instead; without
+        # these the set is empty, and no container without a claim can start.
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
 
     def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:
-        """Returns what a container with CPUs of its own has of the pool: those of ``near``, where it has any at all.
+        """Returns the CPUs of the pool that a container uses in addition to its own: those of the pool in ``near``.
 
-        ``apart`` is left out in any case.
+        If no unclaimed CPU of ``near`` is in the pool, it uses the whole pool. Empty if ``near`` is empty. The CPUs
+        ``apart`` are always excluded.
         """
         cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
         return cpus & near if cpus & near - self.claimed else cpus
 
     def _lasting(self, cpus: frozenset[int]) -> bool:
-        # Where a container's CPUs are all in partitions it gets its parent's, held ones among them: docs/adr/0013.
+        # If all CPUs of a container are in partitions, the kernel lets it run on those of its parent, which include
+        # held ones: docs/adr/0013-partitions.md.
         return bool(cpus - self.claimed if self.held else cpus)
 
 
@@ -81,7 +92,8 @@ def divide(
 ) -> Pool:
     """Returns the division of the node's CPUs between claims and the shared pool.
 
-    ``weights`` are those of the containers; ``fallbacks`` are claims that a partition does not enforce.
+    ``weights`` contains the exclusive CPUs and the partition type of each container that has CPUs. ``fallbacks``
+    contains the claims that the pool enforces although a partition could.
     """
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
     weights = list(weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime is answered about a container: what it gets, what it should have stored, or why it cannot run."""
+"""Builds the answers to the runtime: adjustments and updates of a container's resources, and rejections."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,9 @@ from nri_backend.nri.model import Adjustment, Container, LinkStatus, Resources, 
 
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
-# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
-# when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
+# Maximum number of updates in the answer to Synchronize. containerd applies them one by one under a node-wide lock,
+# about 30 ms each, and CRI-O fails the synchronization if one of them fails. They only change what the runtime has
+# stored: the cgroup files are written by the audit.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
@@ -35,9 +36,10 @@ def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
 
 
 def amendment(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
-    """Returns the answer to other resources for a container that exists; ``huge``: whether hugepages are among them.
+    """Returns the resources to answer an update with. With ``huge`` they include hugepage limits.
 
-    They are left out otherwise: containerd appends a hugepage limit to its list instead of replacing it.
+    Hugepage limits are left out if the update does not contain any: containerd appends a hugepage limit to its list
+    instead of replacing it.
     """
     return _resources(tracked, state, tracked.asked, huge=huge)
 
@@ -57,12 +59,12 @@ def _resources(tracked: Tracked, state: NodeState, asked: RuntimeLimits, *, huge
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     if tracked.identity.own_pod:
-        # The driver's own containers get no cpuset: they follow the cgroup of their pod, which apply.py writes.
+        # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
         return frozenset()
     if own := tracked.own_cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)
     cpus = state.shared_by(tracked)
-    # Where nothing has to be left out, nothing is said: the container then also gets CPUs that come online.
+    # If no CPU has to be excluded, the cpuset stays unset: the container may then also use CPUs that come online later.
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
 
@@ -73,10 +75,10 @@ def _hugepage_limits(entitlement: Entitlement, asked: RuntimeLimits) -> dict[str
 
 
 def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
-    """Compares what the runtime has stored with what it should have; returns the updates that are most worth while.
+    """Returns updates for the containers whose stored cpuset is not the desired one, MAX_SYNC_UPDATES at most.
 
-    Containers with CPUs of their own come first. The runtime writes what it stores, too; so with a lazy pool a member
-    of it keeps what is stored, as far as that is in the pool.
+    Containers with CPUs of their own come first. The runtime also writes an update to the cgroup. So with a lazy pool,
+    a member of the pool keeps its stored CPUs as far as they are in the pool.
     """
     updates = []
     for container in containers:
@@ -89,7 +91,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
             updates.append((not tracked.own_cpus, Update(container.id, replace(wanted, cpus=cpus))))
     updates.sort(key=lambda pair: pair[0])
     if len(updates) > MAX_SYNC_UPDATES:
-        text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
+        text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
         _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
     return [update for _, update in updates[:MAX_SYNC_UPDATES]]
 
@@ -103,7 +105,7 @@ def _same_set(wanted: str, stored: str) -> bool:
 
 
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
-    """Returns why nobody could run the container on this node now; None when it can be run."""
+    """Returns a rejection if the container cannot run on this node in its present state, else None."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
         return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
     if rejection := _no_partition(tracked, state):
@@ -160,7 +162,7 @@ def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Rejection | None:
         return None
     if memory.fault:
         return Rejection(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
-    # Runtimes tell their NRI version since 0.12, the release that brought memory policies.
+    # Runtimes report their NRI version since NRI 0.12, the release that introduced memory policies.
     if memory.policy is not None and not runtime.nri_version:
         name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
         text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
@@ -187,7 +189,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection | None
 
 
 def not_applied(left: Sequence[str]) -> Rejection:
-    """Returns that the kernel's files could not be made true; ``left`` as in apply.Outcome."""
+    """Returns the rejection of a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
     return Rejection(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
 
 
@@ -205,19 +207,20 @@ runc or crun"
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
-    """Returns that nobody has done for a claim container what its claims need; for a standby, which does nothing.
+    """Returns a standby's rejection of a claim container that no active instance has set up, else None.
 
-    ``seen``: the CPUs and nodes that it would run with. At the creation an active instance may be asked later than this
-    one; before the first instruction (``starting``) it must be done.
+    ``seen`` contains the CPUs and nodes with which the container would run. When it is created, the runtime may call
+    the active instance after this one. When it is started (``starting``), its CPUs and nodes must be set.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None
     if tracked.rejection is not None:
-        # The active instance refuses it with the same words, if there is one.
+        # If there is an active instance, it rejects the container with the same text.
         return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
-    # The answer at the creation has offline CPUs of the claim as well; they come back without another answer.
+    # The answer to CreateContainer also contains the offline CPUs of the claim, so that the container can use them once
+    # they are online again.
     shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None
     pinned = seen is not None and (not cpus or (shown is not None and cpus <= shown <= most))
     true = pinned and (not mems or (seen is not None and seen.mems == mems))

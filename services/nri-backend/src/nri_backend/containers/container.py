@@ -29,7 +29,7 @@ NO_LIMITS: Final = RuntimeLimits()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the runtime says a container is."""
+    """The identity of a container, as the runtime reports it."""
 
     id: str
     name: str
@@ -77,9 +77,9 @@ class Observation:
     """``cpuset.cpus.exclusive`` of the partition that it was found to be. No other container gets these CPUs, even if
     the record and the enforcement record are lost."""
     failure: str = ""
-    """What could not be applied to its cgroup."""
+    """Description of the settings that could not be applied to its cgroup; empty if all were applied."""
     memory_kills: int = 0
-    """Processes that the kernel has killed because the container was out of memory."""
+    """Number of processes that the kernel has killed because the container was out of memory."""
 
 
 UNSEEN: Final = Observation()
@@ -145,7 +145,7 @@ class Tracked:
 
     @property
     def problem(self) -> str:
-        """What could not be applied to its cgroup, or why that cannot be found; empty if all is well."""
+        """Settings that could not be applied to its cgroup, or the reason why the cgroup is unknown; else empty."""
         return self.observed.failure or self.identity.cgroup_error
 
     @property
@@ -172,9 +172,9 @@ class Tracked:
 
     @property
     def kept_cpus(self) -> frozenset[int]:
-        """CPUs that are kept for it: its own, or those of its partition if its CPU claims have no record here.
+        """CPUs that no other container may use: its claimed ones, or those of its partition without a claim record.
 
-        Both, if some of its claims have a record and others have none.
+        These are both sets if some of its claims have a record and others do not.
         """
         exclusive = self.observed.exclusive
         return self.own_cpus | exclusive if self.unsettled else self.own_cpus or exclusive
@@ -241,7 +241,7 @@ def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, 
 
 
 def problem_of(tracked: Tracked) -> str:
-    """Returns what an operator should look at, or "" if all is well."""
+    """Returns the container's problem as a text for the operator, or "" if it has none."""
     if not tracked.alive or not (text := tracked.problem or (tracked.rejection.text if tracked.rejection else "")):
         return ""
     return f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {text}"

@@ -2,8 +2,8 @@
 """The tracked containers, indexed by id, by pod and by cpuset class.
 
 A node has hundreds of containers and few cpuset classes: two containers are in the same class if they were last seen
-on the same CPUs and have the same CPUs to run on. Which containers are misplaced, or in the way of a claim, depends on
-the class alone, so these questions are asked once for each class.
+on the same CPUs and have the same desired CPUs. The class alone decides whether a container is misplaced or occupies
+the CPUs of a claim, so both are computed once per class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
 
 Weight = tuple[frozenset[int], PartitionKind]
-"""CPUs that must be a container's own by now, and the partition type of its cgroup."""
+"""Exclusive CPUs of a container that may run, and the partition type of its cgroup; the input of pool.divide()."""
 _NO_WEIGHT: Weight = (frozenset(), "")
 
 
@@ -41,7 +41,7 @@ def weight(tracked: Tracked | None) -> Weight:
 
 
 class ContainerIndex:
-    """Containers in the order in which they came."""
+    """The tracked containers, in order of insertion."""
 
     def __init__(self) -> None:
         self.classes: dict[CpusetClass, set[str]] = {}

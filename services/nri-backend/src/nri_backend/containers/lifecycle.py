@@ -4,7 +4,7 @@
 Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
 instance is connected, and it forgets a container whose process the kernel has not ended yet. The kernel shows whether
 a process lives and where it may run, but not which container a cgroup belongs to, and it shows nothing while a mount
-hides the cgroup tree. The phase therefore combines both: it says what enforcement has to assume.
+hides the cgroup tree. The phase combines both sources into the state that enforcement has to assume.
 
     ABSENT ──CREATE──> CREATED ──START──> STARTING ──APPLIED──> RUNNING ──STOP──> ENDING ──EMPTY──> STOPPED
                                                                    │                 │                 │
@@ -13,13 +13,14 @@ hides the cgroup tree. The phase therefore combines both: it says what enforceme
                                                                             └────────EMPTY──────────> ABSENT
 
 One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has ended.**
-What the runtime says about the end only starts the question. So STOP leads to ENDING and REMOVE to LINGERING, and only
-EMPTY, which is an answer of the kernel, leads on. A container that has never run (CREATED) has no process to wait for.
+When the runtime reports the end, a process of the container may still live. So STOP leads to ENDING and REMOVE to
+LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has never run
+(CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
 for a container that never started, an audit may find a cgroup gone while the hook that reports the end is at work, and
-a snapshot of the runtime may contradict all of them. An entry that leads to its own phase means that the event brings
-nothing new there.
+a snapshot of the runtime may contradict all of them. An entry that leads to its own phase means that the event has no
+effect there.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from typing import Final
 
 
 class Phase(Enum):
-    """What enforcement has to assume about the processes of a container."""
+    """The state of a container's processes that enforcement has to assume."""
 
     ABSENT = auto()
     """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
@@ -53,7 +54,7 @@ class Phase(Enum):
 
 
 class Event(Enum):
-    """What the runtime reports about a container (the first seven), or what the kernel shows of it."""
+    """An event of a container's life: reported by the runtime (the first seven), by the hooks, or by the kernel."""
 
     CREATE = auto()
     """CreateContainer was answered."""
@@ -86,11 +87,11 @@ class Event(Enum):
 
 
 def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
-    """Returns a row of the table: events that are not named change nothing."""
+    """Returns a row of the table. Events that are not in ``changes`` lead to the same phase."""
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# The phases after events that mean the same in each phase.
+# Phases after events of Synchronize, which are the same in most phases.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
@@ -107,7 +108,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
         start_rejected=Phase.ABSENT,
         **_LISTING,
     ),
-    # If the hook is cut off, nothing is certain: APPLIED then stands for "may run".
+    # If the hook is cancelled, it is unknown whether the process runs: APPLIED then means that it may run.
     Phase.STARTING: _row(
         Phase.STARTING,
         applied=Phase.RUNNING,
@@ -117,7 +118,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
         start_rejected=Phase.ABSENT,
         **_LISTING,
     ),
-    # An event of its start shows that its process has not run yet.
+    # StartContainer shows that its process has not run yet.
     Phase.LISTED: _row(
         Phase.LISTED,
         start=Phase.STARTING,
@@ -181,15 +182,15 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
 }
 
 PENDING: Final = frozenset({Phase.CREATED, Phase.STARTING})
-"""Its process has not run yet."""
+"""Phases in which the container's process has not run yet."""
 MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
-"""Its cgroup is kept in sync with its entitlement."""
+"""Phases in which the container's cgroup is kept in sync with its entitlement."""
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
-"""A process of it may be on CPUs: no other container starts there."""
+"""Phases in which a process of the container may run on its CPUs: no container with a claim starts there."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
-"""Whether a process of it lives is for the kernel to answer."""
+"""Phases in which reap() reads from the kernel whether a process of the container lives."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
-"""No process of it lives, and none will without another event."""
+"""Phases in which no process of the container lives, and none will without another event."""
 
 
 def next_phase(phase: Phase, event: Event) -> Phase:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of the node: their records, the pods that they are reserved for, and who used them first."""
+"""The claims of the node: their records, the pods that they are reserved for, and their first users."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from nri_backend.containers.container import Tracked
 
 
 class NodeClaims:
-    """Claim files as last read, with indexes. Owned by NodeState."""
+    """The claim files as last read, with indexes. Owned by NodeState."""
 
     def __init__(self) -> None:
         self.files: Mapping[ClaimKey, ClaimFile] = {}
@@ -60,7 +60,10 @@ class NodeClaims:
                 self.first_users[held.key] = user
 
     def note_fallback(self, tracked: Tracked) -> bool:
-        """Stores why the pool enforces a container's CPU claims, or that a partition does. Returns True if new."""
+        """Stores the reason why the pool enforces a container's CPU claims, or that a partition does.
+
+        Returns True if this has changed.
+        """
         changed = False
         decided = tracked.alive and (tracked.fallback or tracked.observed.partition)
         for held in tracked.entitlement.claims if decided else ():
@@ -75,8 +78,8 @@ class NodeClaims:
     def end_requested_fallback(self, before: Tracked) -> bool:
         """Forgets a fallback that the claims of an ended container had requested. Returns True if there was one.
 
-        The kernel has not refused a partition here: another container may use the claim without the setting that
-        prevented one.
+        Such a fallback was caused by a setting of the container's claims and not by the kernel, so the next container
+        that uses the claim may become a partition.
         """
         ended = [one.key for one in before.entitlement.claims if self.fallbacks.get(one.key) == before.fallback]
         for key in ended if before.pool_requested else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers on CPUs that are not theirs, found by cpuset class (index.py) instead of one by one."""
+"""Finds containers on CPUs that they must leave. The check is made once per cpuset class (index.py)."""
 
 from collections.abc import Iterable
 
@@ -45,7 +45,7 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> list[Tracked]
 def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterable[str]]) -> list[Tracked]:
     by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
     others = [by_id[i] for ids in groups for i in ids]
-    # Hundreds of containers are of other pods, and all of these must leave.
+    # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(tracked, one)]
 
 
@@ -84,7 +84,8 @@ def misplaced(state: NodeState) -> list[Tracked]:
         wanted |= beside & state.host.online
         # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
-        # With partitions alone a sibling of a claim must leave its CPUs; it may have started before the claim came.
+        # If all claims are partitions, only the siblings of a claim must leave its CPUs. A sibling that was not seen
+        # yet may have started before the claim's record appeared.
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
             found += state.started(ids)

@@ -71,7 +71,7 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
         await node.stop("db")
         node.kernel.make(f"{POD}/blocked")
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
-        with pytest.raises(RejectedError, match=r"cannot be made as it must be: .*cpuset\.cpus\.exclusive: Invalid"):
+        with pytest.raises(RejectedError, match=r"settings cannot be applied: .*cpuset\.cpus\.exclusive: Invalid"):
             await node.run("db2", *env)
 
 

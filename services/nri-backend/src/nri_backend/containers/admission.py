@@ -190,7 +190,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection | None
 
 def not_applied(left: Sequence[str]) -> Rejection:
     """Returns the rejection of a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
-    return Rejection(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
+    return Rejection(Reason.KERNEL, f"its cgroup settings cannot be applied: {'; '.join(left)}; the kubelet retries")
 
 
 def outside(tracked: Tracked) -> Rejection:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops: answers hooks, moves others, audits. The only place that waits and writes cgroups."""
+"""Enforces claims in the hooks and in the audit. The only package that waits for containers and writes cgroups."""

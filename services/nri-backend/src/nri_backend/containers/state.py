@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that enforcement works from: containers, claim files, the machine, and the shared pool that follows."""
+"""The state of the node: containers, claim files, the machine, and the shared pool that is computed from them.
+
+Every setter recomputes the values that depend on its input: a changed claim file the pool, the entitlements, and the
+CPUs that siblings exclude; a container that starts or ends the pool, and the authorization of its siblings.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +27,7 @@ from nri_backend.limits.difference import Host
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
-"""Maximum number of rejected attempts that are kept; the kubelet retries each container after seconds to minutes."""
+"""Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
 
 
 class NodeState:
@@ -37,18 +41,20 @@ class NodeState:
         self.containers = ContainerIndex()
         self.pool = Pool()
         self.changes = 0
-        """Number of changes. After a wait it shows whether a decision must be made again."""
+        """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
         self.told = False
         """True once the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = ""
-        """CPUs that the kernel has lost, and the remedy. It stays even if the CPUs return: the kernel is damaged."""
+        """Text with the CPUs that the kernel has lost, and the remedy; empty if none are lost.
+
+        It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
         """Called after the shared pool has changed."""
         self._changed = changed
         self._replacing = False
-        """True while all containers are replaced: the pool is divided once, not for each of hundreds."""
+        """True while all containers are replaced: the pool is then computed once and not for each container."""
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.containers)
@@ -67,7 +73,7 @@ class NodeState:
         return self.containers.of_pod(pod_uid)
 
     def started(self, ids: Iterable[str]) -> list[Tracked]:
-        """Returns those of these containers whose cgroups are kept in sync.
+        """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
         They include ended containers that have no CPUs of their own, or none online: processes that are left of them
         must leave claimed CPUs, too.
@@ -84,7 +90,7 @@ class NodeState:
             return
         before = self.containers.put(tracked)
         self._count_change()
-        # A container that has ended is an earlier life of the attempted one.
+        # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == tracked.id):
             del self.rejected[user]
         if alive:
@@ -112,8 +118,8 @@ class NodeState:
     def reject(self, tracked: Tracked) -> None:
         """Stores a rejected attempt to create or start a container; its id never appears again.
 
-        It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
-        records to read again. The environment is not kept: of so many attempts that would be megabytes.
+        It is stored until the pod is removed or the container is created: the frontend reads the records of the claims
+        that it names again. Its evidence is dropped, since that of MAX_REJECTED attempts may be megabytes.
         """
         self.rejected.pop(tracked.identity.user, None)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
@@ -128,7 +134,7 @@ class NodeState:
         self._changed()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
-        """Sets the containers that the runtime has listed. Of two containers that use a claim, the first one gets it.
+        """Sets the containers that the runtime has listed. If two of them name a claim, the first one gets it.
 
         Containers that it has not listed stay until the kernel shows that their last process has ended.
         """
@@ -147,7 +153,7 @@ class NodeState:
             self.containers.put(tracked.seen(memory_kills=known.observed.memory_kills))
         self._replacing = True
         try:
-            # The owner of a claim depends on which containers live.
+            # The owner of a claim depends on which containers are alive, so all of them must be inserted first.
             for tracked in self:
                 self.put(self.authorized(tracked))
         finally:
@@ -169,20 +175,20 @@ class NodeState:
             self._recompute()
 
     def forbid_partitions(self, damage: str) -> None:
-        """Stops making partitions until this process ends. Existing partitions stay."""
+        """Stops creating partitions until this process ends. Existing partitions stay."""
         self.kernel_damage = damage
         self.set_host(self.host)
 
     def set_claim_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
-        """Sets the present claim files, and authorizes the containers again that are concerned.
+        """Sets the present claim files, and authorizes the affected containers again.
 
         An unchanged file must be the same object as before.
         """
         changed, pods = self.claims.replace_files(files)
-        # First of all: whatever is wrong with a container, no other one gets the CPUs of a claim.
+        # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
         self._recompute()
         self.claims.forget_users({held.key for one in self if one.alive for held in one.entitlement.claims})
-        # In the order in which they came: of two containers that use a claim, the first one gets it.
+        # In order of insertion: if two containers name a claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
@@ -190,7 +196,7 @@ class NodeState:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
-        """Returns the container with what the present records entitle it to."""
+        """Returns the container with its entitlement from the present records, and what follows from that."""
         enforced = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self._claims(), enforced)
@@ -207,19 +213,19 @@ class NodeState:
         return claimed.union(*siblings) - tracked.own_cpus - tracked.observed.exclusive
 
     def _exclude_in_pod(self, tracked: Tracked) -> None:
-        """Updates the CPUs that the siblings of a container leave out."""
+        """Updates the excluded CPUs of a container's siblings."""
         for other in self.of_pod(tracked.identity.pod.uid):
             if other.id != tracked.id and (excluded := self._excluded_for(other)) != other.excluded:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """Renews the decisions that depended on a container which has ended."""
-        # Between two attempts to start a container its CPUs stay held.
+        """Repeats the decisions that depended on a container that has ended."""
+        # A container that has not run may only have failed to start: its CPUs stay held for the next attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
-        # It may have owned the claims for which containers of its pod were rejected.
+        # It may have owned a claim that another container of its pod was rejected for.
         rejected = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.rejection is not None}
-        # In the order in which they came: of two containers that name a claim, the first one gets it.
+        # In order of insertion: if two containers name a claim, the first one gets it.
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
@@ -245,46 +251,49 @@ class NodeState:
                 self.pool_changed()
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
-        """Returns the CPUs that the container has if it has none of its own."""
+        """Returns the CPUs of the pool that the container uses if it has no CPUs of its own."""
         return self.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
 
     def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of containers without a claim that leave out ``excluded``, as far as that matters."""
+        """Returns the CPUs of containers without a claim, as Pool.without_claim().
+
+        ``excluded`` only applies in partition mode, where an overlap with a sibling would end its partition.
+        """
         return self.pool.without_claim(excluded if self.pool.by_kernel else frozenset(), own_pod=own_pod)
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """Static managers of the kubelet that a request for a living container showed."""
+        """Static managers of the kubelet that a request for a living container has shown."""
         return frozenset[str]().union(*(tracked.stated.kubelet_pins for tracked in self if tracked.alive))
 
     @property
     def lazy(self) -> bool:
-        """True if running containers of the pool get released CPUs only when something else about them changes."""
+        """True if running members of the pool are not given released CPUs until their cpuset is written anyway."""
         return self.config.shared_pool.grow == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
-        """Returns the partition type that the container's cgroup must have; "" for a member.
+        """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
-        ``again`` includes partitions that the kernel has refused before.
+        A partition that the kernel has refused before is only returned with ``again``.
         """
         kind = tracked.entitlement.partition
         if not (kind and self.pool.by_kernel and tracked.own_cpus & self.host.online):
             return ""
-        # A container that may be nothing less is tried again at each start, and rejected if that fails.
+        # A container that must be a partition is retried at each start, and rejected if the kernel refuses again.
         starts = tracked.phase in PENDING and self.must_be_partition(tracked)
         return kind if again or starts or not tracked.fallback else ""
 
     def must_be_partition(self, tracked: Tracked) -> bool:
-        """Returns True if the container may run only if the kernel keeps others off its CPUs."""
+        """Returns True if the container must be a partition to run: the pool must not enforce its claims instead."""
         kind = tracked.entitlement.partition
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
     def counted_of(self, pod_uid: str) -> Counted:
-        """Returns what the kubelet has added to the limits of a pod for its claims, in use or not yet."""
+        """Returns the amounts that the kubelet has added to the limits of a pod for its claims, used or not."""
         held = (held.record for one in self.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
         return counted_in((*self.claims.counted_of_pod(pod_uid), *held))
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
-        """Returns the cgroups of the containers of its pod that are not in the sandbox."""
+        """Returns the cgroups of the containers of its pod that do not run in the pod's sandbox."""
         members = [one.identity for one in self.of_pod(tracked.identity.pod.uid)]
         return frozenset(one.cgroup for one in members if not one.sandboxed)

@@ -1,5 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done off the hooks' path: others are moved when the pool changes, and everything is audited."""
+"""The audit: one loop that moves misplaced containers and keeps all cgroups in sync, outside the hooks.
+
+The loop runs a *round* at each tick (TICK_SECONDS), and at once when an event sets ``signals.audit``: the pool or a
+claim file has changed, a start waits for other containers to leave, the kernel has changed a partition or has reported
+a memory event, a container has ended, or a kernel call that hung has returned. A round does this, in this order:
+
+1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
+2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this.
+3. It moves containers that were last seen on wrong CPUs (``move``).
+4. At a tick it releases the exclusive CPUs of ended partitions, and compares cgroups with their plans (``audit``).
+5. It counts killed processes in pods with a memory event.
+6. It marks containers as stopped whose last process has ended (``_reap``).
+
+A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs
+and nodes of containers for which no event reports a change. A *full* audit (FULL_SECONDS) adds limits and the cgroups
+above containers. With *everyone* (ALL_SECONDS) it covers all running containers, even if nothing has changed since
+their last reading, and retries partitions that the kernel has refused.
+"""
 
 import asyncio
 import contextlib
@@ -27,8 +44,8 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.node.cgroup_watch import CgroupWatch
 
-# Plans that are computed, on the event loop, for one job: about as many as it can apply in its time. A move writes to
-# each cgroup; an audit mostly writes to none.
+# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in its time. A
+# move writes to each cgroup, while an audit mostly writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -36,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Schedule:
-    """When the next rounds are due, in seconds of the audit's clock."""
+    """Times at which each part of a round is due next, in seconds of the audit's clock."""
 
     tick: float = 0.0
     full: float = 0.0
@@ -47,7 +64,7 @@ class Schedule:
 
 
 class Auditor:
-    """The loop of enforcement: the only caller of the reconciler beside the hooks."""
+    """Runs the loop. Apart from the hooks, it is the only caller of the reconciler."""
 
     def __init__(
         self,
@@ -73,31 +90,32 @@ class Auditor:
         )
         self._group_problems: dict[str, str] = {}
         self._failure = ""
-        """Why a round ended early, until everything was looked at again."""
+        """Exception that has ended a round early; empty again once a round has audited everything."""
 
     @property
     def problems(self) -> Iterable[str]:
-        """What is wrong with cgroups above containers, or with the audit itself."""
+        """Problems of cgroups above containers, and of the audit itself."""
         return (*filter(None, (self._failure,)), *self._group_problems.values())
 
     def request_look(self) -> None:
-        """Claim files may have changed: looks at once."""
+        """Requests an immediate round that reads the claim files, since these may have changed."""
         self._next.claim_files = True
         self._reconciler.signals.audit.set()
 
     def request_audit(self) -> None:
-        """Nothing is certain any more: a full audit of all containers is due at once."""
+        """Requests an immediate full audit of all containers, since the observations may be out of date."""
         self._next.tick = self._next.full = self._next.everyone = 0.0
         self._reconciler.signals.audit.set()
 
     def request_full(self) -> None:
-        """The next audit looks at everything."""
+        """Makes the audit at the next tick a full one."""
         self._next.full = 0.0
 
     async def run_forever(self) -> None:
-        """Works every two seconds and when there is news; never returns.
+        """Runs a round every two seconds and after each event; never returns.
 
-        Raises DirectoryReplacedError two seconds after that was said: only a new container mounts the new directory.
+        Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after that was reported as a
+        problem: only a new container mounts the new directory.
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()
@@ -115,7 +133,7 @@ class Auditor:
                 watch.close()
 
     async def first_audit(self) -> None:
-        """Audits everything when this instance begins to enforce. Raises nothing unforeseen."""
+        """Audits everything when this instance becomes active. An unforeseen exception becomes a problem."""
 
         async def look_at_all() -> bool:
             await self.audit(full=True, everyone=True)
@@ -124,11 +142,11 @@ class Auditor:
         await self._guarded(look_at_all())
 
     async def _guarded(self, work: Awaitable[bool]) -> None:
-        """Does a round or an audit; if an unforeseen exception cuts it off, the next tick has a full audit.
+        """Awaits a round or an audit. After an unforeseen exception, a full audit is due at the next tick.
 
-        If it ended the process, the process would end at each start while the cause exists, and hooks would not be
-        answered either. The exception stays a problem until everything was looked at without one: a round that does
-        less may leave out what raises it.
+        The exception does not end the process: the process would end again after each restart while the cause exists,
+        and would answer no hooks. It stays a problem until a round has audited everything without an exception, since a
+        smaller round may skip the container or file that causes it.
         """
         try:
             complete = await work
@@ -140,30 +158,33 @@ class Auditor:
                 _log.error("the audit ended early and is repeated", exc_info=error)
             self._failure = text
             self._next.full = 0.0
-            # Not at each tick: it also tries partitions again that the kernel has refused.
+            # Audits of everyone are not repeated at each tick, since they also retry refused partitions.
             self._next.everyone = min(self._next.everyone, self._deps.clock() + FULL_SECONDS)
         else:
             self._failure = "" if complete else self._failure
 
     async def _round(self) -> bool:
-        """Does what is due; returns True if it has looked at everything."""
+        """Runs the parts of a round that are due. Returns True if it has audited everything."""
         now = self._deps.clock()
         tick, everyone = now >= self._next.tick, now >= self._next.everyone
         full = everyone or now >= self._next.full
         if tick:
-            # With the process's other timers; a full look at the tick that is nearest to its time.
+            # Ticks are multiples of TICK_SECONDS, so that the process wakes up together with its other timers. A full
+            # audit is due at the tick nearest to its time.
             self._next.tick = now + TICK_SECONDS - now % TICK_SECONDS
             self._next.full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next.full
             self._next.everyone = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next.everyone
             if self._inputs.detached:
                 raise DirectoryReplacedError
             await self._inputs.refresh_host()
-        # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
+        # Other events come from hooks, which have just read the claim files: reading them again would only delay the
+        # next hook.
         if tick or self._next.claim_files:
             self._next.claim_files = False
             await self._inputs.refresh(thorough=tick and full)
             if not self._inputs.settled:
-                # So that not the next hook has to read everything again.
+                # The time stamp of the directory is too recent to rule out a later change within its resolution.
+                # Reading it again soon spares the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self.active:
             await self._look(self.partitions.take_changed(), full=False, final=True)
@@ -178,19 +199,19 @@ class Auditor:
         return tick and everyone
 
     async def move(self) -> None:
-        """Puts running containers that were last seen on wrong CPUs where they belong; each is tried once."""
+        """Moves running containers that were last seen on wrong CPUs to their desired CPUs; tries each one once."""
         done: set[str] = set()
         started = time.monotonic()
-        # The plan is made anew after each job: the newest one wins.
+        # The list is computed again after each job, so that it follows changes of the pool.
         while plan := [tracked.id for tracked in misplaced(self._state) if tracked.id not in done][:MOVES]:
             done |= self._taken(plan, await self._reconciler.apply_some(plan, full=False))
         if done:
             self._deps.observer.moved(len(done), time.monotonic() - started)
 
     async def audit(self, *, full: bool, everyone: bool = False) -> None:
-        """Compares running containers with the kernel's files and repairs them. ``full``: limits too.
+        """Compares the cgroups of running containers with their plans and repairs differences.
 
-        ``everyone``: those as well that no claim depends on.
+        With ``full`` it includes limits. With ``everyone`` it includes containers that no claim depends on.
         """
         if full:
             await self._audit_groups()
@@ -211,13 +232,18 @@ class Auditor:
         self._reconciler.signals.progressed()
 
     def _depends(self, tracked: Tracked, *, full: bool) -> bool:
-        """Tells whether the kernel would not say by itself that something is wrong with a container."""
+        """Returns True if a difference in the container's cgroup may matter and no event would report it."""
         if tracked.observed.cpus is None or tracked.entitlement.mems or (full and tracked.identity.evidence.claims):
             return True
         return not (tracked.observed.partition if tracked.own_cpus else self._state.pool.constant)
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
-        """``again``: partitions that the kernel has refused are tried once more. ``final``: siblings were seen to."""
+        """Audits the containers in ``plan`` and stores the outcomes.
+
+        With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
+        is repaired in the next round after its siblings, unless ``final``: then the siblings come before it in
+        ``plan``, and a refusal counts.
+        """
         while plan:
             outcomes = await self._reconciler.apply_some(plan[:LOOKS], full=full, again=again)
             self._count_repairs(outcomes)
@@ -243,7 +269,7 @@ class Auditor:
                 if problem:
                     self._group_problems[outcome.id] = problem
                     if problem != before:
-                        _log.warning("a cgroup above containers is not as it must be", extra={"error": problem})
+                        _log.warning("limits of a cgroup above containers cannot be set", extra={"error": problem})
             done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
             plan = [path for path in plan if path not in done]
 
@@ -253,7 +279,10 @@ class Auditor:
             self.request_full()
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
-        """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
+        """Stores outcomes in the state. Returns the ids that are done.
+
+        These are the containers with an outcome, those of ``batch`` that have ended since, and those whose job hangs.
+        """
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
                 self._reconciler.take_outcome(tracked, outcome)
@@ -264,9 +293,9 @@ class Auditor:
     async def _reap(self, *, vanished: bool) -> None:
         """Marks containers as stopped that have ended for the runtime and whose last process has ended.
 
-        Every round does so, not only a tick: a start that waits for their CPUs waits for less time than until a tick.
-        With ``vanished``, also looks at containers that were taken for stopped because their cgroup was gone: a mount
-        may have hidden it.
+        Every round does this, since a start that waits for their CPUs may have its deadline before the next tick. With
+        ``vanished``, it includes containers that were taken for ended because their cgroup was gone: a mount may have
+        hidden it.
         """
         for before in [one for one in self._state if one.phase in ENDED]:
             if before.phase is Phase.VANISHED and not vanished:
@@ -282,13 +311,13 @@ class Auditor:
                 await self._see(after)
 
     def _watch_ends(self) -> None:
-        """Watches for the last process of each container that the runtime has ended."""
+        """Watches ``cgroup.events`` of containers that have ended for the runtime until their last process ends."""
         ending = [one.identity for one in self._state if one.phase in (Phase.ENDING, Phase.LINGERING)]
         if self._ends.follow({one.cgroup for one in ending if one.cgroup and not one.sandboxed}):
             self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:
-        """Stores the CPUs of a container that was not seen before it was killed: claims wait only for these."""
+        """Stores the CPUs of a container that was killed before it was seen, so that only claims on these CPUs wait."""
         seen = await self._reconciler.look(ending)
         if seen is not None and self._state.get(ending.id) is ending:
             self._state.put(ending.seen(cpus=seen.cpus))

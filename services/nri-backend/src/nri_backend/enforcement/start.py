@@ -1,5 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before a container's process runs: others leave its CPUs and its settings are applied, or it is killed."""
+"""Hands over the CPUs of a claim to a container that is being created or started, and applies its settings.
+
+Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
+have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
+may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
+(containers/overlap.py), wakes the audit, which moves them, and waits for ``progressed()``, until its deadline at most
+(budgets.py). If a container is still there, the hook rejects its own container with a text that names the other one,
+and the kubelet retries.
+
+CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
+StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first
+reads the effective CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now
+on the container's CPUs: then the wait begins again. A job applies the plan as of the moment when it begins. If the plan
+has changed when it ends, another job applies the new one, MAX_TRIES jobs at most.
+
+A container with a claim whose settings cannot be applied is rejected, and its process is killed: a runtime may start it
+in spite of the error.
+"""
 
 import asyncio
 import logging
@@ -35,11 +52,11 @@ def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
 
 
 class Starter:
-    """Waits until others have left a container's CPUs, applies its settings, or kills it."""
+    """Waits for other containers to leave a container's CPUs, applies the container's settings, or kills it."""
 
     def __init__(self, state: NodeState, reconciler: Reconciler, inputs: Inputs, tree: CgroupTree) -> None:
         self.clear_seconds: float | None = None
-        """Seconds to wait for other containers, instead of the share of the runtime's request timeout."""
+        """Seconds to wait for other containers; None for a share of the runtime's request timeout."""
         self._state = state
         self._reconciler = reconciler
         self._inputs = inputs
@@ -50,8 +67,8 @@ class Starter:
     ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
 
-        Returns the container as it then is, and a rejection if it cannot run. The driver's own containers are always
-        admitted: they repair what is wrong with others.
+        Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
+        admitted, since claims cannot be enforced without them.
         """
         if tracked.identity.own_pod:
             return tracked, None
@@ -72,11 +89,11 @@ class Starter:
         return tracked, None
 
     async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
-        """Applies what the container's claims need. Returns the container, and a rejection if that is not possible.
+        """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
 
-        A job applies the plan as of its turn. It is repeated while others are found on the container's CPUs, when the
-        kernel has refused a partition and the pool has to exclude its CPUs instead, when the container turns out to run
-        in a sandbox, and when the plan has changed during the job.
+        The job is repeated while it finds other containers on the container's CPUs. It is also repeated if the kernel
+        has refused a partition, so that the pool must exclude the CPUs instead, if the container turns out to run in a
+        sandbox, and if the plan has changed during the job.
         """
         deadline, tries = self.deadline(runtime), 0
         while True:
@@ -124,18 +141,18 @@ class Starter:
         return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
     def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
-        """Judges the outcome of the last job: stores it if the container may run, or returns a rejection."""
+        """Checks the outcome of the last job: stores it if the container may run, or returns a rejection."""
         state = self._state
         if outcome.fallback and state.must_be_partition(tracked):
             return tracked, not_applied([outcome.fallback])
-        # A running container whose CPUs are all offline is in the pool; one that has not started does not start there.
+        # A running container whose claimed CPUs are all offline joins the pool, but no container is started there.
         if rejection := tracked.rejection or offline(tracked, state):
             return tracked, rejection
         seen, held = outcome.observed, state.pool.held
         if tracked.entitlement.claims:
             if outcome.left or seen is None:
                 return tracked, not_applied(outcome.left)
-        # A container without a claim starts with wrong settings, unless it may be on the CPUs of a claim.
+        # A container without a claim may start with wrong settings, unless it may be on held CPUs.
         elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
             return tracked, not_applied(outcome.left)
         self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
@@ -149,13 +166,13 @@ class Starter:
         requested, next_request = list[Tracked](), 0.0
         if not overlapping(self._state, tracked):
             return []
-        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with the
-        # present list of online CPUs does the audit know that the container belongs to the pool now.
+        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
+        # the present list of online CPUs to find out that the container belongs to the pool now.
         await self._inputs.refresh_host()
         while (others := overlapping(self._state, tracked)) and self._time() < deadline:
             if others != requested or self._time() >= next_request:
-                # The audit moves them. If the kernel refuses, the next request waits for a pause: each failed move also
-                # ends the wait below, and without the pause would cause the next move at once.
+                # The audit moves them. Each move ends the wait below, also one that the kernel has refused. The pause
+                # between two requests keeps a refused move from being retried in a busy loop.
                 requested, next_request = others, self._time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()
             await self._reconciler.signals.wait_for_progress(min(deadline, next_request))
@@ -170,10 +187,10 @@ class Starter:
         return asyncio.get_running_loop().time()
 
     async def kill(self, tracked: Tracked) -> bool:
-        """Kills every process of a container; tells whether that was done within KILL_SECONDS.
+        """Kills every process of a container. Returns True if that was done within KILL_SECONDS.
 
-        What has begun goes on when the hook that wanted it is given up. A container that is known as started is ENDING
-        then; one that cannot be killed is logged.
+        The write continues if the hook is cancelled or the time is over. After it a container that may run is ENDING. A
+        failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")
@@ -190,4 +207,4 @@ class Starter:
         self._reconciler.advance(container_id, Event.KILLED)
 
     def _failed(self, container_id: str, error: str) -> None:
-        _log.warning("a refused container cannot be killed", extra={"id": container_id, "error": error})
+        _log.warning("a rejected container cannot be killed", extra={"id": container_id, "error": error})

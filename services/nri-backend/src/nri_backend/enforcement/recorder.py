@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what was made true for containers, so that whatever is lost later, nobody gets their CPUs while they live."""
+"""Writes the enforcement records of running containers, and restores the state of containers from them.
+
+An enforcement record contains the claims that were applied to a container's cgroup. It is needed when other sources are
+lost while the container runs:
+
+* The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
+  entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
+* The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is
+  not sufficient, because it names claims without a valid record. ``recall`` adds the claims of the enforcement record.
+* The runtime forgets a container whose process still lives, or it ends while no backend is connected. Only its
+  enforcement record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
+
+A record is valid only for the cgroup whose inode it contains (node/enforcement_records.py). It is written after the
+start of a container with a claim, and again by the audit if the claims, the ``answered`` mark or the fallback change.
+"""
 
 import asyncio
 import contextlib
@@ -23,27 +37,27 @@ MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 _log = logging.getLogger(__name__)
 _Marks = tuple[tuple[Held, ...], bool, str]
-"""Of a container: its claims, whether it is among those answered, and why it is no partition."""
+"""Content of a container's record that may change: enforced claims, the ``answered`` mark, and the fallback."""
 
 
 class Recorder:
-    """Writes proofs, and reads them when the runtime lists containers that ran before."""
+    """Writes enforcement records, and reads them when the runtime lists its containers."""
 
     def __init__(self, state: NodeState, tree: CgroupTree, proofs: EnforcementRecords) -> None:
         self.problem = ""
-        """Why proofs cannot be written."""
+        """Reason why enforcement records cannot be written; empty if they can."""
         self._state = state
         self._tree = tree
         self._proofs = proofs
         self._written: dict[str, _Marks] = {}
-        """What the proofs say, by container."""
+        """Content of the written records, by container."""
         self._answered: set[str] = set()
-        """Containers whose limits, as the runtime states them, include the claimed hugepages."""
+        """Containers whose limits in the runtime include the claimed hugepages."""
         self._pins: Pins = {}
         """The content of the file of pins."""
         self._pins_fail = False
         self._turn = asyncio.Lock()
-        """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
+        """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that their enforcement records contain.
@@ -70,15 +84,15 @@ class Recorder:
         return await asyncio.to_thread(self._lingering, {tracked.id for tracked in listed})
 
     async def fallback(self, tracked: Tracked) -> str:
-        """Returns why the active instance lets the pool enforce a container's CPUs; "" if it does not."""
+        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or ""."""
         found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.identity.cgroup})
         return found[tracked.id].pooled if tracked.id in found else ""
 
     async def answered(self, tracked: Tracked) -> None:
-        """Keeps that a creation was answered: what the runtime states from now on includes our answer."""
+        """Stores that CreateContainer was answered, so that the limits in the runtime include the claimed hugepages."""
         self.resized(tracked)
         async with self._turn:
-            with contextlib.suppress(OSError):  # the start tries again, and tells
+            with contextlib.suppress(OSError):  # the start retries, and reports a failure
                 await asyncio.to_thread(
                     self._proofs.write, EnforcementRecord(container=tracked.id, inode=0, answered=True)
                 )
@@ -88,10 +102,10 @@ class Recorder:
         self._answered.add(tracked.id)
 
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
-        """Writes a proof for each container whose claims are enforced, if it has changed since the last write.
+        """Writes the record of each container with enforced claims, if it has changed since the last write.
 
-        A proof that cannot be written is a problem, and the next audit tries again. With ``every``, these are all
-        containers of the node: only then does a success end the problem, which may concern any of them.
+        A failed write becomes a problem and is retried by the next audit. With ``every``, ``containers`` are all
+        containers of the node: only then does success end the problem, which may be about any of them.
         """
         new = [one for one in containers if one.enforced and self._written.get(one.id) != self._marks(one)]
         if not new:
@@ -103,7 +117,7 @@ class Recorder:
                 await asyncio.to_thread(self._write, new[:MAX_AT_ONCE])
         except OSError as error:
             if not self.problem:
-                _log.warning("proofs cannot be written", extra={"error": str(error)})
+                _log.warning("enforcement records cannot be written", extra={"error": str(error)})
             self.problem = cut_answer(f"what containers were given cannot be kept: {error}")
             return
         self.problem = "" if every and len(new) <= MAX_AT_ONCE else self.problem
@@ -126,21 +140,25 @@ class Recorder:
         self._pins, self._pins_fail = pins, False
 
     async def forget_others(self) -> None:
-        """Forgets the proofs of containers that are no more; what somebody has removed is written again."""
+        """Removes the records of containers that are not tracked any more.
+
+        A record that was deleted by another process is written again by the next audit.
+        """
         async with self._turn:
             tracked = [tracked.id for tracked in self._state]
             present = await asyncio.to_thread(self._proofs.retain, tracked)
         self._written = {i: marks for i, marks in self._written.items() if i in present}
-        # As of now: one may have been created meanwhile.
+        # The state is read again, since a container may have been created in the meantime.
         self._answered.intersection_update(tracked.id for tracked in self._state)
 
     def _shared(self, held: Held) -> Held:
-        # Most proofs say what the claim's file says: a second copy of 250 records is 5 MB.
+        # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
+        # 250 claim records takes 5 MB.
         file = self._state.files.get(held.key)
         return replace(held, record=file.record) if file and file.record == held.record else held
 
     def _recalled(self, tracked: Tracked, proven: tuple[Held, ...]) -> Tracked:
-        # What could not be written is known here alone.
+        # If an enforcement record could not be written, only the state contains the enforced claims.
         before = self._state.get(tracked.id)
         proven = proven or (before.enforced if before else ())
         answered = tracked.id in self._answered or tracked.stated.include_claims
@@ -154,12 +172,12 @@ class Recorder:
         return {i: proof for i, proof in proofs.items() if proof.inode == 0 or self._is_of(proof, cgroups[i])}
 
     def _is_of(self, proof: EnforcementRecord, cgroup: str) -> bool:
-        """Returns True if a proof is of this cgroup, or if a mount hides the tree so that it may be."""
+        """Returns True if a record belongs to this cgroup, or if it may because a mount hides the cgroup tree."""
         inode = self._tree.inode(cgroup)
         return inode == proof.inode or (inode is None and not self._tree.is_mounted())
 
     def _lingering(self, listed: set[str]) -> list[Tracked]:
-        """Returns those of which only proofs are left and that a process still lives of: their end was missed."""
+        """Returns containers with a live process that only an enforcement record shows. Blocks."""
         proofs = self._proofs.load(self._proofs.ids() - listed - {tracked.id for tracked in self._state})
         return [
             _ending(proof)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proofs of running containers: what was made true for each, kept where no pod can write. Every call blocks.
+"""Stores the enforcement records of running containers. Every call blocks.
 
-A proof alone makes an orphan that keeps CPUs. It belongs to one cgroup: a container of the same id after a reboot, or
-one that a forger names so, has another inode.
+An enforcement record is a file with the claims that were applied to one container's cgroup. It lies in a directory of
+the backend where no pod can write, since a record is sufficient to give its container CPUs: if the claim's own record
+is lost, the container becomes an orphan, which keeps its CPUs until it ends (enforcement/recorder.py).
+
+A record contains the inode of the cgroup, which no other cgroup has until the next reboot. A container with the same id
+after a reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
 """
 
 import contextlib
@@ -23,35 +27,35 @@ from nri_backend.nri.model import Pod
 
 DIRECTORY: Final = "proofs"
 PINS: Final = "kubelet-pins.json"
-"""Name of the file of pins, which lies next to the directory of proofs."""
+"""Name of the file of pins, which lies next to the directory of enforcement records."""
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20
-"""Of a proof, when it is written as well as when it is read. The records of 64 claims, with 32 requests and metadata
-each, have 5 MB."""
+"""Maximum size of an enforcement record, for writes and reads. The claim records of 64 claims, with 32 requests and
+metadata each, take 5 MB."""
 MAX_PINS_BYTES: Final = 1 << 20
-"""Of the file of pins: about 10,000 containers."""
+"""Maximum size of the file of pins, sufficient for about 10,000 containers."""
 Pins = Mapping[str, frozenset[str]]
-"""Static managers of the kubelet that the requests for a container showed, by container."""
+"""Static managers of the kubelet that requests for a container have shown, by container id."""
 
 
 class EnforcementRecord(Document):
-    """The claims of one container, as they were enforced."""
+    """The claims that were applied to one container's cgroup."""
 
     version: int = VERSION
     container: str
-    """Its id."""
+    """Container id."""
     name: str = ""
     pod: Pod = Pod("", "", "", "", "")
     cgroup: str = ""
     pod_cgroup: str = ""
     inode: Annotated[int, Field(ge=0)]
-    """Of its cgroup; 0 before it has one: then nothing was made true yet."""
+    """Inode of the container's cgroup. 0 before the cgroup exists: nothing has been applied to it yet."""
     answered: bool = False
-    """The limits that the runtime states include the claimed hugepages, since an answer of ours has added them."""
+    """True if the limits in the runtime include the claimed hugepages, which an answer of this plugin has added."""
     claims: tuple[Held, ...] = ()
     pooled: str = ""
-    """Why it is no partition although it should be one: the pool keeps others off its CPUs."""
+    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
 
 
 class KubeletPins(Document):
@@ -62,38 +66,38 @@ class KubeletPins(Document):
 
 
 def record_name(container_id: str) -> str | None:
-    """Returns the name of a container's proof; None for an id that no runtime makes."""
+    """Returns the file name of a container's record, or None for an id that no runtime generates."""
     fits = 0 < len(container_id) <= 128 and container_id.isascii()
     return f"{container_id}.json" if fits and container_id.replace("-", "").replace("_", "").isalnum() else None
 
 
 def dump_record(proof: EnforcementRecord) -> bytes:
-    """Returns the bytes of a proof."""
+    """Serializes a record."""
     return proof.model_dump_json().encode()
 
 
 def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
-    """Reads a proof. ContractError: it is damaged, of another container, or of a version out of reach."""
-    document = parse_json(data, MAX_BYTES, "proof", name)
-    check_version("proof", document, VERSION)
+    """Parses a record. Raises ContractError if it is damaged, of another container, or of an unsupported version."""
+    document = parse_json(data, MAX_BYTES, "enforcement record", name)
+    check_version("enforcement record", document, VERSION)
     try:
         proof = EnforcementRecord.model_validate(document)
     except ValidationError as error:
-        raise MalformedError("proof", name, str(error)) from error
+        raise MalformedError("enforcement record", name, str(error)) from error
     if record_name(proof.container) != name:
-        raise MalformedError("proof", name, "is of another container")
+        raise MalformedError("enforcement record", name, "is of another container")
     return proof
 
 
 class EnforcementRecords:
-    """A directory with one file for each container that has something of claims."""
+    """The directory with one file for each container with claims, and the file of pins next to it."""
 
     def __init__(self, own_directory: str) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
         self._pins = f"{own_directory}/{PINS}"
 
     def load(self, container_ids: Iterable[str]) -> dict[str, EnforcementRecord]:
-        """Returns the proofs of these containers, those that can be read."""
+        """Returns the records of these containers. Those that do not exist or cannot be read are left out."""
         found: dict[str, EnforcementRecord] = {}
         for container_id in container_ids:
             if (name := record_name(container_id)) is None:
@@ -103,11 +107,11 @@ class EnforcementRecords:
             except FileNotFoundError:
                 continue
             except (OSError, ContractError) as error:
-                _log.warning("a proof cannot be read", extra={"id": container_id, "error": str(error)})
+                _log.warning("an enforcement record cannot be read", extra={"id": container_id, "error": str(error)})
         return found
 
     def write(self, proof: EnforcementRecord) -> None:
-        """Keeps a proof. Raises OSError, also for one that could not be read again."""
+        """Writes a record. Raises OSError, also if the record is too large to be read again."""
         if (name := record_name(proof.container)) is not None:
             data, path = dump_record(proof), f"{self._path}/{name}"
             if len(data) > MAX_BYTES:
@@ -133,7 +137,7 @@ class EnforcementRecords:
         replace_file(self._pins, KubeletPins(containers=dict(pins)).model_dump_json().encode(), 0o600)
 
     def ids(self) -> set[str]:
-        """Returns the containers of which there are proofs."""
+        """Returns the ids of the containers that have a record."""
         try:
             names = os.listdir(self._path)  # noqa: PTH208
         except OSError:
@@ -141,13 +145,13 @@ class EnforcementRecords:
         return {name.removesuffix(".json") for name in names if not name.startswith(".")}
 
     def retain(self, container_ids: Collection[str]) -> set[str]:
-        """Removes the proofs of all other containers, and leftovers of a crash; returns the ids that have one."""
+        """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids."""
         kept = {record_name(container_id) for container_id in container_ids}
         names: set[str] = set()
         with contextlib.suppress(OSError):
             names.update(os.listdir(self._path))  # noqa: PTH208
         for name in names - kept:
-            # One that cannot be removed, such as a stray directory, keeps no other.
+            # If one entry cannot be removed, such as a stray directory, the others are removed all the same.
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
         return self.ids()

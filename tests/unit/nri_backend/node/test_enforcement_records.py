@@ -44,7 +44,7 @@ def test_an_invalid_container_id_has_no_record(container_id: str) -> None:
 )
 def test_a_damaged_record_raises_a_contract_error(change: dict[str, object]) -> None:
     data = json.dumps(json.loads(dump_record(RECORD)) | change).encode() if change else b"[" * 100_000
-    with pytest.raises(ContractError, match="proof"):
+    with pytest.raises(ContractError, match="enforcement record"):
         parse_enforcement_record("ab12.json", data)
 
 

@@ -8,8 +8,8 @@ lost while the container runs:
   entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is
   not sufficient, because it names claims without a valid record. ``recall`` adds the claims of the enforcement record.
-* The runtime forgets a container whose process still lives, or it ends while no backend is connected. Only its
-  enforcement record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
+* The runtime removes a container while no backend is connected, and a process of it still lives. Only its enforcement
+  record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
 A record is valid only for the cgroup whose inode it contains (node/enforcement_records.py). It is written after the
 start of a container with a claim, and again by the audit if the claims, the ``answered`` mark or the fallback change.

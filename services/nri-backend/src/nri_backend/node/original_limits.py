@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written over the kubelet's limits, as an attribute of the cgroup."""
+"""Stores the kubelet's original limits of a cgroup as an extended attribute of that cgroup."""
 
 import json
 import os
@@ -13,11 +13,13 @@ _ATTRIBUTE: Final = "user.dra-driver-numa"
 
 
 class OriginalLimits:
-    """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
+    """The original limits of cgroups, and the values that the backend has written over them (limits.claimed.Note).
 
-    These are the cgroups of pods and those above: no container has them in its cgroup namespace.
-    cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
-    security module, a fake's tree) memory has to do: then what is raised at a restart of ours is raised twice.
+    They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
+    those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 supports user
+    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set all the same (a security
+    module, the tree of a test), the notes are stored in memory. A restart of the backend then loses them, and adds a
+    raise to a limit that contains it already.
     """
 
     def __init__(self, root: str) -> None:
@@ -25,7 +27,7 @@ class OriginalLimits:
         self._memory: dict[str, Mapping[str, Note]] = {}
 
     def load(self, path: str) -> Mapping[str, Note]:
-        """Returns the notes by file; none where there are none or they make no sense."""
+        """Returns the notes by file, or an empty mapping if there are none or they cannot be parsed."""
         if path in self._memory:
             return self._memory[path]
         try:
@@ -36,7 +38,7 @@ class OriginalLimits:
             return {}
 
     def store(self, path: str, notes: Mapping[str, Note]) -> None:
-        """Keeps the notes as ``{file: [own, written, ...]}``."""
+        """Stores the notes as ``{file: [original limit, written value, ...]}``."""
         try:
             if notes:
                 os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
@@ -50,11 +52,11 @@ class OriginalLimits:
                 self.forget(path)
 
     def forget(self, path: str) -> None:
-        """The cgroup is gone."""
+        """Removes the notes that are stored in memory for a cgroup that does not exist any more."""
         self._memory.pop(path, None)
 
 
 def _limit(value: object) -> Limit:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise TypeError("a noted limit is no number")
+    raise TypeError("a stored limit is not a number")

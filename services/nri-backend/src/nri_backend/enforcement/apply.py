@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the files of one container's cgroup, and of those above it, true, for starts, moves and audits.
+"""Applies the plan of a container to its cgroup and the cgroups above it, for starts, moves and audits.
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
-creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
-A container's limit is of no use while one above it is lower; so those above come first. They get the kubelet's own
-value plus what claims need.
+creation of cgroups takes as well, and may last milliseconds; on the event loop it would delay all answers.
+
+Each cgroup is read, written where it differs, and read again (``_repair``): the second reading shows whether the write
+was effective. A container's limit has no effect while a limit above it is lower, so the cgroups above come first. They
+get the original limit of the kubelet plus the amount that claims need.
 """
 
 import contextlib
@@ -48,41 +50,45 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a target."""
+    """The result of applying the plan of a container or of a cgroup above containers."""
 
     id: str
-    """A container's id, or the path of a cgroup above containers."""
+    """Container id, or path of the cgroup above containers."""
     observed: Observed | None = None
-    """The last look at a container; None when there is no such cgroup."""
+    """Last reading of the container's cgroup; None if the cgroup does not exist."""
     repaired: list[Difference] = field(default_factory=list)
+    """Differences that were written successfully."""
     left: list[str] = field(default_factory=list)
-    """What could not be made true, in words that name file, desired and observed, or the controller."""
+    """Problems that remain, as texts that name the file with its desired and observed value, or the controller."""
     partition: PartitionKind = ""
-    """What was wanted, and is."""
+    """Partition type that the plan requested and the cgroup has."""
     fallback: str = ""
-    """Reason why it is not the wanted partition."""
+    """Reason why the cgroup is not the requested partition."""
     desired: Desired = NOTHING_DESIRED
-    """The cpuset and the limits that were applied to the container's own cgroup."""
+    """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
-    """What was read, if all was as it must be."""
+    """Content of the files that were read, if no problem remains; the next audit compares the files with it."""
     occupants: dict[str, frozenset[int] | None] = field(default_factory=dict)
-    """Containers that are, or may be, on its CPUs, with the CPUs that the kernel shows. Nothing was written then."""
+    """Containers that are, or may be, on the container's CPUs, with their effective CPUs. If there are any, nothing was
+    written."""
     outside: bool = False
-    """No process is in its cgroup: it runs in a virtual machine or a sandbox. Nothing was written then."""
+    """True if no process is in the cgroup, since the container runs in a virtual machine or a sandbox. Then nothing was
+    written."""
 
 
 def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
-    """Reads what a cgroup says about everything that is desired; ``full`` looks at the mems of everybody.
+    """Reads the files of a cgroup for which there is a desired value.
 
-    CgroupGoneError, CgroupAccessError.
+    ``full`` adds the limits, and ``cpuset.mems.effective`` even if no nodes are desired. Raises CgroupGoneError or
+    CgroupAccessError.
     """
     cpus = configured = mems = None
     if desired.online:
         configured = tree.read_set(path, "cpuset.cpus")
-        # Where nothing of it is online the kernel gives it what its parent has.
+        # If none of its CPUs is online, the kernel lets it run on those of its parent.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
-            # CPUs of its own are not the kernel's to give to somebody's partition.
+            # The file is right, but the kernel may have given CPUs of the container to another partition.
             effective = tree.read_set(path, EFFECTIVE) or frozenset()
             cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
@@ -95,7 +101,7 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
 
 
 def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
-    """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
+    """Returns the effective CPUs and nodes of a cgroup, or None if they cannot be read."""
     try:
         return Observed(tree.read_set(path, EFFECTIVE), tree.read_set(path, "cpuset.mems.effective"))
     except (CgroupGoneError, CgroupAccessError):
@@ -188,21 +194,21 @@ def _may_be_populated(tree: CgroupTree, path: str) -> bool:
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
-    """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
+    """Applies the plan of a container as apply() does, and records the content of the files. Raises nothing."""
     recording = tree.recording()
     try:
         done = apply(recording, notes, target)
-    except Exception as error:  # noqa: BLE001  a fault about one container must not end the enforcement of all others
+    except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
         return Outcome(target.tracked.id, Observed(), left=[_unforeseen(error, target.tracked.problem)])
-    # After a repair the files were read again, so their last contents belong to what was observed. The cgroups of a
-    # sandbox are found at each audit.
+    # After a repair the files were read again, so the recorded content is that of the observation. For a container in a
+    # sandbox it is not kept, since the cgroups of a sandbox are determined at each audit.
     if done.observed is not None and not (done.left or target.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
-    """Makes a container's cgroup true, those above it first. Raises nothing that is foreseen."""
+    """Applies the plan of a container, to the cgroups above it first. Raises no CgroupGoneError, CgroupAccessError."""
     done, path = Outcome(target.tracked.id, desired=target.desired), target.tracked.identity.cgroup
     if not path:
         done.left.append("the runtime names no cgroup for it")
@@ -219,7 +225,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
             and not target.tracked.observed.cpus
             and not tree.populated(path)
         ):
-            # gVisor makes a cgroup for each container, and runs its processes in that of the sandbox.
+            # gVisor creates a cgroup for each container, but runs the processes in the cgroup of the sandbox.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
         for group, raises in target.groups.items():
             _apply_above(tree, notes, group, raises, done)
@@ -230,14 +236,14 @@ def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
         if target.partition:
             _apply_partition(tree, target, done)
     except CgroupGoneError as error:
-        # A tree that is not there says nothing about who lives.
+        # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
         done.observed = None if tree.is_mounted() else Observed()
         done.left.append(str(error))
     except CgroupAccessError as error:
         done.observed = Observed()
         done.left.append(str(error))
     if target.guarded and done.observed is not None and done.observed.limits:
-        # The guard is no limit of a claim, and would be in the reports of all containers of the node.
+        # Guard limits do not belong to a claim: without this they would appear in the report of every container.
         shown = {file: limit for file, limit in done.observed.limits.items() if file in target.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
@@ -249,13 +255,13 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
     namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. The result is
-    judged by the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
+    verified with the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
     CgroupAccessError.
     """
     tracked, wanted = target.tracked, target.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
     failure = "" if tracked.identity.pod_cgroup else "the runtime names no cgroup for its pod"
-    # An empty cpuset means that of the parent, which is enough while no CPU has to be excluded.
+    # An empty cpuset stands for that of the parent, which is sufficient while no CPU has to be excluded.
     if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
@@ -267,7 +273,7 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
             failure = str(error)
     cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
     if target.desired.online and cpus is not None:
-        # The effective set also lacks the CPUs of partitions, and grows when one ends.
+        # The effective set lacks the CPUs of partitions and grows when one ends, so the configured set is added.
         cpus |= (allowed or frozenset()) & target.online or target.online
     done.observed = Observed(cpus)
     if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
@@ -278,8 +284,8 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
 def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
     """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
 
-    ``beside``: cgroups of containers. Where a sandbox has no cpuset of its own, that of the pod counts. Raises
-    CgroupAccessError.
+    ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
+    pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.
     """
     children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
     found = [path for path in children if tree.populated(path)]
@@ -299,7 +305,7 @@ def _apply_sandbox(tree: CgroupTree, target: Plan, done: Outcome) -> None:
         look = partial(observe, tree, path, desired, full=False)
         with contextlib.suppress(CgroupGoneError):
             seen.append(_repair(tree, path, desired, look(), look, done).cpus)
-    # One that cannot be seen may be anywhere.
+    # If the CPUs of one cgroup are unknown, so are those of the whole sandbox.
     done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
 
@@ -309,11 +315,11 @@ def _apply_partition(tree: CgroupTree, target: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns the container with what became of its partition, if that was the question."""
+    """Returns the container with its partition type or its fallback, if the plan requested a partition."""
     if not (outcome.partition or outcome.fallback):
         return tracked
     if outcome.fallback and outcome.fallback != tracked.fallback:
-        text = "the kernel does not keep others off its CPUs, the shared pool does"
+        text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
     exclusive = tracked.observed.exclusive if outcome.partition else frozenset[int]()
     tracked = tracked.seen(partition=outcome.partition, exclusive=exclusive)
@@ -321,7 +327,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
-    """Makes the limits of one cgroup above containers true, and tells what there was to read. Raises nothing."""
+    """Applies the raises of one cgroup above containers, and records the content of its files. Raises nothing."""
     done, recording = Outcome(path), tree.recording()
     try:
         _raise_limits(recording, notes, path, raises, done)
@@ -337,10 +343,10 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
 
 
 def _unforeseen(error: Exception, known: str = "") -> str:
-    """Returns an error in words and logs it with its traceback, unless the problem that is known contains it."""
+    """Returns an error as a text, and logs it with its traceback unless the known problem contains the text."""
     text = f"internal error ({type(error).__name__}: {shown(error)}); the log of nri-backend has the details"
     if text not in known:
-        _log.error("unforeseen while a cgroup is enforced", exc_info=error)
+        _log.error("internal error while a cgroup is enforced", exc_info=error)
     return text
 
 
@@ -351,7 +357,7 @@ def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> De
         if target.tracked.unknown_memory:
             limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
     else:
-        # Most often all is as it must be, and these are the only files that are read for it.
+        # In most audits nothing has to be written, and these are the only limits that are read for the container.
         reservable = tree.read_limits(
             target.tracked.identity.cgroup, [hugepage_files(size)[1] for size in target.guarded]
         )
@@ -360,7 +366,7 @@ def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> De
 
 
 def _pod_own(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> dict[int, Limit]:
-    """Returns the kubelet's own hugepage limits of the pod, without claims, by page size in bytes."""
+    """Returns the original hugepage limits of the pod, without claims, by page size in bytes."""
     if not (path := target.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
@@ -373,9 +379,9 @@ def _pod_own(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> dict[int,
 def _repair(
     tree: CgroupTree, path: str, desired: Desired, observed: Observed, look: Callable[[], Observed], done: Outcome
 ) -> Observed:
-    """Writes what differs and looks again; returns the last look at the cgroup. ``observed`` is the first one.
+    """Writes the files that differ, and reads the cgroup again with ``look``. Returns the last reading.
 
-    CgroupGoneError; CgroupAccessError where a file cannot be read.
+    ``observed`` is the first reading. Raises CgroupGoneError, or CgroupAccessError if a file cannot be read.
     """
     found = differences(desired, observed)
     if not found:
@@ -396,9 +402,10 @@ def _repair(
 
 
 def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *, full: bool) -> None:
-    """Makes what crun has set below a container's cgroup true.
+    """Applies the desired values to the sub-cgroup that crun may have created in a container's cgroup.
 
-    It has no more than its parent: what is missing there, or cannot be read, takes nothing from what is seen of that.
+    The sub-cgroup cannot have more CPUs than its parent or exceed its limits, so the observation of the parent remains
+    valid if files are missing or cannot be read here.
     """
     try:
         if not (leaf := tree.leaf(path)):
@@ -418,13 +425,13 @@ def _apply_above(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rai
     try:
         _raise_limits(tree, notes, path, raises, done)
     except CgroupGoneError:
-        # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
+        # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
         if raises is not None and any(raised.needed for raised in raises.files.values()):
             raise
 
 
 def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
-    """Makes the limits of one cgroup true. CgroupGoneError, CgroupAccessError."""
+    """Applies the raises of one cgroup, and stores its original limits. Raises CgroupGoneError or CgroupAccessError."""
     noted = notes.load(path)
     if raises is None or not (noted or raises.files):
         return
@@ -433,7 +440,7 @@ def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Ra
     wanted, ahead, after = plan(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
-    # What claims change by coming and going is no repair.
+    # A write is only counted as a repair if the notes are unchanged: otherwise a claim was added or removed.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
     look = partial(_observe_limits, tree, path, files)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spares an audit the cgroups of which nothing has changed: what is desired, and what the kernel's files say."""
+"""Finds the cgroups that an audit can skip, because neither the plan nor the content of a file has changed.
+
+An audit that finds no problem stores the content of the files it has read, with the number of changes of the state at
+that time (``NodeState.changes``). If the state has not changed since, the next audit only compares the files with the
+stored content, without parsing them or computing a plan.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,11 +16,11 @@ from nri_backend.node.file_cache import FileCache
 from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
-"""Cgroups whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
+"""Number of cgroups whose files are compared in one step: about 0.1 ms, or 3 ms if limits are among them."""
 
 
 class ChangeDetector:
-    """What there was to read in audits of one kind that found nothing wrong; ``stay_open``: as in FileCache."""
+    """The last readings of one kind of audit, as far as they found no problem; ``stay_open`` is as in FileCache."""
 
     def __init__(self, state: NodeState, worker: CgroupWorker, root: str, *, stay_open: bool) -> None:
         self._state = state
@@ -23,7 +28,7 @@ class ChangeDetector:
         self._readings = FileCache(root, stay_open=stay_open)
 
     async def audited(self, plan: Callable[[], Sequence[Step[Outcome]]]) -> list[Outcome]:
-        """Takes some steps of an audit, as CgroupWorker.work() does, and keeps what they have read."""
+        """Runs steps of an audit, as CgroupWorker.work() does, and stores the content of the files they have read."""
         as_of = 0
 
         def begun() -> Sequence[Step[Outcome]]:
@@ -36,7 +41,7 @@ class ChangeDetector:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)
             else:
-                # What was read before does not belong to what the state has observed now.
+                # The stored content is not that of the present observation any more.
                 self._readings.forget([outcome.id])
         return outcomes
 
@@ -45,9 +50,9 @@ class ChangeDetector:
         return self._readings.contents(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:
-        """Returns those of these that an audit must look at; what it knows of others is forgotten.
+        """Returns the containers or cgroups among ``ids`` that an audit must read. Forgets the readings of all others.
 
-        For the rest nothing else is desired than in their last look, and the kernel's files say what they said then.
+        For the rest of ``ids``, neither the plan nor the content of a file has changed since the last reading.
         """
         self._readings.retain(ids)
         known = self._readings.comparable(ids, self._state.changes)

@@ -66,13 +66,13 @@ class Enforcer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator should look at."""
+        """Problems of the node and of containers, as texts for the operator."""
         node = (self._recorder.problem, self.state.kernel_damage, *self.inputs.problems)
         parts = (*node, *self.reconciler.problems, *self._auditor.problems, *map(problem_of, self.state))
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:
-        """Begins to enforce, with a full audit; claim containers wait until it has seen all others."""
+        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others."""
         self.state.forget_views()
         for found in await self._recall(tuple(self.state)):
             if (tracked := self.state.get(found.id)) is not None:
@@ -88,7 +88,10 @@ class Enforcer:
         await self._auditor.run_forever()
 
     def records_changed(self) -> None:
-        """Reads the claim files at once: the frontend has reported a change. Creations, starts and ticks do it, too."""
+        """Reads the claim files at once, since the frontend has reported a change.
+
+        They are also read by each creation, start and tick.
+        """
         self._auditor.request_look()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
@@ -112,7 +115,7 @@ class Enforcer:
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Returns what the container gets, once no other container is on its CPUs. Raises RejectedError."""
         await self.inputs.refresh()
-        # A standby may be asked after the active instance; then the limits contain the answer of that one.
+        # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
         tracked = self.state.authorized(self._described(pod, container, include_claims=not self.active))
         if self.active:
             pins = kubelet_pins(container.resources)
@@ -149,16 +152,16 @@ class Enforcer:
         except RejectedError:
             raise
         except BaseException:
-            # Above all the deadline: it is answered as an error, in spite of which CRI-O starts the container.
+            # This is mostly the cancellation at the deadline. CRI-O starts the container in spite of the error.
             await self._start_failed(pod, container)
             raise
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """Accepts every change of the kubelet but those of values that claims or the pool decide."""
+        """Accepts the kubelet's changes, except those of values that follow from claims or the pool."""
         tracked = self._tracked(pod, container)
         if not tracked.alive:
             return []
-        # A standby is asked after the active instance, as at the creation: ``wanted`` contains the answer of that one.
+        # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
         huge = bool(wanted.hugepage_limits) and self.active
         now = (tracked.asked if huge else tracked.stated).updated(wanted)
         now = replace(now, include_claims=tracked.stated.include_claims and not huge)
@@ -180,18 +183,18 @@ class Enforcer:
         if (tracked := self.state.get(container.id)) is None:
             return []
         if self.active:
-            # The audit may have found the cgroup gone already; kills by the kernel are reported here.
+            # The count must include the kills of a container whose cgroup the audit has already found gone.
             await self._kills.look(tracked.identity.pod.uid, ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
         await self._end(container.id, Event.STOP)
         if tracked.entitlement.claims:
-            # The limits that its claims needed of the pod, and above it, have to go.
+            # The next full audit lowers the limits of the pod, and above, that its claims have raised.
             self._auditor.request_full()
         return []
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
-        """Forgets the container once its last process has ended; the second time changes nothing."""
+        """Forgets the container once its last process has ended. A second call has no effect."""
         await self._end(container.id, Event.REMOVE)
 
     async def remove_pod(self, pod: Pod) -> None:
@@ -202,11 +205,11 @@ class Enforcer:
         self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
-        """Keeps enforcing what is known; new containers are seen at the next synchronisation."""
+        """Requests an audit. Known containers stay enforced; new ones are listed by the next Synchronize."""
         self._auditor.request_audit()
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns containers with what their enforcement records contain, and the partitions that they are."""
+        """Returns the containers with the content of their enforcement records and their present partition types."""
         return await self._auditor.partitions.recall(await self._recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
@@ -220,13 +223,13 @@ class Enforcer:
         """Returns the container as one whose process has not run, authorized by the present records."""
         known = self.state.get(container.id)
         if known is not None and known.phase is Phase.CREATED:
-            # The state has kept it up to date since its creation.
+            # NodeState has authorized it again with each change since its creation.
             return known.after(Event.START)
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
     def _forget_earlier_attempts(self, tracked: Tracked) -> None:
-        """Forgets attempts to create the container that have come to nothing; not every runtime reports their end."""
+        """Forgets failed attempts to create the same container, whose end not every runtime reports."""
         for other in self.state.of_pod(tracked.identity.pod.uid):
             if other.phase is Phase.CREATED and other.identity.name == tracked.identity.name:
                 self.reconciler.forget(other.id)
@@ -238,14 +241,14 @@ class Enforcer:
             self._track_unseen(tracked)
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
-        """Handles a container of which nothing is certain as one that runs; one with a claim is killed."""
+        """Treats a container as running if it is unknown whether it was started. Kills it if it names a claim."""
         tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
         if self.active and tracked.identity.evidence != NO_EVIDENCE:
             await self.starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:
-        """It may run on any CPUs; claims wait until the audit has seen it."""
+        """Stores the container as running on unknown CPUs: claim containers wait until an audit has seen it."""
         self.state.put(tracked.after(Event.APPLIED).seen(cpus=None))
         self._auditor.request_audit()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What enforcement is built on, and the inputs that it reads: claim files and the machine."""
+"""The dependencies of enforcement, and its inputs: claim files and the machine."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class Deps:
     """Returns the instance that enforces on this node."""
     observer: Telemetry
     clock: Callable[[], float] = time.monotonic
-    """Seconds."""
+    """Monotonic clock in seconds."""
 
 
 class Signals:
@@ -47,12 +47,12 @@ class Signals:
         self._progress = asyncio.Event()
 
     def progressed(self) -> None:
-        """Containers were moved or have ended: wakes the starts that wait for that."""
+        """Wakes the starts that wait for containers to be moved or to end."""
         self._progress.set()
         self._progress = asyncio.Event()
 
     async def wait_for_progress(self, deadline: float) -> None:
-        """Waits until containers were moved or have ended, until a time of the event loop at most."""
+        """Waits until containers were moved or have ended. ``deadline`` is a time of the event loop."""
         progress = self._progress
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -73,12 +73,12 @@ class Inputs:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Claim files and parts of the machine that cannot be read."""
+        """Texts about claim files and parts of the machine that cannot be read."""
         return (self._host_problem, *self._view.problems.values())
 
     @property
     def detached(self) -> bool:
-        """True if the mounted CDI directory is not the node's any more."""
+        """True if the node's CDI directory was replaced, so that the mounted one is not the present one."""
         return self._view.detached
 
     @property
@@ -87,11 +87,11 @@ class Inputs:
         return self._directory.settled
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Brings the claim files up to date. ``thorough`` reads all of them, changed or not."""
+        """Updates the state with the present claim files. With ``thorough``, unchanged files are read as well."""
         known = self._directory.view is self._view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
-            # Most often the time stamp of the directory shows that there is nothing to read. The directory is in
-            # memory; to change to a thread takes a hundred times as long as this system call.
+            # In most calls the time stamp of the directory shows that nothing has changed. The directory is on a file
+            # system in memory, so this system call takes a hundredth of the time of a switch to a thread.
             return
         view = await self._read(thorough=thorough)
         if view is self._view:
@@ -106,18 +106,18 @@ class Inputs:
         asked = self._reads
         await self._reading.acquire()
         if self._reads > asked and not thorough:
-            # A later caller has begun a read, and it has ended in the meantime.
+            # Another caller has begun a read after this call, and it has ended.
             self._reading.release()
             return self._directory.view
         self._reads += 1
-        # Not to_thread: a hook may be cancelled, but its turn lasts as long as its thread reads.
+        # Not to_thread: if a hook is cancelled, its thread continues to read, and must hold the lock until it ends.
         read = partial(self._directory.refresh, thorough=thorough)
         job = asyncio.get_running_loop().run_in_executor(None, read)
         job.add_done_callback(lambda _: self._reading.release())
         return await asyncio.shield(job)
 
     async def refresh_host(self) -> None:
-        """Brings the machine up to date; while it cannot be read, the last reading stays in force."""
+        """Updates the state with the present machine. While it cannot be read, the last reading stays in force."""
         try:
             host = await asyncio.to_thread(self._read_host)
         except HostError as error:

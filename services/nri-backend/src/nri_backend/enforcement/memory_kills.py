@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for containers that the kernel killed for want of memory, and tells the frontend of each.
+"""Counts the processes of containers with memory claims that the kernel has killed because they were out of memory.
 
-A cgroup's ``memory.events`` counts for everything below it, too (cgroup-v2.rst). A container's cgroup is removed with
-its last process; what it does not tell any more is in the count of its pod.
+The counts are reported to the frontend. The ``memory.events`` of a cgroup includes the events of all cgroups below it
+(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and its own count with it, but the
+count of its pod still includes these kills. So both are read, and the difference is attributed to the container that
+has ended.
 """
 
 import asyncio
@@ -20,15 +22,15 @@ from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupT
 from nri_backend.telemetry import Telemetry
 
 EVENTS: Final = "memory.events"
-# A hook waits for one such look at most.
+# Number of pods that are read in one step; a hook waits for at most one such step.
 _PODS_AT_ONCE: Final = 64
 _log = logging.getLogger(__name__)
 _Counts = tuple[int, dict[str, int | None]]
-"""What the kernel says of one pod, and by container, None without a cgroup."""
+"""Kills in a pod, and in each of its containers; None for a container without a cgroup."""
 
 
 def kill_count(text: str) -> int:
-    """Returns how many processes were killed, from the text of ``memory.events``; 0 where it does not say."""
+    """Returns the number of killed processes from the text of ``memory.events``, or 0 if it contains none."""
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
     count = fields.get("oom_kill", "0")
     return int(count) if count.isdecimal() else 0
@@ -36,18 +38,20 @@ def kill_count(text: str) -> int:
 
 @dataclass(slots=True)
 class PodKills:
-    """The kills of one pod that are accounted for."""
+    """The kills in one pod that have been accounted for."""
 
     total: int
-    """Of the pod's count: kills from before our time, and those attributed to a container."""
+    """Part of the pod's count that is accounted for: kills before the first reading, and those attributed since."""
     own: dict[str, int] = field(default_factory=dict)
-    """By container, what its own cgroup said last."""
+    """Last count of each container's own cgroup, by container id."""
 
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
-        """Takes new counts of the pod and of its containers, None where there is no cgroup; returns the new kills.
+        """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns new kills by container.
 
-        Kills in no container's own count are attributed to ``ended``, whose end the runtime has just reported, else to
-        the only one whose cgroup went since the last look: the kernel is often faster than the runtime.
+        The count of a container without a cgroup is None. Kills that are in the pod's count and in no container's are
+        attributed to ``ended``, the container whose end the runtime has just reported. Without ``ended`` they are
+        attributed to the container whose cgroup was removed since the last reading, if it is only one: the kernel often
+        removes the cgroup before the runtime reports the end.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
@@ -58,13 +62,14 @@ class PodKills:
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        # A cgroup may outlive its container for a while, and its count then goes on.
+        # The count of an ended container is kept while its cgroup exists, and that of a removed cgroup until its last
+        # kills are attributed.
         self.own = counts | {name: self.own[name] for name in gone if name != ended}
         return new
 
 
 class KillWatch:
-    """The counts of every pod with a memory claim."""
+    """Counts kills in every pod with a memory claim."""
 
     def __init__(self, state: NodeState, tree: CgroupTree, observer: Telemetry) -> None:
         self._state = state
@@ -76,19 +81,19 @@ class KillWatch:
         """Cgroups of pods in which the kernel has reported an event."""
         self._next_wake = 0.0
         self._looking = asyncio.Lock()
-        """Counts are taken in the order in which they were read; older ones would look like new kills later."""
+        """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
     async def look(self, pod_uid: str, ended: str = "") -> None:
-        """Looks at one pod, at the start and at the end (``ended``) of its containers."""
+        """Counts the kills in one pod, when one of its containers starts or has ended (``ended``)."""
         async with self._looking:
             await self._look([pod_uid], ended)
 
     def listen(self, wake: Callable[[], object]) -> None:
-        """Calls ``wake`` when the kernel has reported an event of memory in a pod, from now on."""
+        """Starts to call ``wake`` when the kernel reports a memory event in a watched pod."""
 
         def changed(paths: set[str]) -> None:
-            # A pod at its memory limit causes up to a hundred events per second. Those that come too early are counted
-            # at the next tick.
+            # A pod at its memory limit causes up to a hundred events per second. Kills within EVENTS_SECONDS of the
+            # last wake-up are counted at the next tick.
             self._changed |= paths
             if time.monotonic() >= self._next_wake:
                 self._next_wake = time.monotonic() + EVENTS_SECONDS
@@ -97,11 +102,11 @@ class KillWatch:
         self._watch.listen(changed)
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops watching."""
         self._watch.close()
 
     async def look_at_changed(self) -> None:
-        """Counts kills in the pods in which the kernel has reported an event; watches the pods with memory claims."""
+        """Counts kills in the pods with a reported event, and updates the watched pods: those with memory claims."""
         claimed = {one.identity.pod_cgroup: one.identity.pod.uid for one in self._state if one.entitlement.memory}
         self._watch.follow(claimed.keys() - {""})
         changed, self._changed = self._changed, set()
@@ -110,7 +115,10 @@ class KillWatch:
                 await self._look(pods)
 
     async def look_at_all(self) -> None:
-        """Looks at every pod: a container may outlive a child of it that was killed."""
+        """Counts the kills in every pod with a memory claim.
+
+        A container may continue to run after one of its processes was killed, so no hook reports it.
+        """
         present = dict.fromkeys(tracked.identity.pod.uid for tracked in self._state)
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
         claims = list(dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None))
@@ -126,13 +134,14 @@ class KillWatch:
         for uid, (total, own) in (await asyncio.to_thread(self._read, claimed)).items():
             pod = self._pods.get(uid)
             if pod is None:
-                # Who was killed before is not known any more; containers that live tell themselves.
+                # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
+                # counts of present cgroups are new.
                 pod = self._pods[uid] = PodKills(total - sum(filter(None, own.values())))
             for container_id, count in pod.take(total, own, ended).items():
                 tracked = self._state.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
                     _log.warning(
-                        "the kernel killed for want of memory", extra={**tracked.identity.names, "count": count}
+                        "the kernel killed processes: out of memory", extra={**tracked.identity.names, "count": count}
                     )
                     self._observer.counters["memory_kills"] += count
                     self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
@@ -158,5 +167,5 @@ class KillWatch:
 
 
 def _pod_cgroup(containers: Iterable[Tracked]) -> str:
-    """Returns the cgroup of a pod with a memory claim, "" for others."""
+    """Returns the cgroup of a pod with a memory claim, or "" without one."""
     return next((tracked.identity.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which containers are partitions, which of them the kernel has changed, and what ended ones have left behind."""
+"""Watches the partitions of containers, and releases the CPUs that ended partitions have reserved.
+
+The kernel invalidates a partition if the cpuset of a sibling overlaps with it, and wakes every process that polls its
+partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
+be moved before the partition can be restored (``take_changed``).
+
+The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``, and the kernel does not remove them from there
+when the partition ends (``settle``). If the CPUs of an ended partition are in no cgroup at all, the kernel's list of
+partitions is damaged, and no further partition is created (docs/adr/0029).
+"""
 
 import asyncio
 import logging
@@ -19,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionManager:
-    """Hears from the kernel; changes nothing but what cgroups above partitions list."""
+    """Follows the kernel's events. It only writes the files of cgroups above partitions."""
 
     def __init__(
         self, state: NodeState, reconciler: Reconciler, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
@@ -34,11 +43,11 @@ class PartitionManager:
         self._suspect: frozenset[int] = frozenset()
         self._unsettled = True
         self._unsettled_for = ""
-        """Why the latest settling failed; it is repeated at the next tick then."""
+        """Reason why the last ``settle`` failed, which is retried at the next tick; empty if it did not fail."""
         self._next_repair = 0.0
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with the partitions that they are now."""
+        """Returns the containers with their present partition types and exclusive CPUs."""
         if not self._state.host.partitions:
             return list(containers)
 
@@ -52,11 +61,11 @@ class PartitionManager:
         return tracked.seen(partition=partition, exclusive=exclusive)
 
     def listen(self) -> None:
-        """Wakes the audit when the kernel has changed a partition, from now on."""
+        """Starts to wake the audit when the kernel changes a partition."""
         self._watch.listen(self._changed_by_kernel)
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops watching."""
         self._watch.close()
 
     def _changed_by_kernel(self, changed: set[str]) -> None:
@@ -70,16 +79,19 @@ class PartitionManager:
             self._reconciler.signals.audit.set()
 
     def suspect(self, tracked: Tracked) -> None:
-        """A partition was found broken: it is looked at again, after its siblings."""
+        """Marks a partition that was found invalid: take_changed() returns it again, after its siblings."""
         self._changed.add(tracked.identity.cgroup)
 
     def suspect_all(self, hanging: Iterable[Tracked]) -> None:
-        """Looks again at partitions whose job hangs: its outcome is lost, and the audit leaves partitions out."""
+        """Marks the containers whose job hangs, since the outcome of the job is lost.
+
+        Without this they would not be audited again at each tick, since audits leave out valid partitions.
+        """
         for tracked in hanging:
             self.suspect(tracked)
 
     def follow(self) -> None:
-        """Follows the partitions that there are now. Those that cannot be opened are tried again with the next news."""
+        """Watches the present partitions. If a partition file cannot be opened, the next round retries it."""
         if self._followed != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.alive]
             if ended := self._watch.follow(live):
@@ -87,9 +99,10 @@ class PartitionManager:
             self._followed = self._state.changes if self._watch.follows(live) else -1
 
     def take_changed(self) -> list[str]:
-        """Returns the containers whose partition the kernel has changed, after what else lives in their pods.
+        """Returns the containers to audit after the kernel has changed partitions: those of their pods.
 
-        What makes a partition invalid is a sibling with CPUs of it; that one must leave them first.
+        Partitions come last: an overlapping sibling is what invalidates a partition, so it must be moved before the
+        partition is restored.
         """
         if not self._changed or self._clock() < self._next_repair:
             return []
@@ -100,7 +113,10 @@ class PartitionManager:
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def settle(self, *, always: bool = False) -> None:
-        """Takes back what ended partitions have left above them, if one has ended."""
+        """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.
+
+        With ``always``, it does so without a change. It also checks whether the kernel has lost CPUs.
+        """
         if not (self._unsettled or always) or not self._state.host.partitions:
             return
         self._unsettled = False
@@ -110,17 +126,17 @@ class PartitionManager:
             return settle(self._tree), lost_cpus(self._tree, online)
 
         done = await self._reconciler.work("cgroups above partitions", work)
-        # Without a result the kernel hangs, or every thread was busy.
+        # There is no result if the kernel call hangs or every thread is busy.
         failure, found = done[0] if done else ("the kernel does not answer", None)
         if found is not None:
-            # A CPU that is just going offline is not lost; the next tick tells.
+            # A CPU that is just going offline is not lost, so a CPU counts as lost if two readings show it.
             lost, self._suspect = found & self._suspect, found
             self._unsettled = self._unsettled or bool(found - lost)
             if lost and not self._state.kernel_damage:
                 self._state.forbid_partitions(lost_text(lost))
                 _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})
         if failure and failure != self._unsettled_for:
-            text = "the exclusive CPUs of cgroups above partitions cannot be corrected"
+            text = "the exclusive CPUs of cgroups above partitions cannot be reduced"
             _log.warning(text, extra={"error": failure})
         self._unsettled_for = failure
         self._unsettled = self._unsettled or bool(failure)

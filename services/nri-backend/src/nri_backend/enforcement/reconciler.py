@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Applies the state to cgroups, and what cgroups show to the state."""
+    """Applies the state to cgroups, and stores the observations of cgroups in the state."""
 
     def __init__(self, state: NodeState, deps: Deps, signals: Signals) -> None:
         self.signals = signals
@@ -48,17 +48,17 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """CPUs that the job at work writes, by container."""
+        """CPUs that the running job writes, by container."""
         self._unreported: set[str] = set()
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(stay_open=not full) for full in (False, True)}
-        """For audits of containers, with limits (True) or without."""
+        """Change detectors for audits of containers, with limits (True) or without."""
         self.group_detector = detector(stay_open=False)
-        """For audits of cgroups above containers."""
+        """Change detector for audits of cgroups above containers."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Kernel calls that hang."""
+        """Texts about kernel calls that hang."""
         return tuple(
             f"the kernel has not answered for {seconds:.0f} s about {tracked.identity.cgroup if tracked else name}"
             for name, seconds in self._worker.stuck.items()
@@ -89,7 +89,7 @@ class Reconciler:
         self._unreported.discard(container_id)
 
     async def reap(self, container_id: str) -> None:
-        """Asks the kernel whether a process lives of a container that has ended, and applies the answer.
+        """Reads from the kernel whether a process of an ended container lives, and applies the result to its phase.
 
         The cgroup of a sandbox is that of the pod, and does not show the processes of one container.
         """
@@ -105,10 +105,10 @@ class Reconciler:
             self.signals.progressed()
 
     async def apply(self, tracked: Tracked) -> Outcome:
-        """Applies the target of a container that is being started, and of the cgroups above it, as of its turn."""
+        """Applies the plan of a container that is being started. The plan is computed when the job begins."""
         if unaffected(self._state, tracked) and self._worker.free:
-            # Only hugepage limits, whose writes take no lock of the kernel that is held for long. A thread would take
-            # longer than the writes.
+            # The plan contains hugepage limits only. Their writes take no kernel lock that is held for long, and are
+            # faster than a switch to a thread.
             return self._start_step(tracked)[1]()
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked))
 
@@ -125,22 +125,23 @@ class Reconciler:
     def _others(self, tracked: Tracked) -> list[Tracked]:
         """Returns the containers whose CPUs a start reads: those that would have to leave the container's CPUs.
 
-        If the container is to be a partition, these are those of its own pod: the kernel moves all others, and makes no
-        partition whose CPUs a sibling has. One whose job hangs is where it was seen.
+        If the container is to be a partition, only containers of its own pod are read: the kernel moves all others, but
+        refuses a partition that overlaps with a sibling. A container whose job hangs is left out, since the state
+        already contains all CPUs that it may be on.
         """
         found = not_on(self._state, tracked, in_pod=bool(self._state.partition_for(tracked)))
         stuck = self.stuck
         return [one for one in found if one.id not in stuck] if stuck else found
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Stores on which CPUs containers were seen at a start; None if the kernel did not show it."""
+        """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
         for container_id, cpus in views.items():
             one = self._state.get(container_id)
             if one is not None and one.observed.cpus is not None:
                 self._state.put(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
 
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
-        """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
+        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those it reached in this time."""
         state = self._state
         return await self.detectors[full].audited(
             lambda: self._steps(audit, [target(state, one, full=full, again=again) for one in state.started(ids)])
@@ -153,41 +154,42 @@ class Reconciler:
         return [(wanted.tracked.id, partial(how, self._tree, self._notes, wanted)) for wanted in targets]
 
     def _lose_sight(self, name: str) -> None:
-        """A container whose job hangs is where it was seen, or where the job puts it: nobody else may start there.
+        """Adds the CPUs that a hung job writes to the observed CPUs of its container: it may be on any of these.
 
-        One that was not seen yet stays unseen: it may be anywhere.
+        No claim container may start there. A container that was not seen yet stays unseen: it may be on any CPU.
         """
         tracked = self._state.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
             self._state.put(tracked.seen(cpus=tracked.observed.cpus | self._aims.get(name, frozenset())))
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
-        """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
+        """Audits cgroups above containers for 10 ms, as apply_some(). ``groups`` is as returned by groups_above()."""
         step = partial(audit_group, self._tree, self._notes)
         return await self.group_detector.audited(
             lambda: [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()]
         )
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Takes what a job has seen of a running container into the state."""
+        """Stores a job's observation of a running container in the state."""
         if (seen := outcome.observed) is None:
             if tracked.phase in ENDED:
-                # Whether a process of it lives is asked by reap().
+                # reap() decides about an ended container.
                 return
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE
             if tracked.observed.cpus or ran:
-                # It was there and is gone now: no process can live, although the runtime has not reported the end.
+                # The cgroup existed and is gone: no process can live, although the runtime has not reported the end.
                 self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=""))
             elif sandboxed := tracked.in_sandbox():
-                # It was never seen. In a virtual machine it has no cgroup on the node, and its pod's is looked at next.
+                # The cgroup was never seen. A container in a virtual machine has none on the node, so the next audit
+                # reads that of its pod.
                 self._state.put(sandboxed)
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
             return
         problem = "; ".join(outcome.left)
         if problem and problem != tracked.problem:
-            _log.warning("a cgroup is not as it must be", extra={**tracked.identity.names, "error": problem})
+            _log.warning("settings of a cgroup cannot be applied", extra={**tracked.identity.names, "error": problem})
         before = tracked.observed
         mems = before.mems if seen.mems is None else seen.mems
         limits = before.limits if seen.limits is None else seen.limits
@@ -198,15 +200,15 @@ class Reconciler:
         self._state.put(tracked)
 
     async def work(self, name: str, job: Callable[[], Result]) -> list[Result]:
-        """Runs a job on the cgroup tree when its turn comes; returns its result, or an empty list if it hangs."""
+        """Runs a job in the cgroup worker. Returns a list with its result, or an empty list if it hangs."""
         return await self._worker.work(lambda: [(name, job)])
 
     async def look(self, tracked: Tracked) -> Observed | None:
-        """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""
+        """Returns the effective CPUs and nodes of a container, or None if they cannot be read."""
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, tracked: Tracked) -> bool:
-        """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""
+        """Returns True if a process of the container lives, or if the kernel does not show whether one does."""
         if not tracked.identity.cgroup:
             return False
         try:
@@ -214,7 +216,7 @@ class Reconciler:
         except CgroupAccessError as error:
             if tracked.id not in self._unreported:
                 fields = {"id": tracked.id, "error": str(error)}
-                _log.warning("the kernel does not tell whether a container lives", extra=fields)
+                _log.warning("the kernel does not show whether a container lives", extra=fields)
                 self._unreported.add(tracked.id)
             return True
         self._unreported.discard(tracked.id)

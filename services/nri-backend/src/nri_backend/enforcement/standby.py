@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a standby does in the hooks: it follows every container and changes nothing, since another instance enforces.
+"""The hooks of a standby: it tracks every container and writes nothing, since another instance enforces.
 
 The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
-that no active instance has set up: at the creation, if the active instance should have answered before it, and at the
-start by what the kernel shows.
+that no active instance has set up. At the creation it does so only if the active instance must have answered before it.
+At the start it compares the effective CPUs and nodes of the cgroup with the claims.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from nri_backend.nri.model import Container, Resources
 
 
 class Standby:
-    """Checks what the active instance has done for a container."""
+    """Checks that an active instance has set up a container."""
 
     def __init__(
         self,
@@ -57,8 +57,9 @@ class Standby:
             seen = await self._shown(tracked, leader)
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
-        # At the creation it may have been asked before the active instance; now the answer is in what is stored. A
-        # partition was seen, or the active instance, which is asked later, makes it.
+        # At the creation the runtime may have called the standby before the active instance. Now the stored limits
+        # contain the active instance's answer. A partition was seen, or the active instance, which is called after this
+        # one, creates it.
         pins = tracked.stated.kubelet_pins
         limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
         tracked = replace(tracked, stated=limits).seen(partition=self._state.partition_for(tracked))
@@ -80,7 +81,7 @@ class Standby:
     def _leader(self) -> Leadership:
         """Returns the active instance as this one sees it.
 
-        Between getting the lock and the first audit of this instance there is none.
+        Between acquiring the lock and its first audit, this instance sees no active instance.
         """
         leader = self._leadership()
         return Leadership(fresh=False, first=True) if leader.own else leader

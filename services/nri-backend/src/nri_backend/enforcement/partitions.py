@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a container's cgroup a cpuset partition: the kernel then keeps everybody else off its CPUs. Every call blocks.
+"""Makes a container's cgroup a cpuset partition: the kernel then keeps all other containers off its CPUs. Blocking.
 
-What the kernel wants (kernel/cgroup/cpuset.c; measured in docs/adr/0013): the CPUs stand in ``cpuset.cpus.exclusive``
-of the cgroup and of all above it, and no two cgroups beside each other have the same there. What those above list stays
-when the container ends, and would forbid the CPUs to the next one in another QoS class.
+The kernel requires (kernel/cgroup/cpuset.c; measured in docs/adr/0013) that ``cpuset.cpus.exclusive`` of the cgroup and
+of every cgroup above it contains the CPUs, and that no two siblings have the same CPU in it. The cgroups above keep
+these CPUs when the container ends. The kernel would then refuse a partition with the same CPUs in another QoS class, so
+they are reduced to the CPUs of the remaining partitions (``settle``).
 
 A cgroup is made a partition only while it contains a process. When a runtime removes the cgroup of a container, the
 kernel first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
@@ -36,17 +37,18 @@ from nri_backend.node.privileges import sys_admin
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 _MEMBER: Final = "member"
 _NESTED: Final = 3
-"""How deep a kubelet's root may lie (--cgroup-root)."""
+"""Maximum depth of the kubelet's root cgroup (--cgroup-root)."""
 _DEEPEST: Final = 4 + _NESTED
-"""Cgroups from the root to a container."""
+"""Maximum number of cgroups from the root to a container."""
 _SECOND_LOOK_SECONDS: Final = 0.1
-# A slow job is passed by (worker.py): the next one must not tidy up what is being made. The kernel has one lock, too.
+# The worker begins another job while a kernel call hangs (worker.py). Without the lock, that job could release the
+# exclusive CPUs of a partition that is just being created. The kernel itself has one lock for all cpusets, too.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
 
 
 def partition_of(tree: CgroupTree, path: str) -> PartitionKind:
-    """Returns the valid partition that a cgroup is; empty for none."""
+    """Returns the partition type of a cgroup, or "" if it is not a valid partition."""
     try:
         text = tree.read(path, PARTITION) if path else ""
     except (CgroupGoneError, CgroupAccessError):
@@ -55,7 +57,7 @@ def partition_of(tree: CgroupTree, path: str) -> PartitionKind:
 
 
 def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
-    """Returns the CPUs of a partition."""
+    """Returns ``cpuset.cpus.exclusive`` of a partition, or an empty set if it cannot be read."""
     try:
         return tree.read_set(path, EXCLUSIVE) or frozenset()
     except (CgroupGoneError, CgroupAccessError):
@@ -63,9 +65,9 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
 
 
 def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
-    """Makes a cgroup a partition with these CPUs; returns why it is none, else "".
+    """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, else "".
 
-    What cannot be made leaves no trace. Raises CgroupGoneError if the cgroup is gone or no process lives in it.
+    After a failure the cgroup is a member again. Raises CgroupGoneError if the cgroup is gone or has no process.
     """
     with _CHANGING:
         return _made(tree, path, kind, cpus)
@@ -80,7 +82,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     except CgroupAccessError as error:
         reason = str(error)
     else:
-        # Of its CPUs some may be offline.
+        # Some of its CPUs may be offline.
         if left == kind and effective and effective <= cpus:
             return ""
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
@@ -91,12 +93,12 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
 
 def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int], *, valid: bool) -> None:
     if not valid:
-        # An invalid one that was told to be a root again would be moved off its CPUs.
+        # An invalid partition must become a member first: writing the type again would move it off its CPUs.
         tree.write(path, PARTITION, _MEMBER)
     try:
         _keep(tree, path, cpus)
     except CgroupAccessError:
-        # Somebody who has ended may still stand above, in another QoS class.
+        # The CPUs may still be reserved for an ended container in a cgroup of another QoS class.
         settle(tree)
         _keep(tree, path, cpus)
     if not tree.populated(path):
@@ -154,13 +156,16 @@ def _settle_top(tree: CgroupTree, top: str) -> str:
 
 
 def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
-    """Tells whether the kubelet's cgroups are here or, under a root of its own, a few levels below."""
+    """Returns True if this is the kubelet's cgroup, or if that is a few levels below (--cgroup-root)."""
     below = depth < _NESTED and any(_has_pods(tree, f"{path}/{child}", depth + 1) for child in tree.children(path))
     return "kubepods" in path.rpartition("/")[2] or below
 
 
 def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None:
-    """Returns the CPUs that no cgroup has, those of a partition that did not end with its cgroup; None if unknown."""
+    """Returns the online CPUs that are in no cgroup, or None if that is unknown.
+
+    They belong to a partition that the kernel did not end when it removed the cgroup.
+    """
     try:
         taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
         free = tree.read_set("", _EFFECTIVE)
@@ -172,7 +177,7 @@ def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None
 def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs that the kernel had lost before this process started.
 
-    One that is just going offline is not lost: if there are any, it looks again after a tenth of a second.
+    A CPU that is just going offline is not lost. If any CPU seems to be, the files are read again after 0.1 s.
     """
     found = lost_cpus(tree, online)
     if not found:
@@ -182,7 +187,7 @@ def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
 
 
 def lost_text(cpus: frozenset[int]) -> str:
-    """Returns what it means that the kernel has lost CPUs, and the remedy."""
+    """Returns the problem text for lost CPUs, with the remedy."""
     return (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
         "may panic when another one is made, so none is made on this node any more: drain and reboot it "
@@ -191,7 +196,10 @@ def lost_text(cpus: frozenset[int]) -> str:
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
-    """Returns the CPUs of partitions in a cgroup, itself included. From the bottom up: none is ever cut."""
+    """Reduces the exclusive CPUs of a cgroup to those of the partitions in it. Returns these CPUs.
+
+    A cgroup that is a partition is left as it is. Children come first, so that no CPU of a partition is removed.
+    """
     kept = tree.read_set(path, EXCLUSIVE)
     if not kept or depth > _DEEPEST:
         return kept or frozenset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's files of cgroups (cgroup-v2.rst), and nothing about what they should say. Every call blocks."""
+"""Reads and writes cgroup files (cgroup-v2.rst). It knows nothing about their desired content. Every call blocks."""
 
 import contextlib
 import copy
@@ -17,14 +17,14 @@ from nri_backend.limits.difference import Limit
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
 MOST_CHILDREN: Final = 4096
-"""Cgroups in one cgroup that are listed; a node has some hundred pods."""
+"""Maximum number of children of a cgroup that are listed; a node has some hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
-# The kernel tells of a cgroup that was removed while its file is open, or between open and use.
+# Errors for a cgroup that does not exist, also if it was removed after the file was opened.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
 
 Seen = dict[tuple[str, str], bytes | None]
-"""The content of files, by cgroup and name; None where there is no such file."""
+"""Content of files by cgroup and name; None for a file that does not exist."""
 
 
 class CgroupGoneError(Exception):
@@ -32,14 +32,14 @@ class CgroupGoneError(Exception):
 
 
 class CgroupAccessError(Exception):
-    """The kernel refused a read or a write, or a file says what no kernel writes."""
+    """The kernel has refused a read or a write, or the content of a file cannot be parsed."""
 
     def __init__(self, file: str, reason: str, text: str = "") -> None:
         super().__init__(f"{file}: {reason}{f' when {text} was written' if text else ''}")
 
 
 class MissingFileError(CgroupAccessError):
-    """The cgroup exists without this file: the parent has not switched the controller on, or the kernel is too old."""
+    """The cgroup exists without this file: the controller is not enabled in the parent, or the kernel is too old."""
 
     def __init__(self, directory: str, name: str) -> None:
         controller, parent = name.partition(".")[0], directory.rpartition("/")[0]
@@ -53,25 +53,26 @@ class MissingFileError(CgroupAccessError):
 
 
 class CgroupTree:
-    """The cgroup hierarchy below a root. Paths are relative to it, as cgroup_path gives them."""
+    """The cgroup hierarchy below a root. Paths are relative to the root, as container_directory() returns them."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self.seen: Seen | None = None
-        """What was read, where that is kept."""
+        """Content of the files that were read, if this is a recording tree; else None."""
         self._capable = False
 
     def recording(self) -> Self:
-        """Returns the same tree, which keeps what is read."""
+        """Returns a view of the same tree that stores the content of every file it reads in ``seen``."""
         twin = copy.copy(self)
         twin.seen = {}
         return twin
 
     def leaf(self, path: str) -> str:
-        """Returns the sub-cgroup that crun made in a container's cgroup, "" where there is none.
+        """Returns the sub-cgroup that crun has created in a container's cgroup, or "" if there is none.
 
-        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup); processes are
-        there alone. A container that may write to its cgroup can make one of that name, too.
+        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup); all processes are
+        in that sub-cgroup. A container that may write to its cgroup can create a cgroup with this name as well, so the
+        sub-cgroup only counts if no process is directly in the container's cgroup.
         """
         leaf = f"{path}/container"
         if not os.path.isdir(f"{self.root}/{leaf}"):  # noqa: PTH112
@@ -82,7 +83,7 @@ class CgroupTree:
             return leaf
 
     def inode(self, path: str) -> int | None:
-        """Returns the inode of a cgroup, which no other one has as long as the machine runs; None if there is none."""
+        """Returns the inode of a cgroup, which is unique until the next reboot, or None if there is no such cgroup."""
         try:
             return os.stat(f"{self.root}/{path}").st_ino if path else None  # noqa: PTH116
         except OSError:
@@ -93,13 +94,16 @@ class CgroupTree:
         return os.path.exists(f"{self.root}/{path}/{name}")  # noqa: PTH110
 
     def is_mounted(self) -> bool:
-        """Tells whether the tree is there at all."""
+        """Returns True if the cgroup tree is mounted."""
         return os.path.exists(f"{self.root}/cgroup.controllers")  # noqa: PTH110
 
     def read(self, path: str, name: str) -> str:
-        """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupAccessError."""
+        """Returns a file's text without its end of line.
+
+        Raises CgroupGoneError, MissingFileError or CgroupAccessError.
+        """
         try:
-            # In two thirds of the time that open() and its read() take.
+            # This takes two thirds of the time of open() and read() on a file object.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = piece = os.read(descriptor, _PIECE_BYTES)
@@ -117,14 +121,15 @@ class CgroupTree:
         return data.decode(errors="replace").strip()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file in one system call. The same errors as of read()."""
+        """Writes a file in one system call. Raises the errors of read()."""
         if not text or not path:
-            # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
+            # An empty cpuset stands for that of the parent, and the root belongs to all processes: no caller writes
+            # either on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         self._put(path, name, text)
 
     def clear_exclusive(self, path: str) -> None:
-        """Lets a cgroup keep no CPUs for itself or for those below it. The same errors as of read()."""
+        """Removes all CPUs from ``cpuset.cpus.exclusive`` of a cgroup. Raises the errors of read()."""
         self._put(path, EXCLUSIVE, "\n")
 
     def _put(self, path: str, name: str, text: str) -> None:
@@ -150,7 +155,10 @@ class CgroupTree:
         return CgroupAccessError(f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
-        """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""
+        """Parses a file with a list of CPUs or nodes. Returns None if the cgroup exists without the file.
+
+        Raises CgroupGoneError or CgroupAccessError.
+        """
         try:
             return parse_cpu_list(self.read(path, name))
         except MissingFileError:
@@ -159,11 +167,11 @@ class CgroupTree:
             raise CgroupAccessError(f"{self.root}/{path}/{name}", str(error)) from error
 
     def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
-        """Returns the limits that exist, by file."""
+        """Parses the limits in those of the files that exist. Raises CgroupGoneError or CgroupAccessError."""
         found: dict[str, Limit] = {}
         for name in names:
             try:
-                # cpu.max holds a period behind its limit, which stays when the limit alone is written.
+                # cpu.max contains the period after the limit. A write of the limit alone does not change the period.
                 text = self.read(path, name).partition(" ")[0]
                 found[name] = None if text == "max" else int(text)
             except MissingFileError:
@@ -231,6 +239,6 @@ class CgroupTree:
             raise CgroupAccessError(self.root, "is not mounted") from None
 
     def kill(self, path: str) -> None:
-        """Kills every process of the cgroup at once. One that is gone is no error."""
+        """Kills every process of the cgroup at once. Does nothing if the cgroup does not exist."""
         with contextlib.suppress(CgroupGoneError):
             self.write(path, "cgroup.kill", "1")

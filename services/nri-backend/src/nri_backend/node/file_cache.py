@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files of cgroups said when all was as it must be, so that an audit need only see whether they still say it."""
+"""Caches the content of cgroup files from the last audit, so that the next audit only compares bytes.
+
+A reading is stored for each container or cgroup for which an audit has found no problem. As long as its files have the
+same content, and the desired values are the same, a new audit would find no problem either.
+"""
 
 import contextlib
 import os
@@ -12,24 +16,26 @@ from nri_backend.node.cgroups import Seen
 
 _MOST_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
-"""Files that stay open in one cache, and at most a quarter of those that the process may open. One file is read for
-most containers."""
+"""Maximum number of files that stay open in one cache, besides a quarter of the process's limit of open files. For most
+containers one file is read."""
 
 
 @dataclass(slots=True)
 class _Look:
     as_of: int
+    """Number of changes of the state when the desired values were computed."""
     seen: Seen
     opened: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Descriptors of the files, once they were compared; empty if they do not stay open."""
+    """Descriptors of the files, after their first comparison; empty if the files do not stay open."""
     closed: bool = False
+    """True if the reading was forgotten: files that are opened for it later must be closed again."""
 
 
 class FileCache:
-    """The files of one look at each container.
+    """The files of the last reading of each container or cgroup.
 
-    A file that stays open is read in 1 us, where to open and close it takes 6 more; but the kernel keeps a page of
-    memory for each. So they stay open only where looks are frequent and read few.
+    Reading a file that stays open takes 1 us; opening and closing it takes 6 us more. But the kernel uses a page of
+    memory for each open file, so files stay open (``stay_open``) only for audits that are frequent and read few files.
     """
 
     def __init__(self, root: str, *, stay_open: bool) -> None:
@@ -40,7 +46,7 @@ class FileCache:
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
     def keep(self, key: str, as_of: int, seen: Seen) -> None:
-        """Takes what a look has read in which nothing was wrong; ``as_of`` counts the changes of what is desired."""
+        """Stores a reading that showed no problem. ``as_of`` identifies the desired values it was compared with."""
         before = self._looks.get(key)
         if before is not None and before.seen == seen:
             before.as_of = as_of
@@ -52,17 +58,17 @@ class FileCache:
             _close(before)
 
     def comparable(self, keys: Collection[str], as_of: int) -> list[str]:
-        """Returns those of which nothing else is desired now than in their look."""
+        """Returns the keys whose desired values are the same as at their last reading."""
         return [key for key in keys if (look := self._looks.get(key)) is not None and look.as_of == as_of]
 
     def forget(self, keys: Collection[str]) -> None:
-        """Closes what is open of these."""
+        """Forgets the readings of these keys and closes their files."""
         for key in keys:
             if (look := self._looks.pop(key, None)) is not None:
                 _close(look)
 
     def retain(self, keys: Collection[str]) -> None:
-        """Forgets all but these."""
+        """Forgets the readings of all other keys."""
         self.forget(self._looks.keys() - set(keys))
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
@@ -93,7 +99,7 @@ class FileCache:
         return self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
 
     def differing(self, keys: Iterable[str]) -> list[str]:
-        """Returns those of which a file does not say what it said. Blocks."""
+        """Returns the keys of which a file has another content than at the last reading. Blocks."""
         looks = [(key, self._looks.get(key)) for key in keys]
         free = self._free()
         differing = []
@@ -108,18 +114,20 @@ class FileCache:
         try:
             if not stay_open or None in look.seen.values():
                 return all(self._read(*file) == data for file, data in look.seen.items())
-            # One by one: if the process may open no more files, those that are open are closed with the look. If the
-            # look is forgotten in the meantime, a number may be another file's by now; then the contents differ.
+            # Each descriptor is stored at once: if the process cannot open more files, the ones opened so far are
+            # closed when the reading is forgotten. If another thread forgets it in the meantime, the number of a
+            # descriptor may belong to another file by now; then the contents differ.
             for file, data in look.seen.items():
                 if (descriptor := look.opened.get(file)) is None:
                     descriptor = look.opened[file] = self._open(*file)
                 if os.pread(descriptor, _MOST_BYTES, 0) != data:
                     return False
         except OSError:
-            # The kernel says so of a descriptor when its cgroup was removed.
+            # The kernel returns ENODEV for an open file whose cgroup was removed.
             return False
         finally:
-            # Forgotten while the kernel held an open up: what was opened since then is nobody else's to close.
+            # The reading was forgotten while a call of this thread hung: no other code closes the files that were
+            # opened since then.
             if look.closed:
                 _close(look)
         return True

@@ -47,7 +47,7 @@ class MissingFileError(CgroupAccessError):
             "the kernel is older than 5.14"
             if controller == "cgroup"
             else f"the {controller} controller is not in {parent}/cgroup.subtree_control; "
-            "let kubelet or systemd switch it on there"
+            "let kubelet or systemd enable it there"
         )
         super().__init__(f"{directory}/{name}", f"does not exist: {remedy}")
 

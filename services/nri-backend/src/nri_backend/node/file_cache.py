@@ -16,8 +16,8 @@ from nri_backend.node.cgroups import Seen
 
 _MOST_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
-"""Maximum number of files that stay open in one cache, besides a quarter of the process's limit of open files. For most
-containers one file is read."""
+"""Maximum number of files that stay open in one cache. It is lower if a quarter of the process's limit of open files is
+lower. For most containers one file is read."""
 
 
 @dataclass(slots=True)

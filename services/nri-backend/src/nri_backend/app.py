@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the backend together and runs it: edges are built here and given to the cores, and every task begins here.
+"""Builds the backend from its parts and runs it. All tasks of the process are started here.
 
-The plugin connects to the runtime at once, whoever holds the lock: a standby knows every container when it takes over.
-Nothing here waits for the frontend. On leaving, tasks end first and the lock goes last, so that two never act at once.
+The plugin connects to the runtime before this instance holds the active lock, so that a standby knows every container
+when it becomes active. Nothing here waits for the frontend. At the end of the process all tasks end before the lock is
+released, so that two instances never enforce at the same time.
 """
 
 import asyncio
@@ -51,8 +52,8 @@ from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
-"""Problems in one lease; for more there is the log."""
-# Enforcement works in two threads at a time; the others are for writes that hang (worker.py) and kills beside them.
+"""Maximum number of problems in a lease; the log contains all of them."""
+# Enforcement uses two threads at a time. The others are for writes that hang (worker.py), and for kills.
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
@@ -62,11 +63,11 @@ _NOT_READY: Final = Page(b"not synchronised with the container runtime; see the 
 
 
 class EssentialTaskError(Exception):
-    """A task has ended that this process cannot do without."""
+    """A task that must run as long as the process has ended."""
 
 
 class Backend:
-    """One instance. Building it opens nothing."""
+    """One instance of the backend. Its constructor opens no sockets and takes no lock."""
 
     def __init__(self, settings: Settings, lock: ActiveLock, instance: str, privileges: Privileges) -> None:
         self._settings = settings
@@ -90,7 +91,7 @@ class Backend:
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
         self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
-        # It tells who is woken by changes.
+        # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
             state.forbid_partitions(lost_text(lost))
@@ -106,11 +107,11 @@ class Backend:
         )
 
     async def answered(self) -> None:
-        """Waits for the hooks that are at work: a start that is cut off kills its container."""
+        """Waits for running hooks: if a start were cancelled, its container would be killed."""
         await self._session.drain(REQUEST_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """Returns everything that has to run for ever, by name."""
+        """Returns the tasks that run until the process ends, by name."""
         return {
             "runtime": self._session.run_forever(partial(dial, self._settings.config.nri_socket)),
             "enforcement": self._enforcer.run_forever(),
@@ -121,18 +122,18 @@ class Backend:
         }
 
     def pages(self) -> Pages:
-        """Returns what the kubelet may ask for."""
+        """Returns the pages of the kubelet's probes."""
         return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
-        """Tells whether the pod is ready: synchronised with the runtime, active or not."""
+        """Returns True if the pod is ready: synchronized with the runtime, as active instance or as standby."""
         link = self._session.status
         missing = f"not synchronised with the container runtime at {self._settings.config.nri_socket}"
         problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
         return not self._readiness.update(problems)
 
     def link_changed(self, status: LinkStatus) -> None:
-        """The connection to the runtime came, was synchronised, or went."""
+        """Handles a new status of the connection to the runtime: connected, synchronized, or lost."""
         self._enforcer.runtime = status
         self._lock.set_serving(serving=status.synchronized)
         self._news.set()
@@ -143,11 +144,11 @@ class Backend:
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
-        # The frontend waits to hear who still uses a claim that it has released.
+        # For a claim that it is releasing, the frontend waits for a report of the containers that still use it.
         self._news.set()
 
     def status(self) -> BackendStatus:
-        """Returns the lease as of now."""
+        """Returns the present lease."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         exclusivity = "partition" if pool.by_kernel else "pool"
@@ -184,7 +185,7 @@ class Backend:
 
     @property
     def pool_reason(self) -> str:
-        """Why the backend makes no partitions although the configuration allows or demands them; "" if it does."""
+        """Reason why the backend creates no partitions although the configuration allows them; else empty."""
         asked = self._settings.config.cpu_exclusivity == "pool"
         return "" if asked else self._enforcer.state.host.obstacle
 
@@ -211,8 +212,9 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
 
 
 def _settle_memory() -> None:
-    # A full collection looks at the 40,000 objects of the imported libraries, 28 ms here and a hook has 50; frozen they
-    # are never looked at again (3 us). What is left makes few cycles, so it is collected less often.
+    # A full collection visits the 40,000 objects of the imported libraries, which takes 28 ms; a hook has 50 ms. Frozen
+    # objects are not visited again, and a full collection takes 3 us. The others contain few reference cycles, so
+    # collections may be less frequent.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 20)
@@ -224,13 +226,13 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     except Exception as error:
         error.add_note(f"in the task {name}")
         raise
-    raise EssentialTaskError(f"the task {name} ended, which it never should")
+    raise EssentialTaskError(f"the task {name} ended unexpectedly")
 
 
 async def run(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT.
+    """Runs the backend until SIGTERM or SIGINT.
 
-    Raises PreflightError, HostError or OSError when it cannot start, an ExceptionGroup when an essential task dies.
+    Raises PreflightError, HostError or OSError if it cannot start, or an ExceptionGroup if an essential task ends.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -242,7 +244,7 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # Before the first other thread: capabilities are inherited by threads.
+    # This changes the capabilities of the present thread, which new threads inherit, so it comes before all threads.
     tree = CgroupTree(config.cgroup_root)
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:
@@ -259,7 +261,7 @@ async def run(settings: Settings) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_essential(name, w), name=name) for name, w in backend.tasks().items()]
             await stop.wait()
-            _log.info("leaving", extra={"instance": instance})
+            _log.info("stopping", extra={"instance": instance})
             await backend.answered()
             for task in running:
                 task.cancel()
@@ -274,7 +276,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code: 0 asked to leave, 1 could not start or go on, 2 unusable settings."""
+    """Runs the command. Returns the exit code: 0 after SIGTERM or SIGINT, 1 after a failure, 2 for invalid settings."""
     try:
         settings = load_settings(sys.argv[1:] if arguments is None else arguments)
     except (UsageError, ConfigError) as error:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ttrpc: takes received bytes, yields calls or answers, and returns bytes to send. No socket and no clock in here.
+"""The ttrpc protocol without I/O: parses received bytes into calls or answers, and returns the bytes to send.
 
-On the wire are frames of a 10-byte header (length, stream id, type, flags; big endian) and a body. A stream begins with
-a request and ends with its response, and is then forgotten: that its id was used shows only in the highest id so far.
-The errors say whose fault it is: ours, the peer's, or a method's.
+A connection transmits frames of a 10-byte header (length, stream id, type, flags; big endian) and a body. A stream
+consists of a request and its response. After the response its id is forgotten; only the highest id so far is stored,
+since a client must use increasing ids. There is one exception for each cause of an error: OversizedError for a message
+of this process, PeerError for invalid bytes of the peer, StatusError for a method that has failed.
 """
 
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from nri_backend._pb import ttrpc_pb2
 _HEADER = Struct(">IIBB")
 HEADER_BYTES = _HEADER.size
 MAX_DATA = 4 << 20
-"""Bytes of data in one frame, header excluded (ttrpc channel.go, messageLengthMax)."""
-# No runtime writes more than 16 MiB at once, not even those that do not check the limit (NRI before 0.7). A longer
-# length means that frame boundaries are lost, and skipping up to 4 GiB would not find them again.
+"""Maximum length of the data in one frame in bytes, without the header (ttrpc channel.go, messageLengthMax)."""
+# No runtime writes more than 16 MiB at once, not even those that do not check MAX_DATA (NRI before 0.7). So a larger
+# length shows that the frame boundaries are lost, and skipping up to 4 GiB would not find them again.
 _MAX_SKIPPED = 16 << 20
 
 REQUEST = 1
@@ -29,7 +30,7 @@ RESPONSE = 2
 
 
 class Code(IntEnum):
-    """The gRPC status codes that this project sends or looks at."""
+    """The gRPC status codes that this project sends or checks."""
 
     OK = 0
     CANCELLED = 1
@@ -44,11 +45,11 @@ class Code(IntEnum):
 
 
 class TtrpcError(Exception):
-    """A call cannot be made, or was not answered with success."""
+    """A call cannot be sent, or has failed."""
 
 
 class OversizedError(TtrpcError):
-    """A message that we were about to send is longer than the peer may read; nothing was sent."""
+    """A message to send is longer than the peer accepts. Nothing was sent."""
 
     def __init__(self, length: int) -> None:
         super().__init__(
@@ -57,11 +58,11 @@ class OversizedError(TtrpcError):
 
 
 class PeerError(TtrpcError):
-    """The peer's bytes are not the protocol; the connection cannot be used any longer."""
+    """The peer has sent bytes that are not ttrpc. The connection cannot be used any longer."""
 
 
 class StatusError(TtrpcError):
-    """A call was answered with an error status. A method that is served raises it to answer so."""
+    """A call was answered with an error status. A served method raises it to return that status."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -71,46 +72,47 @@ class StatusError(TtrpcError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Which method is called, with what, and how long the caller waits (nanoseconds; 0 is for ever)."""
+    """A method call: service, method, serialized request, and the caller's timeout."""
 
     service: str
     method: str
     payload: bytes
     timeout_ns: int = 0
+    """Timeout in nanoseconds; 0 for none."""
     stream_id: int = 0
-    """Where the answer to a call that was received belongs."""
+    """Stream of a received call, to which the answer belongs."""
 
 
 class Frame(NamedTuple):
-    """One whole frame."""
+    """One complete frame."""
 
     stream_id: int
     type: int
     length: int
     data: bytes | None
-    """None for more than MAX_DATA: thrown away, while the connection lives on."""
+    """Body, or None if it was longer than MAX_DATA. Such a body is discarded, and the connection stays usable."""
 
 
 def encode_frame(stream_id: int, frame_type: int, data: bytes) -> bytes:
-    """Header and data; raises OversizedError when the peer would refuse to read it."""
+    """Serializes a frame. Raises OversizedError if the data are longer than the peer accepts."""
     if len(data) > MAX_DATA:
         raise OversizedError(len(data))
     return _HEADER.pack(len(data), stream_id, frame_type, 0) + data
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, whatever pieces it comes in."""
+    """Splits a byte stream into frames. The stream may be received in pieces of any size."""
 
     __slots__ = ("_buffer", "_skipped")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        """Begins with a header, but for what has come of it so far."""
+        """Received bytes that are not parsed yet, beginning with a frame header."""
         self._skipped = 0
-        """Bytes of the present frame, one over the limit, that were thrown away."""
+        """Number of discarded bytes of the present frame, if it is longer than MAX_DATA."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Takes the next bytes; yields what is complete now. Must be exhausted. Raises PeerError for nonsense."""
+        """Adds received bytes and yields the complete frames. Must be exhausted. Raises PeerError for invalid bytes."""
         self._buffer += data
         while (frame := self._next()) is not None:
             yield frame
@@ -131,7 +133,7 @@ class FrameReader:
         return Frame(stream_id, frame_type, length, data)
 
     def _skip(self, length: int) -> bool:
-        """Throws away what has come of a frame over the limit; tells whether that was all of it."""
+        """Discards the received bytes of a frame that is too long. Returns True if it was received completely."""
         end = min(HEADER_BYTES + length - self._skipped, len(self._buffer))
         del self._buffer[HEADER_BYTES:end]
         self._skipped += end - HEADER_BYTES
@@ -143,16 +145,19 @@ class FrameReader:
 
 
 def encode_call(call: Call) -> bytes:
-    """The data of a request frame."""
+    """Serializes a call as the data of a request frame."""
     return ttrpc_pb2.Request(
         service=call.service, method=call.method, payload=call.payload, timeout_nano=call.timeout_ns
     ).SerializeToString()
 
 
 def encode_answer(answer: bytes | StatusError) -> bytes:
-    """The data of a response frame. An error carries no payload: a Go client decodes it before it sees the status."""
+    """Serializes an answer as the data of a response frame.
+
+    An error has no payload: a Go client would decode the payload before it checks the status.
+    """
     if isinstance(answer, StatusError):
-        # The text may quote what a pod's author wrote, which need not be encodable.
+        # The text may quote a pod's author, and contain characters that cannot be encoded.
         text = answer.message.encode(errors="replace")
         status = ttrpc_pb2.Status(code=answer.code, message=text.decode())
         return ttrpc_pb2.Response(status=status).SerializeToString()
@@ -160,7 +165,7 @@ def encode_answer(answer: bytes | StatusError) -> bytes:
 
 
 def decode_answer(data: bytes) -> bytes | StatusError:
-    """Reads the data of a response frame: the payload, or the error. An answer that cannot be read is INTERNAL."""
+    """Parses the data of a response frame: the payload, or the error. Data that cannot be parsed are INTERNAL."""
     try:
         response = ttrpc_pb2.Response.FromString(data)
     except DecodeError as error:
@@ -171,22 +176,22 @@ def decode_answer(data: bytes) -> bytes | StatusError:
 
 
 class ServerConnection:
-    """The side that is called."""
+    """The server side of a connection, which receives calls."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
         self._last_id = 0
-        """The highest stream id used so far."""
+        """Highest stream id used so far."""
         self._open: set[int] = set()
-        """Streams without an answer yet."""
+        """Streams whose call is not answered yet."""
 
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
-        """Takes the next bytes; yields calls to answer, and as bytes to send the rejections of calls that broke a rule.
+        """Adds received bytes; yields calls to answer, and rejections of invalid calls as bytes to send.
 
         Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """
         for frame in self._reader.feed(data):
-            # The protocol wants unknown types ignored; data frames are too, since NRI has only unary calls.
+            # The protocol requires that unknown types are ignored. So are data frames, since NRI has only unary calls.
             if frame.type == REQUEST:
                 yield self._request(frame)
 
@@ -209,20 +214,21 @@ class ServerConnection:
         try:
             request = ttrpc_pb2.Request.FromString(frame.data)
         except DecodeError as error:
-            # A Go server, too, answers the stream and carries on: only the body was bad, not the frame.
+            # The frame is valid, only its body is not: the stream is answered and the connection stays open, as in a Go
+            # server.
             return _refusal(frame, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
         self._open.add(frame.stream_id)
-        # Metadata is ignored.
+        # The metadata of the request is ignored.
         return Call(request.service, request.method, request.payload, request.timeout_nano, frame.stream_id)
 
 
 class ClientConnection:
-    """The side that calls, and just once: a plugin only asks to be registered."""
+    """The client side of a connection, for a single call: a plugin only calls RegisterPlugin."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
         self._stream_id = 0
-        """Of the call without an answer yet; 0 for none."""
+        """Stream of the call that is not answered yet; 0 for none."""
 
     def call(self, call: Call) -> bytes:
         """Returns the call as bytes to send. Raises OversizedError."""
@@ -231,7 +237,7 @@ class ClientConnection:
         return frame
 
     def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
-        """Takes the next bytes; yields the answer once it is complete: a payload or an error.
+        """Adds received bytes; yields the answer when it is complete: a payload or an error.
 
         Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """

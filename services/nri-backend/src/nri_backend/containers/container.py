@@ -4,7 +4,7 @@
 The three parts change at different times and come from different sources, so each is a frozen value of its own.
 ``Identity`` is fixed by the runtime when the container is created. The entitlement follows from the claim records and
 is computed again whenever one of them changes. ``Observation`` is the last reading of the container's cgroup. The phase
-(lifecycle.py) says which of them can be relied on.
+(lifecycle.py) determines which of them are valid.
 """
 
 from collections.abc import Mapping
@@ -94,11 +94,11 @@ class Tracked:
     """Limits as the runtime last sent them."""
     phase: Phase = Phase.CREATED
     entitlement: Entitlement = NOTHING
-    """Claims that it holds, and what they entitle it to."""
+    """Claims that the container holds, with the sum of their CPUs and memory."""
     orphaned: tuple[ClaimUse, ...] = ()
     """Claims of the entitlement whose record is gone or does not allow the use any more."""
     rejection: Rejection | None = None
-    """Reason why it may not hold every claim that it names. What it may hold is enforced all the same while it runs."""
+    """Rejection of claims that the container names and may not use. The rest is enforced all the same while it runs."""
     enforced: tuple[Held, ...] = ()
     """Claims that have been applied to its cgroup, as in its enforcement record."""
     fallback: str = ""

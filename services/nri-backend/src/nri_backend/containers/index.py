@@ -63,7 +63,7 @@ class ContainerIndex:
         return list(self._by_pod.get(pod_uid, _NO_CONTAINERS).values())
 
     def put(self, tracked: Tracked) -> Tracked | None:
-        """Inserts or replaces a container; returns what it replaces."""
+        """Inserts or replaces a container. Returns the replaced one, or None."""
         container_id, pod_uid = tracked.identity.id, tracked.identity.pod.uid
         before = self.by_id.get(container_id)
         if before is not None:

@@ -43,7 +43,7 @@ class NodeState:
         self.changes = 0
         """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
         self.told = False
-        """True once the runtime has listed its containers; before that they are unknown."""
+        """True after the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = ""
@@ -196,7 +196,7 @@ class NodeState:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
-        """Returns the container with its entitlement from the present records, and what follows from that."""
+        """Returns the container with its entitlement, rejection and excluded CPUs by the present records."""
         enforced = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self._claims(), enforced)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the runtime, each from top to bottom.
+"""The hooks that the runtime calls, each implemented by one method of Enforcer.
 
-CreateContainer: read the claim files, authorize the container, wait until no other container is on its CPUs, answer
-what it gets. StartContainer: the same again, since both may have changed, then apply the settings to the cgroup, verify
-them and record what was enforced; a container for which that fails is killed. The other hooks apply an event of the
-container's life (containers/lifecycle.py).
+CreateContainer reads the claim files, authorizes the container, waits until no other container is on its CPUs, and
+answers with the container's resources. StartContainer repeats these steps, since the claim files and the cgroups may
+have changed in the meantime. It then applies the settings to the cgroup, verifies them, and writes an enforcement
+record; if this fails, it kills the container. The other hooks apply an event of the container's life
+(containers/lifecycle.py).
 """
 
 import asyncio
@@ -113,7 +114,7 @@ class Enforcer:
         return stored_updates(containers, self.state) if self.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """Returns what the container gets, once no other container is on its CPUs. Raises RejectedError."""
+        """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
         await self.inputs.refresh()
         # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
         tracked = self.state.authorized(self._described(pod, container, include_claims=not self.active))
@@ -183,7 +184,8 @@ class Enforcer:
         if (tracked := self.state.get(container.id)) is None:
             return []
         if self.active:
-            # The count must include the kills of a container whose cgroup the audit has already found gone.
+            # This comes before the check of the phase: if the audit has already found the cgroup gone, the kills of
+            # the container are still counted here.
             await self._kills.look(tracked.identity.pod.uid, ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
@@ -229,7 +231,7 @@ class Enforcer:
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
     def _forget_earlier_attempts(self, tracked: Tracked) -> None:
-        """Forgets failed attempts to create the same container, whose end not every runtime reports."""
+        """Forgets failed attempts to create the same container: not every runtime reports their end."""
         for other in self.state.of_pod(tracked.identity.pod.uid):
             if other.phase is Phase.CREATED and other.identity.name == tracked.identity.name:
                 self.reconciler.forget(other.id)

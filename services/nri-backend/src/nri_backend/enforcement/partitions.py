@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a container's cgroup a cpuset partition: the kernel then keeps all other containers off its CPUs. Blocking.
+"""Makes a container's cgroup a cpuset partition: the kernel then keeps all other processes off its CPUs.
+
+Every function that takes a tree blocks.
 
 The kernel requires (kernel/cgroup/cpuset.c; measured in docs/adr/0013) that ``cpuset.cpus.exclusive`` of the cgroup and
 of every cgroup above it contains the CPUs, and that no two siblings have the same CPU in it. The cgroups above keep

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps cgroups in sync with the state: computes what they must contain, has it applied, and stores the outcome.
+"""Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
 Every change of a container's cgroup but ``cgroup.kill`` (start.py) goes through here, with a different scope: a hook
 for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a

@@ -211,8 +211,8 @@ class CgroupTree:
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup; none if it is gone.
 
-        Raises CgroupAccessError if they cannot be read, which does not mean that there are none, or are too many: a
-        part of them would look like all.
+        Raises CgroupAccessError if they cannot be read, or if there are more than MOST_CHILDREN: callers would take an
+        incomplete list for a complete one.
         """
         try:
             with os.scandir(f"{self.root}/{path}") as entries:

@@ -39,6 +39,10 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
     """The two files of the guard are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
+        # Neither an audit nor a new time stamp of the CDI directory may need a thread in the meantime.
+        node.enforcer._auditor._next.tick += 1000
+        await asyncio.sleep(0.05)
+        await node.enforcer.inputs.refresh(thorough=True)
         path, busy = node.make_cgroups(pod(), stored), threading.Event()
         loop = asyncio.get_running_loop()
         threads = [loop.run_in_executor(None, busy.wait) for _ in range(64)]

@@ -194,7 +194,7 @@ class RecordChange(Document):
 
     generation: int
     change: str
-    """``prepared``, ``updated``, ``restored``, ``released`` or ``quarantined``."""
+    """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``lost``."""
     driver: str
     uid: str
 

@@ -14,9 +14,9 @@ from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
-from numa_contract.reports import ClaimUse
+from numa_contract.reports import BackendStatus, ClaimUse
 
-from tests.rigs.builders import NODE, claim, cpus, memory, record
+from tests.rigs.builders import NODE, claim, cpus, memory, record, report
 from tests.rigs.frontend import Claims, Frontend, full_disk
 from tests.strategies.machines import machine
 
@@ -171,6 +171,32 @@ async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Fron
     again.now += 700
     await again.recovery.round()
     assert (again.cpus("u"), again.store.ledger.lost()) == (held, {})
+
+
+async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tmp_path: Path) -> None:
+    """Another instance prepared it, and its container was started just before: the report of that is on its way."""
+    api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
+    other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
+    await node.store.start()
+    lease = BackendStatus(
+        instance="j", generation=1, records=node.store.news.generation, active=True, synchronized=True
+    )
+    node.backend.renew(lease, [])
+    assert (await other.prepare("u")).error is None
+    held = other.cpus("u")
+    other.file("u").write_bytes(other.file("u").read_bytes()[:300])
+    async with asyncio.TaskGroup() as tasks:
+        preparing = tasks.create_task(node.prepare("v"))
+        await asyncio.sleep(0.3)
+        await node.recovery.round()
+        assert not preparing.done()
+        assert node.store.unconfirmed == {("dra.cpu", "u")} == node.store.ledger.absent
+        lease = lease.model_copy(update={"generation": 2, "records": node.store.news.generation})
+        node.backend.renew(lease, [report(unknownClaims=[use("u", held)]).model_dump(mode="json", by_alias=True)])
+        node.changed()
+        await node.recovery.round()
+    assert preparing.result().error is None
+    assert (node.cpus("u"), node.cpus("v") & held) == (held, frozenset())
 
 
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:

@@ -142,7 +142,7 @@ class Change:
     """A record appeared, changed or went."""
 
     kind: str
-    """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``freed``."""
+    """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined``, ``lost`` or ``freed``."""
     driver: str
     uid: str
 
@@ -161,6 +161,8 @@ class Transaction:
     """As in the ledger. An entry ends when the claim gets a record or is released."""
     unlisted: bool = False
     """As in the ledger."""
+    unconfirmed: frozenset[ClaimKey] = frozenset()
+    """Lost CPU claims of which a container may run that the reports do not contain yet. No CPUs are allocated then."""
     present: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that shall have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)

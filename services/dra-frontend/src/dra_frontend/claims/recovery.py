@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from numa_contract.config import Config
-from numa_contract.names import MEMORY_DRIVER, ClaimKey
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
@@ -102,10 +102,13 @@ class Recovery:
                     await self.round()
 
     async def attempted(self) -> None:
-        """Waits, for a few seconds at most, until every claim in the journal that has no file was asked for once."""
+        """Waits, for a few seconds at most, until every claim in the journal that has no file was asked for once.
+
+        Does not wait for those whose loss the backend has not confirmed: they are asked for after that.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):
-                while self._store.ledger.absent - self._asked:
+                while self._store.ledger.absent - self._asked - self._store.unconfirmed:
                     self._wanted.set()
                     await self._news.wait()
 
@@ -114,7 +117,8 @@ class Recovery:
         if not self._backend.live:
             return
         await self._part_overlaps()
-        lost = self._store.ledger.lost()
+        unconfirmed = self._store.unconfirmed
+        lost = {key: namespace for key, namespace in self._store.ledger.lost().items() if key not in unconfirmed}
         due = self._take_due(lost)
         named = {key: name for key in due if (name := self._store.name(key))[1]}
         turns = asyncio.Semaphore(_AT_ONCE)
@@ -240,6 +244,8 @@ def _prepare_lost(transaction: Transaction, judged: Judged, machine: Machine) ->
     key = (blank.driver, uid)
     if not transaction.certain or key not in transaction.ledger.lost():
         return False
+    if blank.driver == CPU_DRIVER and transaction.unconfirmed:
+        return False
     memory = claimed_memory(blank.results, inventory) if blank.driver == MEMORY_DRIVER else {}
     transaction.answered[key] = memory
     judged.view.check_usable(uid)
@@ -254,7 +260,7 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
     for key in transaction.answered.keys() - lost.keys():
         del transaction.answered[key]
     for key in keys if transaction.certain else ():
-        if key in lost and not transaction.ledger.users(key[1]):
+        if key in lost and key not in transaction.unconfirmed and not transaction.ledger.users(key[1]):
             transaction.release(*key)
 
 

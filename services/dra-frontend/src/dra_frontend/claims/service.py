@@ -113,10 +113,16 @@ class NodeClaims:
             except OSError as error:
                 return {one.view.claim.uid: _failure(one.view, error) for one in judged}
             if decided is None:
+                # The reports are incomplete, or older than the loss of a claim.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await news.wait()
                 problem = await self.backend_ready(deadline)
                 if problem or time() > deadline:
-                    problem = problem or "its reports keep changing"
+                    problem = problem or "its reports keep changing, or do not follow the loss of a claim's file"
                     return {one.view.claim.uid: _unenforced(one.view, problem) for one in judged}
+                if self._store.ledger.absent:
+                    await self._recovery.attempted()
             elif (
                 any(answer.error is not None for answer in decided.values())
                 and self._store.ledger.releasing
@@ -129,8 +135,14 @@ class NodeClaims:
                 return decided
 
     def _choose(self, judged: Sequence[Judged], transaction: Transaction) -> Answers | None:
+        """Returns the answers, or None if the backend's reports are incomplete or older than the loss of a claim."""
         if not transaction.certain:
             return None
+        if transaction.unconfirmed:
+            ledger = transaction.ledger
+            cpu_claims = [one.view.claim.uid for one in judged if one.blank.driver == CPU_DRIVER]
+            if not all(ledger.record(CPU_DRIVER, uid) for uid in cpu_claims):
+                return None
         answers: dict[str, Answer] = {}
         # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
         inventory = self._machine.inventory

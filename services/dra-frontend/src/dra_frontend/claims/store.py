@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.names import ClaimKey
+from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.reports import RecordChange, RecordsAnswer
 from numa_node.files import FileLock
 from numa_node.log import Complaints
@@ -88,6 +88,8 @@ class ClaimStore:
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     """Generation of the news of each release that still holds resources or that our backend has not read yet."""
+    _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
+    """Generation of the news of each lost CPU claim that our backend has not read yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
@@ -99,6 +101,23 @@ class ClaimStore:
     def journal_lost(self) -> bool:
         """True if the journal of former instances was lost and no instance has listed the claims since then."""
         return self._held.unlisted
+
+    @property
+    def unconfirmed(self) -> frozenset[ClaimKey]:
+        """Lost CPU claims whose loss the backend has not read yet: its reports may lack a container of theirs.
+
+        No CPUs are allocated in the meantime, since nothing else on the node contains those of the claims.
+        """
+        heard = self._heard
+        return frozenset(key for key, at in self._lost_at.items() if heard is not None and at > heard)
+
+    @property
+    def _heard(self) -> int | None:
+        """The generation of the news that the backend has read.
+
+        None if it cannot read them, or has not reported yet. Its reports are believed then.
+        """
+        return None if self._backend.status is None else self._backend.status.records
 
     def name(self, key: ClaimKey) -> Name:
         """Returns namespace and name of a claim that was prepared, empty where they are not known."""
@@ -154,11 +173,14 @@ class ClaimStore:
             certain = not backend.problem
             transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
             status = backend.status
-            # A backend that cannot read our news does not report how far it has read. Its reports count.
-            heard = status.records if status is not None else None
+            heard, transaction.unconfirmed = self._heard, self.unconfirmed
+            if heard is not None:
+                self._lost_at = {key: at for key, at in self._lost_at.items() if at > heard}
             unheard = frozenset(key for key, at in self._released_at.items() if heard is not None and at > heard)
             restoring = certain and status is not None and status.active
-            run = partial(self._run, transaction, change, unheard, restoring=restoring, thorough=thorough)
+            run = partial(
+                self._run, transaction, change, unheard, restoring=restoring, thorough=thorough, hears=heard is not None
+            )
             job = asyncio.get_running_loop().run_in_executor(None, run)
         except BaseException:
             self._lock.release()
@@ -176,6 +198,8 @@ class ClaimStore:
             self.news.publish(change)
             if change.kind == "released" and (change.driver, change.uid) in self._held.releasing:
                 self._released_at[change.driver, change.uid] = self.news.generation
+            if change.kind == "lost":
+                self._lost_at[change.driver, change.uid] = self.news.generation
 
     def _run(
         self,
@@ -185,8 +209,9 @@ class ClaimStore:
         *,
         restoring: bool,
         thorough: bool,
+        hears: bool,
     ) -> T:
-        self._load(transaction, unheard, thorough=thorough)
+        self._load(transaction, unheard, thorough=thorough, hears=hears)
         try:
             # Whether a file of metadata is gone is looked at only when everything is.
             if restoring and (transaction.vanished or thorough) and not self.detached:
@@ -196,8 +221,11 @@ class ClaimStore:
             self._write_journal(transaction)
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
-    def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool) -> None:
-        """Rereads directory and journal. What went missing without a release stays held."""
+    def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool, hears: bool) -> None:
+        """Rereads directory and journal. What went missing without a release stays held.
+
+        ``hears``: the backend reads the news of this instance.
+        """
         entries = self._journal.read()
         # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
@@ -212,6 +240,13 @@ class ClaimStore:
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]
+        # A container of a lost claim may have been started just before, with its report still on its way.
+        absent = transaction.present.keys() - transaction.files.keys()
+        lost = frozenset(key for key in absent - self._held.absent if key[0] == CPU_DRIVER)
+        transaction.changes += [Change("lost", *key) for key in sorted(lost)]
+        transaction.unconfirmed -= transaction.files.keys()
+        if hears:
+            transaction.unconfirmed |= lost
         # A release can have ended for another instance, whose backend has confirmed that no container is left, while
         # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt.
         known = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()

@@ -342,7 +342,7 @@ class Trace(Node):
             return
         claim.exists = False
         for driver in claim.drivers:
-            self.oracle.promises.pop((driver, claim.uid), None)
+            self.oracle.withdraw((driver, claim.uid))
         self.api.forget(claim.uid, ("gone", "deallocated", "replaced")[how])
         if how == 2:
             claim.document["metadata"]["uid"] = f"new-{claim.uid}"

@@ -228,7 +228,7 @@ class Node:
             if kind == "prepare":
                 self.oracle.unprepared.discard(key)
             else:
-                self.oracle.promises.pop(key, None)
+                self.oracle.withdraw(key)
 
     async def _run(self, call: Call, seconds: float) -> None:
         time = asyncio.get_running_loop().time
@@ -253,7 +253,7 @@ class Node:
             demand("internal error" not in text and "report this bug" not in text, text)
         elif call.kind == "unprepare":
             claim.called.discard(call.driver)
-            self.oracle.unprepared.add(key)
+            self.oracle.unprepare(key)
         else:
             demand(answer.devices, f"{key} was prepared without devices")
             near = claim.near if call.driver == CPU_DRIVER else frozenset()

@@ -120,6 +120,8 @@ class Oracle:
     promises: dict[Key, Promise] = field(default_factory=dict)
     unprepared: set[Key] = field(default_factory=set)
     """Claims whose last call was an Unprepare that succeeded."""
+    leaving: set[Key] = field(default_factory=set)
+    """Claims that were promised and are being unprepared or are deleted, while no Unprepare has succeeded."""
     running: dict[str, Running] = field(default_factory=dict)
     """Containers by the UID of their claim."""
     over_allocating: bool = False
@@ -145,6 +147,16 @@ class Oracle:
         """Without the journal, an allocated claim may be taken for a prepared one."""
         self.journal_was_lost = True
         self.unprepared.clear()
+
+    def withdraw(self, key: Key) -> None:
+        """Ends a promise because the claim is unprepared or deleted. The frontends release it later."""
+        if self.promises.pop(key, None) is not None:
+            self.leaving.add(key)
+
+    def unprepare(self, key: Key) -> None:
+        """Notes a successful answer to Unprepare."""
+        self.unprepared.add(key)
+        self.leaving.discard(key)
 
     def forget(self, remembered: Callable[[Key], bool]) -> None:
         """Notes which promises have lost everything that contains their CPUs."""
@@ -172,6 +184,7 @@ class Oracle:
         if promise.survives and key[1] not in self.running and known is None:
             demand(promise.cpus <= promise.near, f"{key} got {sorted(promise.cpus)}, joined to {sorted(promise.near)}")
         self.promises[key] = promise
+        self.leaving.discard(key)
 
     def note_capacity(self, capacity: Mapping[str, int]) -> None:
         """Takes the bytes that the node has before they change; claims may get their pages before the next check."""
@@ -186,16 +199,21 @@ class Oracle:
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
         pages since the last check; claims that have their pages keep them. So do those in ``kept``, UIDs of claims that
         are unprepared while the backend has not confirmed the end of their containers.
+
+        A claim in ``leaving`` whose file is lost is in none of these, but a frontend that remembers it still holds its
+        pages, and may write the file again: it is no new holder then, unless another claim got pages in the meantime.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]
         uids = {*files, *promised, *self.running, *kept}
         for device, size in capacity.items():
             holders = {uid: sizes[uid][device] for uid in uids if device in sizes.get(uid, {})}
-            new, total = holders.keys() - self._holders.get(device, frozenset()), sum(holders.values())
+            former = self._holders.get(device, frozenset())
+            new, total = holders.keys() - former, sum(holders.values())
             most = max(size, self._capacity.get(device, 0))
             demand(self.excused or not new or total <= most, f"{total} of {most} bytes of {device} promised: {holders}")
-            self._holders[device] = frozenset(holders)
+            leaving = frozenset(uid for driver, uid in self.leaving if driver == KINDS["memory"])
+            self._holders[device] = frozenset(holders) | (frozenset() if new else former & leaving)
         self._capacity = dict(capacity)
 
     def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:

@@ -279,6 +279,8 @@ class Trace(Node):
                 data[slot + 64 : slot + 80] = bytes(16)
             path.write_bytes(data)
         self.oracle.lose_journal()
+        for call in self.calls:
+            call.journal_was_lost = True
         self.disk.changed()
 
     async def do_lose(self) -> None:

@@ -53,6 +53,8 @@ class Call:
     claims: tuple[Claim, ...]
     instance: Instance
     task: "asyncio.Task[None]"
+    journal_was_lost: bool = False
+    """True if the journal was lost while the call was in flight: its release may have been written before the loss."""
 
 
 class Node:
@@ -253,7 +255,9 @@ class Node:
             demand("internal error" not in text and "report this bug" not in text, text)
         elif call.kind == "unprepare":
             claim.called.discard(call.driver)
-            self.oracle.unprepare(key)
+            # A release may be lost with the journal. The oracle forgets the answers before the loss for this reason.
+            if not call.journal_was_lost:
+                self.oracle.unprepare(key)
         else:
             demand(answer.devices, f"{key} was prepared without devices")
             near = claim.near if call.driver == CPU_DRIVER else frozenset()

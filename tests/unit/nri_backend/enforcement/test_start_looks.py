@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A start reads where other containers are, since they may have been moved after the last audit."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.nri.model import RejectedError
+from nri_backend.containers.container import Identity, Tracked
+from nri_backend.enforcement.apply import OtherContainers, occupants
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import pod
 from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import KernelTree
 from tests.rigs.partition_tree import PartitionTree
 
 EFFECTIVE = "cpuset.cpus.effective"
@@ -61,16 +64,15 @@ async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory
         assert node.cpus(first) == "5-7"
 
 
-async def test_a_start_is_rejected_if_the_cpus_of_another_container_cannot_be_read(memory: Path) -> None:
-    """The text names the container that may be on the CPUs."""
-    async with enforcing(Node(memory)) as node:
-        first, env = await run_others(node)
-        stored, _ = await node.create("b", *env, of="p2")
-        node.make_cgroups(pod("p2"), stored)
-        node.enforcer.starter.clear_seconds = 0.05
-        (node.kernel.path(first) / EFFECTIVE).write_text("no list")
-        with pytest.raises(RejectedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
-            await node.enforcer.start_container(pod("p2"), stored)
+@pytest.mark.parametrize("partition", [False, True])
+def test_a_container_whose_cpus_cannot_be_read_may_be_on_any(tmp_path: Path, partition: bool) -> None:
+    """The start then waits for it as for an occupant."""
+    tree = KernelTree(tmp_path / "cgroup")
+    tree.make("pod/a")
+    tree.unreadable["pod/a", EFFECTIVE] = errno.EIO
+    other = Tracked(Identity("a", "main", pod(), "pod/a"))
+    others = OtherContainers([other], {}, parse_cpu_list("0-7"), lambda _paths, _name: {})
+    assert occupants(tree, others, parse_cpu_list("2-3"), partition=partition) == {"a": None}
 
 
 async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory: Path) -> None:

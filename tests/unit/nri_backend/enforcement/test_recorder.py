@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enforcement records: what is known after a restart, which no pod can forge."""
+"""After a restart the backend reads from its enforcement records what it had enforced. No pod can forge a record."""
 
 import asyncio
 import shutil

@@ -63,7 +63,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The last reading of a container's cgroup. None where a file was not read yet or does not exist."""
+    """The last reading of a container's cgroup. A value is None if its file does not exist or was not read yet."""
 
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective``."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Identity, Tracked
-from nri_backend.enforcement.apply import OtherContainers, occupants
+from nri_backend.node.occupants import OtherCgroups, occupants
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
@@ -70,8 +69,7 @@ def test_a_container_whose_cpus_cannot_be_read_may_be_on_any(tmp_path: Path, par
     tree = KernelTree(tmp_path / "cgroup")
     tree.make("pod/a")
     tree.unreadable["pod/a", EFFECTIVE] = errno.EIO
-    other = Tracked(Identity("a", "main", pod(), "pod/a"))
-    others = OtherContainers([other], {}, parse_cpu_list("0-7"), lambda _paths, _name: {})
+    others = OtherCgroups({"a": "pod/a"}, {}, parse_cpu_list("0-7"), lambda _paths, _name: {})
     assert occupants(tree, others, parse_cpu_list("2-3"), partition=partition) == {"a": None}
 
 

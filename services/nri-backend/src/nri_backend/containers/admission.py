@@ -171,13 +171,11 @@ def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Rejection | None:
     return None
 
 
-def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection | None:
-    """Returns a rejection naming the containers that still run on these CPUs, or None if there are none.
+def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
+    """Returns a rejection that names the containers which still run on these CPUs, at least one.
 
     If one of them cannot be moved, the text contains the kernel's error and does not promise a move.
     """
-    if not occupants:
-        return None
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
     names = ", ".join(f"{one.identity.name} of pod {one.identity.names['pod']}" for one in named)

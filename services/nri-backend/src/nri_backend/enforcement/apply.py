@@ -11,12 +11,12 @@ get the original limit of the kubelet plus the amount that claims need.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
-from numa_contract.errors import MalformedError, shown
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
@@ -43,6 +43,7 @@ from nri_backend.limits.difference import (
     differences,
 )
 from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, MissingFileError, Seen
+from nri_backend.node.occupants import OtherCgroups, occupants, sandbox_cgroups
 from nri_backend.node.original_limits import OriginalLimits
 
 _log = logging.getLogger(__name__)
@@ -108,70 +109,7 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class OtherContainers:
-    """Containers that must not be on the CPUs of the one that is being started."""
-
-    containers: Sequence[Tracked]
-    sandboxes: Mapping[str, Collection[str]]
-    """For each container in a sandbox the cgroups beside it, as in sandbox_cgroups()."""
-    online: frozenset[int]
-    """Online CPUs."""
-    contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
-    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents()."""
-
-
-def occupants(
-    tree: CgroupTree, others: OtherContainers, own: frozenset[int], *, partition: bool
-) -> dict[str, frozenset[int] | None]:
-    """Returns the containers that are, or may be, on these CPUs, with the CPUs that the kernel shows of each.
-
-    ``partition``: the CPUs are to become a partition. A container whose configured CPUs all belong to other partitions
-    has the effective CPUs of its parent, these among them. The audit cannot move it, and need not: the kernel takes the
-    CPUs of a new partition from all others, unless the configured CPUs of a sibling overlap with it.
-    """
-    paths = {one.identity.id: one.identity.cgroup for one in others.containers if one.identity.cgroup}
-    read = others.contents({key: path for key, path in paths.items() if key not in others.sandboxes}, EFFECTIVE)
-    found: dict[str, frozenset[int] | None] = {}
-    for container_id, path in paths.items():
-        cpus = _cpus_in(read[container_id]) if container_id in read else None
-        if not cpus:
-            cpus = _shown_cpus(tree, path, others.sandboxes.get(container_id))
-        if cpus is None or (cpus & own and not (partition and _is_elsewhere(tree, path, own, others.online))):
-            found[container_id] = cpus
-    return found
-
-
-def _is_elsewhere(tree: CgroupTree, path: str, own: frozenset[int], online: frozenset[int]) -> bool:
-    """Returns True if a cgroup has configured CPUs that are online, and none of them is among ``own``."""
-    try:
-        configured = (tree.read_set(path, CPUS) or frozenset()) & online
-    except (CgroupGoneError, CgroupAccessError):
-        return False
-    return bool(configured) and configured.isdisjoint(own)
-
-
-@lru_cache(maxsize=64)
-def _cpus_in(content: bytes) -> frozenset[int] | None:
-    try:
-        return parse_cpu_list(content.decode(errors="replace").strip())
-    except MalformedError:
-        return None
-
-
-def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
-    """Returns the effective CPUs of a cgroup: empty if it is gone, None if the kernel does not show them."""
-    try:
-        paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
-        seen = [tree.read_set(one, EFFECTIVE) for one in paths]
-    except CgroupGoneError:
-        return frozenset() if tree.is_mounted() else None
-    except CgroupAccessError:
-        return None
-    return None if None in seen else frozenset().union(*filter(None, seen))
-
-
-def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: OtherContainers) -> Outcome:
+def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: OtherCgroups) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
@@ -181,7 +119,7 @@ def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: OtherCo
     done, entitlement = Outcome(target.tracked.id), target.tracked.entitlement
     if entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
         done.outside = True
-    elif others.containers:
+    elif others.paths:
         done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(target.partition))
     return done if done.outside or done.occupants else apply(tree, notes, target)
 
@@ -279,18 +217,6 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
         done.left.append(failure or text)
-
-
-def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
-    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
-
-    ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
-    pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.
-    """
-    children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
-    found = [path for path in children if tree.populated(path)]
-    own = [path for path in found if tree.has(path, CPUS)]
-    return own if len(own) == len(found) or beside else [pod]
 
 
 def _apply_sandbox(tree: CgroupTree, target: Plan, done: Outcome) -> None:
@@ -413,7 +339,7 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         found = observe(tree, leaf, desired, full=full)
         files = {file: wanted for file, wanted in desired.files.items() if file in (found.limits or {})}
         mems = desired.mems if found.mems is not None else frozenset[int]()
-        there = replace(desired, needs_cpuset=False, mems=mems, files=files)
+        there = replace(desired, needs_cpuset=False, exact=False, mems=mems, files=files)
         _repair(tree, leaf, there, found, partial(observe, tree, leaf, there, full=full), done)
     except CgroupGoneError:
         return

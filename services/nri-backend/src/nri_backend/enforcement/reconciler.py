@@ -20,7 +20,6 @@ from nri_backend.containers.overlap import not_on
 from nri_backend.containers.plan import Plan, group_plans, plan_at_start, target, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
-    OtherContainers,
     Outcome,
     audit,
     audit_group,
@@ -32,6 +31,7 @@ from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.inputs import Deps, Signals
 from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
+from nri_backend.node.occupants import OtherCgroups
 from nri_backend.node.original_limits import OriginalLimits
 from nri_backend.node.worker import CgroupWorker, Result, Step
 
@@ -118,7 +118,8 @@ class Reconciler:
         self._aims = {now.id: plan.desired.cpus}
         others = self._others(now)
         sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
-        seen = OtherContainers(others, sandboxes, self._state.host.online, self.detectors[False].contents)
+        paths = {one.id: one.identity.cgroup for one in others if one.identity.cgroup}
+        seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         apply = partial(start, self._tree, self._notes, plan, seen)
         return now.id, apply
 

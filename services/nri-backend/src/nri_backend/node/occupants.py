@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the cgroups whose processes are, or may be, on certain CPUs. Every call blocks."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.errors import MalformedError
+
+from nri_backend.limits.difference import CPUS, EFFECTIVE
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCgroups:
+    """Cgroups of the containers that must not be on the CPUs of the one that is being started."""
+
+    paths: Mapping[str, str]
+    """Paths by container id."""
+    sandboxes: Mapping[str, Collection[str]]
+    """For each container in a sandbox the cgroups beside it, as in sandbox_cgroups()."""
+    online: frozenset[int]
+    """Online CPUs."""
+    contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
+    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents()."""
+
+
+def occupants(
+    tree: CgroupTree, others: OtherCgroups, own: frozenset[int], *, partition: bool
+) -> dict[str, frozenset[int] | None]:
+    """Returns the containers that are, or may be, on these CPUs, with the CPUs that the kernel shows of each.
+
+    ``partition``: the CPUs are to become a partition. A container whose configured CPUs all belong to other partitions
+    has the effective CPUs of its parent, these among them. The audit cannot move it, and need not: the kernel takes the
+    CPUs of a new partition from all others, unless the configured CPUs of a sibling overlap with it.
+    """
+    read = others.contents({key: path for key, path in others.paths.items() if key not in others.sandboxes}, EFFECTIVE)
+    found: dict[str, frozenset[int] | None] = {}
+    for container_id, path in others.paths.items():
+        cpus = _cpus_in(read[container_id]) if container_id in read else None
+        if not cpus:
+            cpus = _shown_cpus(tree, path, others.sandboxes.get(container_id))
+        if cpus is None or (cpus & own and not (partition and _is_elsewhere(tree, path, own, others.online))):
+            found[container_id] = cpus
+    return found
+
+
+def _is_elsewhere(tree: CgroupTree, path: str, own: frozenset[int], online: frozenset[int]) -> bool:
+    """Returns True if a cgroup has configured CPUs that are online, and none of them is among ``own``."""
+    try:
+        configured = (tree.read_set(path, CPUS) or frozenset()) & online
+    except (CgroupGoneError, CgroupAccessError):
+        return False
+    return bool(configured) and configured.isdisjoint(own)
+
+
+@lru_cache(maxsize=64)
+def _cpus_in(content: bytes) -> frozenset[int] | None:
+    try:
+        return parse_cpu_list(content.decode(errors="replace").strip())
+    except MalformedError:
+        return None
+
+
+def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
+    """Returns the effective CPUs of a cgroup: empty if it is gone, None if the kernel does not show them."""
+    try:
+        paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
+        seen = [tree.read_set(one, EFFECTIVE) for one in paths]
+    except CgroupGoneError:
+        return frozenset() if tree.is_mounted() else None
+    except CgroupAccessError:
+        return None
+    return None if None in seen else frozenset().union(*filter(None, seen))
+
+
+def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
+    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
+
+    ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
+    pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.
+    """
+    children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
+    found = [path for path in children if tree.populated(path)]
+    own = [path for path in found if tree.has(path, CPUS)]
+    return own if len(own) == len(found) or beside else [pod]

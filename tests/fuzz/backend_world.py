@@ -74,12 +74,9 @@ class PoolKernel(KernelTree):
 
     power = Power()
 
-    def _put(self, path: str, name: str, text: str) -> None:
-        self.power.spend()
-        super()._put(path, name, text)
-
     def write(self, path: str, name: str, text: str) -> None:
         """Writes as the kernel would let the instance."""
+        self.power.spend()
         super().write(path, name, text)
         if name == "cgroup.kill":
             self.set(path, "cgroup.events", "populated 0\nfrozen 0")

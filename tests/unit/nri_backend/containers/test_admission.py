@@ -2,7 +2,7 @@
 """The answers to the creation and the update of a container, and the corrections of what the runtime has stored."""
 
 import pytest
-from nri_backend.containers.admission import adjustment, amendment, stored_updates
+from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import Identity, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
@@ -74,14 +74,14 @@ def test_a_created_container_gets_the_sum_of_its_claims() -> None:
 
 def test_an_empty_pool_is_not_sent_to_the_runtime() -> None:
     """An empty field means "no change" to the runtime."""
-    assert amendment(container_with(), node(online=0)) == Resources()
+    assert resources_for(container_with(), node(online=0)) == Resources()
 
 
 def test_the_answer_to_an_update_contains_hugepages_only_if_the_update_did() -> None:
     """containerd appends hugepage limits to its list instead of replacing them."""
     tracked = container_with(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
-    assert amendment(tracked, node()) == Resources(cpus="3", mems="1")
-    assert amendment(tracked, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
+    assert resources_for(tracked, node()) == Resources(cpus="3", mems="1")
+    assert resources_for(tracked, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
 
 
 @pytest.mark.parametrize(

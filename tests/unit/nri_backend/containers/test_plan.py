@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nri_backend.containers.admission import amendment
+from nri_backend.containers.admission import resources_for
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_at_start, target
+from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_at_start, plan_of
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import Raise
 from nri_backend.limits.difference import Host
@@ -58,7 +58,7 @@ def test_a_pods_hugepage_limit_is_the_sum_of_its_living_containers() -> None:
     state = node(one, two, far)
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
-    assert target(state, first, full=True).claimed == {TWO: 64 * MI}
+    assert plan_of(state, first, full=True).claimed == {TWO: 64 * MI}
     assert plan_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
     state.put(replace(second, phase=Phase.STOPPED))
     assert raised_files(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
@@ -117,7 +117,7 @@ def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> Non
     put(state, "known", *env_of(known), of="p2")
     put(state, "lost", *env_of(lost))
     found = group_plans(state, groups_above(state))
-    above = {path: target.lower for path, target in found.items() if target is not None}
+    above = {path: plan_of.lower for path, plan_of in found.items() if plan_of is not None}
     assert above == {POD: False, POD.replace("p1", "p2"): True, PODS: False, TOP: False}
 
 
@@ -125,12 +125,12 @@ def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() ->
     """Both depend on all claims of the container. Protection is set, because it only grows with further claims."""
     known = memory_record("m1", ("m", 0, 8 * MI, 4096), m={"limit": "claim", "protect": "low", "binding": "strict"})
     state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
-    desired = target(state, put(state, "alone", *env_of(known)), full=True).desired
+    desired = plan_of(state, put(state, "alone", *env_of(known)), full=True).desired
     assert (set(desired.files), desired.mems) == ({"memory.max", "memory.low"}, {0})
     both = state.authorized(put(state, "alone", *env_of(known), *env_of(lost)))
-    desired = target(state, both, full=True).desired
+    desired = plan_of(state, both, full=True).desired
     assert (set(desired.files), desired.mems) == ({"memory.low"}, set())
-    assert amendment(both, state) == Resources(cpus="0-7")
+    assert resources_for(both, state) == Resources(cpus="0-7")
 
 
 def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
@@ -162,7 +162,7 @@ def test_the_plan_of_a_quick_audit_contains_no_limits() -> None:
     """The audit of every tick compares CPUs and nodes only."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
     state = node(one)
-    quick = target(state, put(state, "a", *env_of(one)), full=False)
+    quick = plan_of(state, put(state, "a", *env_of(one)), full=False)
     assert (quick.desired.files, quick.claimed, quick.desired.mems) == ({}, None, {0})
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked, tracked_as
-from nri_backend.containers.index import weight
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.pool import Pool, divide
+from nri_backend.containers.state import weight
 from nri_backend.limits.difference import Host
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -42,7 +42,7 @@ def divided(
 ) -> Pool:
     """Divides eight CPUs on a kernel that supports partitions."""
     config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
-    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, map(weight, by))
+    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, filter(None, map(weight, by)))
 
 
 @given(CPUS, CPUS, CPUS)

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from nri_backend.claims.authorization import Reason
 from nri_backend.claims.entitlement import Held
 from nri_backend.containers.container import Tracked, tracked_as
-from nri_backend.containers.index import weight
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.overlap import misplaced, overlapping
 from nri_backend.containers.plan import cpuset_of
 from nri_backend.containers.pool import divide
-from nri_backend.containers.state import NodeState
+from nri_backend.containers.state import NodeState, weight
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
 from nri_backend.limits.difference import Host
 from numa_contract.cpuset import parse_cpu_list
@@ -120,7 +119,7 @@ def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str)
     state.put(replace(owner, phase=Phase.ENDING))
     assert [one.kind for one in state] == ["claim", "refused", "refused"], "a process of the owner may still run"
     state.drop("init") if end == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
-    now = {one.id: (one.kind, one.own_cpus) for one in state if one.alive}
+    now = {one.id: (one.kind, one.entitlement.cpus) for one in state if one.alive}
     assert now == {"main": ("claim", {2, 3}), "side": ("refused", set())}
     again = state.authorized(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
     assert again.rejection is not None, "the claim has a new owner"
@@ -166,7 +165,7 @@ def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None
     reported = report(lost)
     assert (reported.refused, [(use.uid, use.cpus) for use in reported.unknown_claims]) == ("", [("c1", {2, 3})])
     state.set_claim_files(files_of(ONE))
-    back = state.get(claim.id)
+    back = state.containers.get(claim.id)
     assert back is not None
     assert (back.orphaned, back.entitlement.cpus) == ((), {2, 3})
     state.set_claim_files({})
@@ -180,11 +179,11 @@ def test_only_containers_that_name_a_changed_file_are_authorized_again() -> None
     one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
     files = files_of(ONE, TWO)
     state.set_claim_files(files)
-    before = state.get("two")
+    before = state.containers.get("two")
     later = dict(files) | files_of(ONE.model_copy(update={"owner": one.identity.user}))
     state.set_claim_files(later)
-    assert state.get("one") != one
-    assert state.get("two") is before
+    assert state.containers.get("one") != one
+    assert state.containers.get("two") is before
     assert before == two
 
 
@@ -230,7 +229,7 @@ def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: 
     state = node(ONE)
     state.replace_containers([found])
     tracked = next(iter(state))
-    assert (tracked.own_cpus, tracked.entitlement.mems) == ({2, 3}, {1} if enforced else frozenset())
+    assert (tracked.entitlement.cpus, tracked.entitlement.mems) == ({2, 3}, {1} if enforced else frozenset())
     assert (tracked.kind, tracked.unsettled) == ("orphan" if enforced else "refused", not enforced)
     reported = report(tracked)
     assert ([use.uid for use in reported.claims], [use.uid for use in reported.unknown_claims]) == (["c1"], ["m1"])
@@ -244,7 +243,7 @@ def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
     state.replace_containers(twice)
     assert [tracked.identity.pod.uid for tracked in state] == ["p2"]
     state.drop("c1")
-    assert (state.of_pod("p1"), state.of_pod("p2"), misplaced(state)) == ([], [], [])
+    assert (state.containers.of_pod("p1"), state.containers.of_pod("p2"), misplaced(state)) == ([], [], [])
 
 
 @pytest.mark.fault("backend A13")
@@ -273,16 +272,16 @@ def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_show
     state.put(tracked_as(pod(), container("created")))
     rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.RUNNING)
     state.replace_containers([rival])
-    kept, other = state.get("old"), state.get("new")
+    kept, other = state.containers.get("old"), state.containers.get("new")
     assert kept is not None
     assert other is not None
-    assert (kept.phase, kept.own_cpus) == (Phase.LINGERING, {2, 3})
+    assert (kept.phase, kept.entitlement.cpus) == (Phase.LINGERING, {2, 3})
     assert other.rejection is not None
     assert other.rejection.reason is Reason.SHARED
     phases = {one.id: one.phase for one in state}
     assert phases == {"old": Phase.LINGERING, "plain": Phase.LINGERING, "new": Phase.RUNNING}
     state.replace_containers([replace(claim, phase=Phase.RUNNING)])
-    back = state.get("old")
+    back = state.containers.get("old")
     assert back is not None
     assert back.phase is Phase.RUNNING
 
@@ -326,22 +325,22 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
             tracked = state.authorized(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
             if tracked.rejection is None and not overlapping(state, tracked):
                 state.put(replace(tracked, phase=Phase.RUNNING).seen(cpus=tracked.entitlement.cpus))
-        elif event == "stop" and (found := state.get(id_)) is not None:
+        elif event == "stop" and (found := state.containers.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
         elif event == "drop":
             state.drop(id_)
         elif event == "sync":
             state.replace_containers([tracked for tracked in state if tracked.alive])
         running = [tracked for tracked in state if tracked.alive]
-        own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
+        own = [tracked.entitlement.cpus for tracked in running if tracked.entitlement.cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held
-        assert state.pool == divide(state.config, state.host, state.files.values(), map(weight, state))
+        assert state.pool == divide(state.config, state.host, state.files.values(), filter(None, map(weight, state)))
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             desired = cpuset_of(state, tracked)
             assert desired.cpus == desired.shown
-            assert desired.cpus == (tracked.own_cpus or state.pool.shared)
+            assert desired.cpus == (tracked.entitlement.cpus or state.pool.shared)
 
 
 def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:

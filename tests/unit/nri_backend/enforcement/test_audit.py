@@ -273,7 +273,7 @@ async def test_hooks_never_see_a_half_applied_synchronization(node: Node) -> Non
         tasks.create_task(create_and_remove("one", env, "p1", "2-3"))
         tasks.create_task(create_and_remove("two", other, "p2", "4-5"))
         tasks.create_task(create_and_remove("plain", (), "p3", "1,6-7"))
-    assert node.enforcer.state.get("web") is not None
+    assert node.enforcer.state.containers.get("web") is not None
 
 
 class CountingList(list[Any]):

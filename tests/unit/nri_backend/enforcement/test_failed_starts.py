@@ -89,7 +89,7 @@ async def test_a_start_is_rejected_if_the_record_disappears_during_it(node: Node
     with pytest.raises(RejectedError, match="this node has no record of it"):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
-    assert node.enforcer.state.get("claim") is None
+    assert node.enforcer.state.containers.get("claim") is None
 
 
 async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_moved(node: Node) -> None:

@@ -70,7 +70,7 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
     reported = node.reports["bad"]
     assert reported.refused
     assert [(use.uid, use.cpus) for use in reported.unknown_claims] == [("zz", frozenset())]
-    assert node.enforcer.state.get("bad") is None
+    assert node.enforcer.state.containers.get("bad") is None
     (entry,) = [vars(record) for record in caplog.records if record.getMessage() == "refused"]
     assert (entry["container"], entry["pod"], entry["reason"]) == ("main", "ns/p1", "no_record")
     assert "DRA_CPUSET_zz" in entry["error"]
@@ -106,7 +106,7 @@ async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_reject
 async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Node) -> None:
     """The audit has looked at the cgroup while the runtime was creating it."""
     stored, _ = await node.create("claim", *node.claim(ONE))
-    tracked = node.enforcer.state.get("claim")
+    tracked = node.enforcer.state.containers.get("claim")
     assert tracked is not None
     node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).seen(failure="cpuset.mems does not exist"))
     path = node.make_cgroups(pod(), stored)

@@ -94,7 +94,7 @@ async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_c
         node.claim(cpu_record("c2", "cpus=4-5", pods=["p3"]))
         await node.until(lambda: node.cpus(path) == "1,6-7")
         node.kernel.remove(path)
-        await node.until(lambda: node.enforcer.state.get("left") is None)
+        await node.until(lambda: node.enforcer.state.containers.get("left") is None)
 
 
 async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_has_ended(memory: Path) -> None:
@@ -208,7 +208,7 @@ async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path
         (memory / "hidden").rename(directory)
         node.kernel.set(path, "cpuset.cpus", "0-7")
         await node.until(lambda: node.reports["claim"].state == "running")
-        tracked = node.enforcer.state.get("claim")
+        tracked = node.enforcer.state.containers.get("claim")
         assert tracked is not None
         assert tracked.phase is Phase.RUNNING
         await node.until(lambda: node.cpus(path) == "2-3")
@@ -224,7 +224,7 @@ async def test_an_unreadable_sub_cgroup_does_not_hide_the_cpus_of_the_container(
             node.kernel.unreadable[f"{path}/{file}".rpartition("/")[0], file.rpartition("/")[2]] = errno.EACCES
             node.enforcer._auditor.request_audit()
             await node.until(lambda: any("dind" in problem for problem in node.enforcer.problems))
-            assert node.enforcer.state.get("dind").observed.cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
+            assert node.enforcer.state.containers.get("dind").observed.cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 
 

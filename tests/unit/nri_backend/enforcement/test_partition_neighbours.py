@@ -60,7 +60,7 @@ async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EBUSY
         with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
             await node.run("db", *env)
-        assert node.enforcer.state.get("db") is None
+        assert node.enforcer.state.containers.get("db") is None
         assert node.enforcer.state.pool.held == {2, 3}
         node.kernel.refused.clear()
         await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
@@ -149,7 +149,7 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
             await node.create("again", *env)
         assert node.partition(db) == "root"
         node.kernel.remove(db)
-        await node.until(lambda: (ended := node.enforcer.state.get("db")) is None or not ended.alive)
+        await node.until(lambda: (ended := node.enforcer.state.containers.get("db")) is None or not ended.alive)
         assert node.partition(await node.run("again", *env)) == "root"
 
 

@@ -386,7 +386,7 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, reconciler, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
-        tracked = node.enforcer.state.get("db")
+        tracked = node.enforcer.state.containers.get("db")
         assert tracked is not None
         assert await reconciler.work("db", partial(go_on.wait, 10)) == []
         file = node.kernel.path(db) / PARTITION

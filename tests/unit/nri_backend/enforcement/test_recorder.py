@@ -68,7 +68,7 @@ async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Pa
         env = node.claim(ONE)
         await node.run("claim", *env)
     async with restarted_with(memory, env, 0) as (node, _, _):
-        tracked = node.enforcer.state.get("claim")
+        tracked = node.enforcer.state.containers.get("claim")
         assert tracked is not None
         (held,) = tracked.enforced
         assert held.record is node.enforcer.state.files[held.key].record

@@ -57,7 +57,7 @@ async def test_a_claim_of_a_pod_in_a_sandbox_is_rejected(
             with pytest.raises(RejectedError, match=expected) as raised:
                 await start(node, of, *node.claim(record))
             assert "retries" not in str(raised.value)
-        assert node.enforcer.state.get("vm") is None
+        assert node.enforcer.state.containers.get("vm") is None
 
 
 @pytest.mark.parametrize("of", [KATA, GVISOR])

@@ -186,10 +186,10 @@ def test_exclusive_cpus_are_in_no_other_cpuset(
     containers = list(state)
     for one in containers:
         wanted = cpuset_of(state, one)
-        assert one.own_cpus <= wanted.cpus
+        assert one.entitlement.cpus <= wanted.cpus
         for other in containers:
             if other.id != one.id:
-                common = wanted.cpus & other.own_cpus
+                common = wanted.cpus & other.entitlement.cpus
                 assert not common or (other.observed.partition and other.identity.pod.uid != one.identity.pod.uid)
 
 

@@ -108,7 +108,7 @@ async def test_a_start_whose_occupant_has_ended_in_the_meantime_is_applied(memor
         node.kernel.during[f"{other}/cpuset.cpus.effective"] = [on_the_loop(ended)]
         node.enforcer.starter.clear_seconds = 0.0
         await node.enforcer.start_container(pod("p2"), stored)
-        started = node.enforcer.state.get("b")
+        started = node.enforcer.state.containers.get("b")
         assert started is not None
         assert (started.phase, node.cpus(path)) == (Phase.RUNNING, "2-4")
 

@@ -137,7 +137,7 @@ async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
             assert node.cpus(await node.run("again", *env)) == "2-3"
         tree.gate.set()
         await node.until(lambda: node.cpus(path) == "1,4-7")
-        assert node.enforcer.state.get("bad") is not None
+        assert node.enforcer.state.containers.get("bad") is not None
         await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))
 
 

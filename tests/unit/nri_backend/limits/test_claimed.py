@@ -18,8 +18,8 @@ from nri_backend.limits.claimed import (
     hugepage_limits,
     hugepage_raises,
     own_limit,
-    plan,
     protections,
+    raised_limits,
     unthrottled,
     with_reservation,
 )
@@ -173,7 +173,7 @@ class Group:
     def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
         """Runs one job, which the crash of the process may interrupt after each of its three steps."""
         raises = {} if raised is None else {MIN: raised}
-        wanted, self.notes, after = plan({MIN: self.limit}, self.notes, raises, lower=lower)
+        wanted, self.notes, after = raised_limits({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:
             self.limit = wanted[MIN].limit
         if dies_after >= 2:
@@ -239,18 +239,18 @@ def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, coun
 
 def test_the_reservation_limit_equals_the_limit_of_pages_in_use() -> None:
     """The value that the kubelet left in the file of reservations is ignored."""
-    made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
+    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
 
 
 def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
     """The container with the unknown claim may have reserved more than the limit of its pod."""
-    made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)}, lower=False)
+    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)}, lower=False)
     assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 
 
 def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
     """The next reading then reports it as absent. A raise that is not needed skips a missing file."""
-    made, _, _ = plan({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
+    made, _, _ = raised_limits({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

@@ -13,7 +13,7 @@ from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.claims.entitlement import Entitlement
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.claimed import claimed_bytes
+from nri_backend.limits.claimed import claimed_bytes, unthrottled
 from nri_backend.limits.difference import Observed
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
@@ -32,26 +32,22 @@ def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
     """Returns the answer for a container that is being created."""
     memory = tracked.entitlement.memory
     policy = memory.policy if memory is not None else None
-    return Adjustment(_resources(tracked, state, tracked.asked, huge=True), dict(tracked.entitlement.env), policy)
+    return Adjustment(resources_for(tracked, state, huge=True), dict(tracked.entitlement.env), policy)
 
 
-def amendment(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
-    """Returns the resources to answer an update with. With ``huge`` they include hugepage limits.
+def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
+    """Returns the resources to answer a creation or an update with. With ``huge`` they include hugepage limits.
 
-    Hugepage limits are left out if the update does not contain any: containerd appends a hugepage limit to its list
+    Hugepage limits are left out if an update does not contain any: containerd appends a hugepage limit to its list
     instead of replacing it.
     """
-    return _resources(tracked, state, tracked.asked, huge=huge)
-
-
-def _resources(tracked: Tracked, state: NodeState, asked: RuntimeLimits, *, huge: bool) -> Resources:
-    entitlement, memory = tracked.entitlement, tracked.entitlement.memory
+    entitlement, memory, asked = tracked.entitlement, tracked.entitlement.memory, tracked.asked
     maximum = memory.maximum if memory is not None else None
     lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
     return Resources(
         cpus=format_cpu_list(_cpus(tracked, state)),
-        mems=format_cpu_list(entitlement.mems),
-        cpu_quota=UNLIMITED if asked.cpu is not None and tracked.unthrottled else None,
+        mems=format_cpu_list(memory.nodes) if memory is not None else "",
+        cpu_quota=UNLIMITED if asked.cpu is not None and unthrottled(entitlement, tracked.stated.cpu) else None,
         memory_limit=maximum if lower else None,
         hugepage_limits=_hugepage_limits(entitlement, asked) if huge and memory is not None else {},
     )
@@ -61,9 +57,9 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     if tracked.identity.own_pod:
         # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
         return frozenset()
-    if own := tracked.own_cpus:
+    if own := tracked.entitlement.cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)
-    cpus = state.shared_by(tracked)
+    cpus = state.without_claim(tracked.excluded, own_pod=False)
     # If no CPU has to be excluded, the cpuset stays unset: the container may then also use CPUs that come online later.
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
@@ -82,13 +78,13 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """
     updates = []
     for container in containers:
-        if (tracked := state.get(container.id)) is None:
+        if (tracked := state.containers.get(container.id)) is None:
             continue
-        wanted, stored = amendment(tracked, state), container.resources
-        cpus = _kept(stored.cpus, wanted.cpus) if state.lazy and not tracked.own_cpus else wanted.cpus
+        wanted, stored = resources_for(tracked, state), container.resources
+        cpus = _kept(stored.cpus, wanted.cpus) if state.lazy and not tracked.entitlement.cpus else wanted.cpus
         same_mems = not wanted.mems or _same_set(wanted.mems, stored.mems)
         if cpus and not (_same_set(cpus, stored.cpus) and same_mems):
-            updates.append((not tracked.own_cpus, Update(container.id, replace(wanted, cpus=cpus))))
+            updates.append((not tracked.entitlement.cpus, Update(container.id, replace(wanted, cpus=cpus))))
     updates.sort(key=lambda pair: pair[0])
     if len(updates) > MAX_SYNC_UPDATES:
         text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
@@ -108,21 +104,38 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejec
     """Returns a rejection if the container cannot run on this node in its present state, else None."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
         return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
-    if rejection := _no_partition(tracked, state):
-        return rejection
+    entitlement, config = tracked.entitlement, state.config
+    if entitlement.fault:
+        return Rejection(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
+    if not state.pool.by_kernel and state.must_be_partition(tracked):
+        why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
+        wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
+        text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another \
+node"
+        return Rejection(Reason.UNSUPPORTED, text)
     if rejection := offline(tracked, state):
         return rejection
-    if not tracked.own_cpus and not state.pool.shared:
+    if not entitlement.cpus and not state.pool.shared:
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
         return Rejection(Reason.NO_POOL, text)
-    return _no_policy(tracked, runtime) or _unknown_sibling(tracked, state)
+    if (memory := entitlement.memory) is None:
+        return None
+    if memory.fault:
+        return Rejection(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
+    # Runtimes report their NRI version since NRI 0.12, the release that introduced memory policies.
+    if memory.policy is not None and not runtime.nri_version:
+        name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
+        text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
+(containerd 2.3 has); use binding: strict or upgrade the runtime"
+        return Rejection(Reason.UNSUPPORTED, text)
+    return _unknown_sibling(tracked, state)
 
 
 def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
     """Returns a rejection if the container has claimed CPUs and none of them is online, else None."""
-    if not tracked.own_cpus or tracked.own_cpus & state.host.online:
+    if not tracked.entitlement.cpus or tracked.entitlement.cpus & state.host.online:
         return None
-    cpus = format_cpu_list(tracked.own_cpus)
+    cpus = format_cpu_list(tracked.entitlement.cpus)
     return Rejection(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
 
 
@@ -134,7 +147,9 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     """
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
-    unknown = [one for one in state.of_pod(tracked.identity.pod.uid) if one.unknown_memory and one.id != tracked.id]
+    unknown = [
+        one for one in state.containers.of_pod(tracked.identity.pod.uid) if one.unknown_memory and one.id != tracked.id
+    ]
     if not unknown:
         return None
     name = unknown[0].identity.name
@@ -142,33 +157,6 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
 claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds the \
 record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
     return Rejection(Reason.NO_RECORD, text)
-
-
-def _no_partition(tracked: Tracked, state: NodeState) -> Rejection | None:
-    entitlement, config = tracked.entitlement, state.config
-    if entitlement.fault:
-        return Rejection(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
-    if state.pool.by_kernel or not state.must_be_partition(tracked):
-        return None
-    why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
-    wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
-    text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another node"
-    return Rejection(Reason.UNSUPPORTED, text)
-
-
-def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Rejection | None:
-    memory = tracked.entitlement.memory
-    if memory is None:
-        return None
-    if memory.fault:
-        return Rejection(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
-    # Runtimes report their NRI version since NRI 0.12, the release that introduced memory policies.
-    if memory.policy is not None and not runtime.nri_version:
-        name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
-        text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
-(containerd 2.3 has); use binding: strict or upgrade the runtime"
-        return Rejection(Reason.UNSUPPORTED, text)
-    return None
 
 
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
@@ -180,7 +168,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     named = (immovable or occupants)[:3]
     names = ", ".join(f"{one.identity.name} of pod {one.identity.names['pod']}" for one in named)
     more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
-    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)})"
+    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.entitlement.cpus)})"
     if immovable:
         return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")
     return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
@@ -215,7 +203,7 @@ def unenforced(
     if tracked.rejection is not None:
         # If there is an active instance, it rejects the container with the same text.
         return None if leader.fresh else tracked.rejection
-    cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
+    cpus, mems = tracked.entitlement.cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
     # The answer to CreateContainer also contains the offline CPUs of the claim, so that the container can use them once
     # they are online again.

@@ -17,8 +17,8 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
-from nri_backend.containers.lifecycle import OCCUPYING, OVER, Event, Phase, next_phase
-from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted, unthrottled
+from nri_backend.containers.lifecycle import OCCUPYING, OVER, TRANSITIONS, Event, Phase
+from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted
 from nri_backend.limits.difference import Limit
 from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, container_directory, pod_directory, stated
 from nri_backend.nri.model import Container, Pod
@@ -114,7 +114,7 @@ class Tracked:
 
     def after(self, event: Event) -> "Tracked":
         """Returns the container after an event of its life."""
-        phase = next_phase(self.phase, event)
+        phase = TRANSITIONS[self.phase][event]
         return self if phase is self.phase else replace(self, phase=phase)
 
     def seen(self, **changes: Any) -> "Tracked":
@@ -149,11 +149,6 @@ class Tracked:
         return self.observed.failure or self.identity.cgroup_error
 
     @property
-    def own_cpus(self) -> frozenset[int]:
-        """CPUs that only this container may use; empty for members of the shared pool."""
-        return self.entitlement.cpus
-
-    @property
     def rightful(self) -> tuple[Held, ...]:
         """The claims whose record allows the use."""
         lost = {(use.driver, use.uid) for use in self.orphaned}
@@ -177,7 +172,7 @@ class Tracked:
         These are both sets if some of its claims have a record and others do not.
         """
         exclusive = self.observed.exclusive
-        return self.own_cpus | exclusive if self.unsettled else self.own_cpus or exclusive
+        return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive
 
     @property
     def fallback_reason(self) -> str:
@@ -188,11 +183,6 @@ class Tracked:
     def pool_requested(self) -> str:
         """Setting of its claims that makes the pool enforce them; empty without one."""
         return "" if self.entitlement.partition else self.fallback
-
-    @property
-    def unthrottled(self) -> bool:
-        """True if it runs without a CFS quota."""
-        return unthrottled(self.entitlement, self.stated.cpu)
 
     @property
     def protected(self) -> Mapping[Protected, int]:

@@ -191,8 +191,3 @@ ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 """Phases in which reap() reads from the kernel whether a process of the container lives."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which no process of the container lives, and none will without another event."""
-
-
-def next_phase(phase: Phase, event: Event) -> Phase:
-    """Returns the phase of a container after an event."""
-    return TRANSITIONS[phase][event]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds containers on CPUs that they must leave. The check is made once per cpuset class (index.py)."""
+"""Finds containers on CPUs that they must leave. The check is made once per cpuset class (state.py)."""
 
 from collections.abc import Iterable
 
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.index import CpusetClass
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.state import NodeState
+from nri_backend.containers.state import CpusetClass, NodeState
 
 
 def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
@@ -15,7 +14,7 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they are
     partitions that have not ended yet, and containers that the kernel moves when the partition is made.
     """
-    if not (own := tracked.own_cpus):
+    if not (own := tracked.entitlement.cpus):
         return []
     ids = [
         ids
@@ -30,10 +29,10 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> list[Tracked]
 
     ``in_pod``: only those of its own pod.
     """
-    if not (own := tracked.own_cpus):
+    if not (own := tracked.entitlement.cpus):
         return []
     if in_pod:
-        members = {one.id for one in state.of_pod(tracked.identity.pod.uid)}
+        members = {one.id for one in state.containers.of_pod(tracked.identity.pod.uid)}
     ids = [
         ids & members if in_pod else ids
         for kind, ids in state.containers.classes.items()
@@ -67,10 +66,10 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
     # A container whose CPUs are all offline is a member of the pool, which the kernel moves.
     keeps = kind.exclusive & state.host.online
     if kind.shared_near:
-        keeps &= tracked.own_cpus
-    if keeps or kind.excluded & tracked.own_cpus or not state.partition_for(tracked):
+        keeps &= tracked.entitlement.cpus
+    if keeps or kind.excluded & tracked.entitlement.cpus or not state.partition_for(tracked):
         return True
-    left = (kind.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned
+    left = (kind.cpus or frozenset()) - tracked.entitlement.cpus - state.pool.partitioned
     return bool(state.pool.held) and not left
 
 
@@ -89,4 +88,4 @@ def misplaced(state: NodeState) -> list[Tracked]:
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
             found += state.started(ids)
-    return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.own_cpus))
+    return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.entitlement.cpus))

@@ -13,10 +13,10 @@ are unknown, because their record is missing, the sums are too low. Raises with 
 are raised for known claims and never lowered.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from nri_backend.claims.entitlement import Counted, PartitionKind
+from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import MAY_RUN
 from nri_backend.containers.state import NodeState
@@ -29,6 +29,7 @@ from nri_backend.limits.claimed import (
     memory_limits,
     protections,
     quota_raise,
+    unthrottled,
 )
 from nri_backend.limits.difference import Desired, DesiredLimit, desired_cpuset
 
@@ -74,11 +75,12 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     lazy = state.lazy and tracked.phase in MAY_RUN and not tracked.identity.own_pod
     pool, mems = state.pool, tracked.entitlement.mems
     own = tracked.kept_cpus
-    shared, beside = state.shared_by(tracked), pool.beside(tracked.entitlement.near, tracked.excluded)
+    shared = state.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
+    beside = pool.beside(tracked.entitlement.near, tracked.excluded)
     return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 
 
-def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
+def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
     """Returns the plan of a container without the cgroups above it; ``again`` is as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
@@ -90,7 +92,8 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
     if partition:
         desired = replace(desired, exact=True)
     held = tracked.entitlement
-    files = {CPU_MAX: DesiredLimit(None)} if held.cpus and tracked.unthrottled else {}
+    lifted = held.cpus and unthrottled(held, tracked.stated.cpu)
+    files = {CPU_MAX: DesiredLimit(None)} if lifted else {}
     if held.memory is not None:
         files |= memory_limits(held.memory)
     return Plan(
@@ -110,11 +113,11 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     if unaffected(state, tracked):
         # Its cpuset needs no verification before its process runs: the answer to CreateContainer contained it, and no
         # claim depends on it.
-        return replace(target(state, tracked, full=True), desired=Desired())
+        return replace(plan_of(state, tracked, full=True), desired=Desired())
     if tracked.entitlement.claims:
         above = groups_above([tracked])
         groups = group_plans(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
-    return replace(target(state, tracked, full=True), groups=groups)
+    return replace(plan_of(state, tracked, full=True), groups=groups)
 
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:
@@ -144,13 +147,17 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
     The value is None for a cgroup that does not belong to its pod any more; its limits are not changed.
     """
     # For a pod's cgroup its own containers suffice, and to go through all containers of the node would slow each start.
-    whose = state if None in groups.values() else [one for uid in groups.values() if uid for one in state.of_pod(uid)]
+    whose = (
+        state
+        if None in groups.values()
+        else [one for uid in groups.values() if uid for one in state.containers.of_pod(uid)]
+    )
     passed_on = protections((tracked.identity.cgroup, tracked.protected) for tracked in whose)
     known = not any(tracked.unknown_memory for tracked in whose)
     return {
         path: Raises(passed_on.get(path, {}), lower=known)
         if uid is None
-        else _pod_target(state, path, uid, passed_on.get(path, {}))
+        else _pod_raises(state, path, uid, passed_on.get(path, {}))
         for path, uid in groups.items()
     }
 
@@ -158,34 +165,26 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.identity.own_pod:
         return ()
-    if any(other.unsettled for other in state.of_pod(tracked.identity.pod.uid)):
+    if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
         # It may have a memory claim that is unknown here, and pages that are reserved but not used yet: the first
         # access to one of these would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
-def _pod_target(state: NodeState, path: str, pod_uid: str, passed_on: dict[str, Raise]) -> Raises | None:
-    members = state.of_pod(pod_uid)
+def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
+    """Returns the raises that the claims of a pod's living containers need in the pod's cgroup."""
+    members = state.containers.of_pod(pod_uid)
     # After the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
     # it.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.alive], state.counted_of(pod_uid)
-    protected = {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
-    known = not any(tracked.unsettled for tracked in alive)
-    return Raises(_pod_raises(state, alive, counted) | protected, lower=known)
-
-
-def _pod_raises(state: NodeState, alive: Sequence[Tracked], counted: Counted) -> dict[str, Raise]:
-    """Returns the raises that the claims of a pod's living containers need in the pod's cgroup."""
     raises: dict[str, Raise] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)
         raises |= hugepage_raises(claimed, state.host.page_sizes, counted.hugepages)
-    unthrottled = [
-        (tracked.entitlement, tracked.stated.cpu)
-        for tracked in alive
-        if tracked.entitlement.cpus and tracked.unthrottled
-    ]
-    return raises | quota_raise(state.config.cpu_quota, unthrottled, counted.cpus)
+    with_cpus = [(one.entitlement, one.stated.cpu) for one in alive if one.entitlement.cpus]
+    raises |= quota_raise(state.config.cpu_quota, [one for one in with_cpus if unthrottled(*one)], counted.cpus)
+    raises |= {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
+    return Raises(raises, lower=not any(tracked.unsettled for tracked in alive))

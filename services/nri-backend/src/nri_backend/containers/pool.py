@@ -22,8 +22,11 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 
-from nri_backend.containers.index import Weight
+from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.limits.difference import Host
+
+Weight = tuple[frozenset[int], PartitionKind]
+"""Exclusive CPUs of a container that may run, and the partition type of its cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,11 @@ class Pool:
         The CPUs ``apart`` are excluded, as far as something remains without them.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
-        if self._lasting(cpus - apart):
-            return cpus - apart
+        remaining = cpus - apart
+        # If all CPUs of a container are in partitions, the kernel lets it run on those of its parent, which include
+        # held ones: docs/adr/0013-partitions.md.
+        if remaining - self.claimed if self.held else remaining:
+            return remaining
         # While any CPU is held, a container must not have claimed CPUs only. Reserved CPUs are used instead; without
         # these the set is empty, and no container without a claim can start.
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
@@ -77,11 +83,6 @@ class Pool:
         cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
         return cpus & near if cpus & near - self.claimed else cpus
 
-    def _lasting(self, cpus: frozenset[int]) -> bool:
-        # If all CPUs of a container are in partitions, the kernel lets it run on those of its parent, which include
-        # held ones: docs/adr/0013-partitions.md.
-        return bool(cpus - self.claimed if self.held else cpus)
-
 
 def divide(
     config: Config,
@@ -92,8 +93,8 @@ def divide(
 ) -> Pool:
     """Returns the division of the node's CPUs between claims and the shared pool.
 
-    ``weights`` contains the exclusive CPUs and the partition type of each container that has CPUs. ``fallbacks``
-    contains the claims that the pool enforces although a partition could.
+    ``weights`` contains the weight of each container that has CPUs of its own, ``fallbacks`` the claims that the pool
+    enforces although a partition could.
     """
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
     weights = list(weights)

@@ -3,12 +3,16 @@
 
 Every setter recomputes the values that depend on its input: a changed claim file the pool, the entitlements, and the
 CPUs that siblings exclude; a container that starts or ends the pool, and the authorization of its siblings.
+
+Containers are indexed by cpuset class as well. A node has hundreds of containers and few classes: two containers are in
+the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
+container is misplaced or occupies the CPUs of a claim, so both are computed once per class (overlap.py).
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -19,15 +23,86 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import Claims, authorize
 from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.index import ContainerIndex, weight
-from nri_backend.containers.lifecycle import MAY_RUN, PENDING, Event, Phase
+from nri_backend.containers.lifecycle import MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.node_claims import NodeClaims
-from nri_backend.containers.pool import Pool, divide
+from nri_backend.containers.pool import Pool, Weight, divide
 from nri_backend.limits.difference import Host
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
 """Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
+
+
+class CpusetClass(NamedTuple):
+    """Properties that containers with the same cpuset share."""
+
+    cpus: frozenset[int] | None
+    """CPUs on which they were last seen; None if they were not seen yet."""
+    exclusive: frozenset[int]
+    """CPUs that only they may use; empty for members of the shared pool."""
+    own_pod: bool
+    """True for the driver's own containers."""
+    excluded: frozenset[int]
+    """CPUs of other claims of their pod."""
+    shared_near: frozenset[int]
+    """CPUs near which they also use the shared pool; empty if they use none of it."""
+
+
+class ContainerIndex:
+    """The tracked containers, in order of insertion."""
+
+    def __init__(self) -> None:
+        self.classes: dict[CpusetClass, set[str]] = {}
+        """Ids of the containers that occupy CPUs, by class."""
+        self.weights: dict[str, Weight] = {}
+        """Weights of the containers that have one."""
+        self.by_id: dict[str, Tracked] = {}
+        self._by_pod: dict[str, dict[str, Tracked]] = {}
+
+    def __iter__(self) -> Iterator[Tracked]:
+        return iter(tuple(self.by_id.values()))
+
+    def get(self, container_id: str) -> Tracked | None:
+        """Returns a container, or None if it is not tracked."""
+        return self.by_id.get(container_id)
+
+    def of_pod(self, pod_uid: str) -> list[Tracked]:
+        """Returns the containers of a pod."""
+        return list(self._by_pod.get(pod_uid, {}).values())
+
+    def put(self, tracked: Tracked) -> None:
+        """Inserts or replaces a container."""
+        container_id, pod_uid = tracked.identity.id, tracked.identity.pod.uid
+        before = self.by_id.get(container_id)
+        if before is not None:
+            self._leave(before, stays_in=pod_uid)
+        self.by_id[container_id] = tracked
+        self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
+        if tracked.occupies:
+            self.classes.setdefault(_class_of(tracked), set()).add(container_id)
+            if (own := weight(tracked)) is not None:
+                self.weights[container_id] = own
+
+    def remove(self, container_id: str) -> Tracked | None:
+        """Removes a container; returns it, or None if it was not tracked."""
+        before = self.by_id.pop(container_id, None)
+        if before is not None:
+            self._leave(before)
+        return before
+
+    def _leave(self, before: Tracked, stays_in: str | None = None) -> None:
+        container_id, pod_uid = before.identity.id, before.identity.pod.uid
+        if before.occupies:
+            ids = self.classes[key := _class_of(before)]
+            ids.discard(container_id)
+            if not ids:
+                del self.classes[key]
+            self.weights.pop(container_id, None)
+        if pod_uid != stays_in:
+            pod = self._by_pod[pod_uid]
+            del pod[container_id]
+            if not pod:
+                del self._by_pod[pod_uid]
 
 
 class NodeState:
@@ -64,40 +139,34 @@ class NodeState:
         """The present claim files."""
         return self.claims.files
 
-    def get(self, container_id: str) -> Tracked | None:
-        """Returns a container, or None if it is not tracked."""
-        return self.containers.get(container_id)
-
-    def of_pod(self, pod_uid: str) -> list[Tracked]:
-        """Returns the containers of a pod."""
-        return self.containers.of_pod(pod_uid)
-
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
         They include ended containers that have no CPUs of their own, or none online: processes that are left of them
         must leave claimed CPUs, too.
         """
-        found = [one for i in ids if (one := self.get(i)) is not None]
+        found = [one for i in ids if (one := self.containers.get(i)) is not None]
         online = self.host.online
         return [one for one in found if one.phase in MAY_RUN or (one.occupies and not one.kept_cpus & online)]
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
-        alive, user = tracked.alive, tracked.identity.user
-        attempt = self.rejected.get(user)
-        if attempt is None and not self._replacing and self.get(tracked.id) == tracked:
+        container_id, user = tracked.identity.id, tracked.identity.user
+        attempt, before = self.rejected.get(user), self.containers.get(container_id)
+        if attempt is None and not self._replacing and before == tracked:
             return
-        before = self.containers.put(tracked)
+        weight_before = self.containers.weights.get(container_id)
+        self.containers.put(tracked)
         self._count_change()
+        alive = tracked.alive
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
-        if attempt is not None and (alive or attempt.id == tracked.id):
+        if attempt is not None and (alive or attempt.id == container_id):
             del self.rejected[user]
         if alive:
             self.claims.note_users(tracked, self._claims())
         if self.claims.note_fallback(tracked):
             self._recompute()
-        if weight(tracked) != weight(before):
+        if self.containers.weights.get(container_id) != weight_before:
             self._recompute()
             self._exclude_in_pod(tracked)
         if before is not None and before.alive and not alive:
@@ -105,10 +174,11 @@ class NodeState:
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns it, or None if it was not tracked."""
+        weighs = container_id in self.containers.weights
         before = self.containers.remove(container_id)
         if before is not None:
             self._count_change()
-            if weight(before) != weight(None):
+            if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
             if before.alive:
@@ -208,13 +278,15 @@ class NodeState:
 
     def _excluded_for(self, tracked: Tracked) -> frozenset[int]:
         weights, pod_uid = self.containers.weights, tracked.identity.pod.uid
-        siblings = [weights[one.id][0] for one in self.of_pod(pod_uid) if one.id in weights and one.id != tracked.id]
+        siblings = [
+            weights[one.id][0] for one in self.containers.of_pod(pod_uid) if one.id in weights and one.id != tracked.id
+        ]
         claimed = self.claims.cpus_of_pod(pod_uid)
-        return claimed.union(*siblings) - tracked.own_cpus - tracked.observed.exclusive
+        return claimed.union(*siblings) - tracked.entitlement.cpus - tracked.observed.exclusive
 
     def _exclude_in_pod(self, tracked: Tracked) -> None:
         """Updates the excluded CPUs of a container's siblings."""
-        for other in self.of_pod(tracked.identity.pod.uid):
+        for other in self.containers.of_pod(tracked.identity.pod.uid):
             if other.id != tracked.id and (excluded := self._excluded_for(other)) != other.excluded:
                 self.put(replace(other, excluded=excluded))
 
@@ -224,7 +296,9 @@ class NodeState:
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
         # It may have owned a claim that another container of its pod was rejected for.
-        rejected = {one.id for one in self.of_pod(before.identity.pod.uid) if one.alive and one.rejection is not None}
+        rejected = {
+            one.id for one in self.containers.of_pod(before.identity.pod.uid) if one.alive and one.rejection is not None
+        }
         # In order of insertion: if two containers name a claim, the first one gets it.
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
@@ -234,7 +308,10 @@ class NodeState:
         return Claims(self.claims.files, self.claims.first_users, self._lives)
 
     def _lives(self, user: Owner) -> bool:
-        return any(tracked.identity.name == user.container and tracked.alive for tracked in self.of_pod(user.pod_uid))
+        return any(
+            tracked.identity.name == user.container and tracked.alive
+            for tracked in self.containers.of_pod(user.pod_uid)
+        )
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -249,10 +326,6 @@ class NodeState:
                 pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.pool.shared)}
                 _log.info("the shared pool changes", extra=pool)
                 self.pool_changed()
-
-    def shared_by(self, tracked: Tracked) -> frozenset[int]:
-        """Returns the CPUs of the pool that the container uses if it has no CPUs of its own."""
-        return self.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
 
     def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of containers without a claim, as Pool.without_claim().
@@ -277,7 +350,7 @@ class NodeState:
         A partition that the kernel has refused before is only returned with ``again``.
         """
         kind = tracked.entitlement.partition
-        if not (kind and self.pool.by_kernel and tracked.own_cpus & self.host.online):
+        if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):
             return ""
         # A container that must be a partition is retried at each start, and rejected if the kernel refuses again.
         starts = tracked.phase in PENDING and self.must_be_partition(tracked)
@@ -290,10 +363,23 @@ class NodeState:
 
     def counted_of(self, pod_uid: str) -> Counted:
         """Returns the amounts that the kubelet has added to the limits of a pod for its claims, used or not."""
-        held = (held.record for one in self.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
+        held = (held.record for one in self.containers.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
         return counted_in((*self.claims.counted_of_pod(pod_uid), *held))
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of the containers of its pod that do not run in the pod's sandbox."""
-        members = [one.identity for one in self.of_pod(tracked.identity.pod.uid)]
+        members = [one.identity for one in self.containers.of_pod(tracked.identity.pod.uid)]
         return frozenset(one.cgroup for one in members if not one.sandboxed)
+
+
+def weight(tracked: Tracked) -> Weight | None:
+    """Returns the weight of a container in the division of the node's CPUs; None if it occupies none of its own."""
+    if tracked.phase not in OCCUPYING:
+        return None
+    cpus = tracked.entitlement.cpus | tracked.observed.exclusive
+    return (cpus, tracked.observed.partition) if cpus else None
+
+
+def _class_of(tracked: Tracked) -> CpusetClass:
+    observed, entitlement = tracked.observed, tracked.entitlement
+    return CpusetClass(observed.cpus, tracked.kept_cpus, tracked.identity.own_pod, tracked.excluded, entitlement.near)

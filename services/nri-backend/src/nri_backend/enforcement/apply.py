@@ -27,7 +27,7 @@ from nri_backend.limits.claimed import (
     hugepage_files,
     hugepage_limits,
     own_limit,
-    plan,
+    raised_limits,
     uncounted,
     with_reservation,
 )
@@ -109,70 +109,69 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def start(tree: CgroupTree, notes: OriginalLimits, target: Plan, others: OtherCgroups) -> Outcome:
+def start(tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
     So one file of each container that would have to leave is read first, in the same job as the writes: no other job of
     this process moves a container in between. Raises nothing that is foreseen.
     """
-    done, entitlement = Outcome(target.tracked.id), target.tracked.entitlement
-    if entitlement.claims and not _may_be_populated(tree, target.tracked.identity.cgroup):
-        done.outside = True
-    elif others.paths:
-        done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(target.partition))
-    return done if done.outside or done.occupants else apply(tree, notes, target)
+    done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
+    if entitlement.claims:
+        try:
+            done.outside = not (path and tree.populated(path))
+        except CgroupAccessError:
+            # The kernel does not show whether a process is in the cgroup, so apply() reports the error.
+            done.outside = False
+    if others.paths and not done.outside:
+        done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
+    return done if done.outside or done.occupants else apply(tree, notes, plan)
 
 
-def _may_be_populated(tree: CgroupTree, path: str) -> bool:
-    try:
-        return bool(path) and tree.populated(path)
-    except CgroupAccessError:
-        return True
-
-
-def audit(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
+def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """Applies the plan of a container as apply() does, and records the content of the files. Raises nothing."""
     recording = tree.recording()
     try:
-        done = apply(recording, notes, target)
+        done = apply(recording, notes, plan)
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
-        return Outcome(target.tracked.id, Observed(), left=[_unforeseen(error, target.tracked.problem)])
+        return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
     # After a repair the files were read again, so the recorded content is that of the observation. For a container in a
     # sandbox it is not kept, since the cgroups of a sandbox are determined at each audit.
-    if done.observed is not None and not (done.left or target.tracked.identity.sandboxed):
+    if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
 
-def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
+def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """Applies the plan of a container, to the cgroups above it first. Raises no CgroupGoneError, CgroupAccessError."""
-    done, path = Outcome(target.tracked.id, desired=target.desired), target.tracked.identity.cgroup
+    done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
     if not path:
         done.left.append("the runtime names no cgroup for it")
         return done
     try:
-        if target.tracked.identity.own_pod:
-            _apply_own_pod(tree, target, done)
+        if plan.tracked.identity.own_pod:
+            _apply_own_pod(tree, plan, done)
             return done
-        if target.tracked.identity.sandboxed:
-            _apply_sandbox(tree, target, done)
+        if plan.tracked.identity.sandboxed:
+            _apply_sandbox(tree, plan, done)
             return done
-        if (
-            target.tracked.identity.pod.runtime_handler
-            and not target.tracked.observed.cpus
-            and not tree.populated(path)
-        ):
+        if plan.tracked.identity.pod.runtime_handler and not plan.tracked.observed.cpus and not tree.populated(path):
             # gVisor creates a cgroup for each container, but runs the processes in the cgroup of the sandbox.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
-        for group, raises in target.groups.items():
-            _apply_above(tree, notes, group, raises, done)
-        desired = _with_hugepages(tree, notes, target)
-        look = partial(observe, tree, path, desired, full=target.full)
+        for group, raises in plan.groups.items():
+            try:
+                _raise_limits(tree, notes, group, raises, done)
+            except CgroupGoneError:
+                # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
+                if raises is not None and any(raised.needed for raised in raises.files.values()):
+                    raise
+        desired = _with_hugepages(tree, notes, plan)
+        look = partial(observe, tree, path, desired, full=plan.full)
         done.observed = _repair(tree, path, desired, look(), look, done)
-        _apply_leaf(tree, path, desired, done, full=target.full)
-        if target.partition:
-            _apply_partition(tree, target, done)
+        _apply_leaf(tree, path, desired, done, full=plan.full)
+        if plan.partition:
+            done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
+            done.partition = "" if done.fallback else plan.partition
     except CgroupGoneError as error:
         # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
         done.observed = None if tree.is_mounted() else Observed()
@@ -180,14 +179,14 @@ def apply(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Outcome:
     except CgroupAccessError as error:
         done.observed = Observed()
         done.left.append(str(error))
-    if target.guarded and done.observed is not None and done.observed.limits:
+    if plan.guarded and done.observed is not None and done.observed.limits:
         # Guard limits do not belong to a claim: without this they would appear in the report of every container.
-        shown = {file: limit for file, limit in done.observed.limits.items() if file in target.desired.files}
+        shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
 
 
-def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
+def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps a container of the driver's pod off claimed CPUs, by the cgroup of the pod.
 
     The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
@@ -196,11 +195,11 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
     verified with the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
     CgroupAccessError.
     """
-    tracked, wanted = target.tracked, target.desired.cpus
+    tracked, wanted = plan.tracked, plan.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
     failure = "" if tracked.identity.pod_cgroup else "the runtime names no cgroup for its pod"
     # An empty cpuset stands for that of the parent, which is sufficient while no CPU has to be excluded.
-    if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
+    if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != plan.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
         try:
@@ -210,34 +209,29 @@ def _apply_own_pod(tree: CgroupTree, target: Plan, done: Outcome) -> None:
         except CgroupAccessError as error:
             failure = str(error)
     cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
-    if target.desired.online and cpus is not None:
+    if plan.desired.online and cpus is not None:
         # The effective set lacks the CPUs of partitions and grows when one ends, so the configured set is added.
-        cpus |= (allowed or frozenset()) & target.online or target.online
+        cpus |= (allowed or frozenset()) & plan.online or plan.online
     done.observed = Observed(cpus)
-    if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
+    if wanted and plan.desired.needs_cpuset and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
         done.left.append(failure or text)
 
 
-def _apply_sandbox(tree: CgroupTree, target: Plan, done: Outcome) -> None:
+def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps the virtual machine or the sandbox of a pod in the shared pool.
 
     Raises CgroupGoneError if no process of it lives, or CgroupAccessError.
     """
-    if not (paths := sandbox_cgroups(tree, target.tracked.identity.cgroup, target.beside)):
-        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{target.tracked.identity.cgroup}")
-    desired, seen = replace(target.desired, files={}), []
+    if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.beside)):
+        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{plan.tracked.identity.cgroup}")
+    desired, seen = replace(plan.desired, files={}), []
     for path in paths:
         look = partial(observe, tree, path, desired, full=False)
         with contextlib.suppress(CgroupGoneError):
             seen.append(_repair(tree, path, desired, look(), look, done).cpus)
     # If the CPUs of one cgroup are unknown, so are those of the whole sandbox.
     done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
-
-
-def _apply_partition(tree: CgroupTree, target: Plan, done: Outcome) -> None:
-    done.fallback = make_partition(tree, target.tracked.identity.cgroup, target.partition, target.desired.cpus)
-    done.partition = "" if done.fallback else target.partition
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
@@ -276,29 +270,27 @@ def _unforeseen(error: Exception, known: str = "") -> str:
     return text
 
 
-def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> Desired:
-    pod_own, asked = partial(_pod_own, tree, notes, target), target.tracked.asked.hugepages
-    if target.claimed is not None:
-        limits = hugepage_limits(target.claimed, asked, pod_own())
-        if target.tracked.unknown_memory:
+def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Desired:
+    pod_own, asked = partial(_pod_own, tree, notes, plan), plan.tracked.asked.hugepages
+    if plan.claimed is not None:
+        limits = hugepage_limits(plan.claimed, asked, pod_own())
+        if plan.tracked.unknown_memory:
             limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
     else:
         # In most audits nothing has to be written, and these are the only limits that are read for the container.
-        reservable = tree.read_limits(
-            target.tracked.identity.cgroup, [hugepage_files(size)[1] for size in target.guarded]
-        )
-        limits = guard_limits(target.guarded, reservable, pod_own, stated=bool(asked))
-    return replace(target.desired, files={**target.desired.files, **limits}) if limits else target.desired
+        reservable = tree.read_limits(plan.tracked.identity.cgroup, [hugepage_files(size)[1] for size in plan.guarded])
+        limits = guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked))
+    return replace(plan.desired, files={**plan.desired.files, **limits}) if limits else plan.desired
 
 
-def _pod_own(tree: CgroupTree, notes: OriginalLimits, target: Plan) -> dict[int, Limit]:
+def _pod_own(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> dict[int, Limit]:
     """Returns the original hugepage limits of the pod, without claims, by page size in bytes."""
-    if not (path := target.tracked.identity.pod_cgroup):
+    if not (path := plan.tracked.identity.pod_cgroup):
         return {}
-    sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
+    sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
     noted = notes.load(path)
     own = {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in tree.read_limits(path, sizes).items()}
-    counted = target.counted
+    counted = plan.counted
     return {size: limit and uncounted(limit, counted.get(size, 0)) for size, limit in own.items()}
 
 
@@ -347,15 +339,6 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         done.left.append(str(error))
 
 
-def _apply_above(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
-    try:
-        _raise_limits(tree, notes, path, raises, done)
-    except CgroupGoneError:
-        # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
-        if raises is not None and any(raised.needed for raised in raises.files.values()):
-            raise
-
-
 def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
     """Applies the raises of one cgroup, and stores its original limits. Raises CgroupGoneError or CgroupAccessError."""
     noted = notes.load(path)
@@ -363,7 +346,7 @@ def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Ra
         return
     files = tuple(name for file in {**raises.files, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
-    wanted, ahead, after = plan(present, noted, raises.files, lower=raises.lower)
+    wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
     # A write is only counted as a repair if the notes are unchanged: otherwise a claim was added or removed.

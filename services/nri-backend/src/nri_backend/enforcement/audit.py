@@ -235,7 +235,7 @@ class Auditor:
         """Returns True if a difference in the container's cgroup may matter and no event would report it."""
         if tracked.observed.cpus is None or tracked.entitlement.mems or (full and tracked.identity.evidence.claims):
             return True
-        return not (tracked.observed.partition if tracked.own_cpus else self._state.pool.constant)
+        return not (tracked.observed.partition if tracked.entitlement.cpus else self._state.pool.constant)
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
         """Audits the containers in ``plan`` and stores the outcomes.
@@ -248,7 +248,7 @@ class Auditor:
             outcomes = await self._reconciler.apply_some(plan[:LOOKS], full=full, again=again)
             self._count_repairs(outcomes)
             for outcome in outcomes if not final else ():
-                tracked = self._state.get(outcome.id)
+                tracked = self._state.containers.get(outcome.id)
                 if outcome.fallback and tracked is not None and tracked.observed.partition:
                     self.partitions.suspect(tracked)
                     outcome.fallback = ""
@@ -301,7 +301,7 @@ class Auditor:
             if before.phase is Phase.VANISHED and not vanished:
                 continue
             await self._reconciler.reap(before.id)
-            after = self._state.get(before.id)
+            after = self._state.containers.get(before.id)
             if after is None or not after.occupies:
                 continue
             if before.phase is Phase.VANISHED:
@@ -319,6 +319,6 @@ class Auditor:
     async def _see(self, ending: Tracked) -> None:
         """Stores the CPUs of a container that was killed before it was seen, so that only claims on these CPUs wait."""
         seen = await self._reconciler.look(ending)
-        if seen is not None and self._state.get(ending.id) is ending:
+        if seen is not None and self._state.containers.get(ending.id) is ending:
             self._state.put(ending.seen(cpus=seen.cpus))
             self._reconciler.signals.progressed()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nri_backend.claims.authorization import Rejection
-from nri_backend.containers.admission import adjustment, amendment, stored_updates
+from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
 from nri_backend.containers.lifecycle import ENDED, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
@@ -76,7 +76,7 @@ class Enforcer:
         """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others."""
         self.state.forget_views()
         for found in await self._recall(tuple(self.state)):
-            if (tracked := self.state.get(found.id)) is not None:
+            if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.state.put(self.state.authorized(now))
@@ -149,7 +149,7 @@ class Enforcer:
                 raise self._reject(tracked, rejection)
             if active and tracked.entitlement.claims:
                 kills = [self._kills.look(pod.uid)] if tracked.entitlement.memory is not None else []
-                await asyncio.gather(self._recorder.record([self.state.get(tracked.id) or tracked]), *kills)
+                await asyncio.gather(self._recorder.record([self.state.containers.get(tracked.id) or tracked]), *kills)
         except RejectedError:
             raise
         except BaseException:
@@ -169,19 +169,19 @@ class Enforcer:
         if self.active:
             now = replace(now, kubelet_pins=now.kubelet_pins | kubelet_pins(wanted))
         tracked = replace(tracked, stated=now)
-        if self.state.get(tracked.id) is not None:
+        if self.state.containers.get(tracked.id) is not None:
             self.state.put(tracked)
         if not self.active:
             return []
         if huge and tracked.entitlement.hugepages:
             self._recorder.resized(tracked)
         self._auditor.request_full()
-        resources = amendment(tracked, self.state, huge=huge)
+        resources = resources_for(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
         """Ends enforcement for the container; its claims stay held by their records."""
-        if (tracked := self.state.get(container.id)) is None:
+        if (tracked := self.state.containers.get(container.id)) is None:
             return []
         if self.active:
             # This comes before the check of the phase: if the audit has already found the cgroup gone, the kills of
@@ -201,7 +201,7 @@ class Enforcer:
 
     async def remove_pod(self, pod: Pod) -> None:
         """Forgets the containers of a sandbox; the pod may live on in a new sandbox."""
-        for tracked in self.state.of_pod(pod.uid):
+        for tracked in self.state.containers.of_pod(pod.uid):
             if tracked.identity.pod.id == pod.id:
                 await self._end(tracked.id, Event.REMOVE)
         self.state.forget_rejected(pod.uid)
@@ -218,12 +218,12 @@ class Enforcer:
         """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap(container_id)
-            if (now := self.state.get(container_id)) is not None and now.occupies:
+            if (now := self.state.containers.get(container_id)) is not None and now.occupies:
                 self.signals.audit.set()
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
         """Returns the container as one whose process has not run, authorized by the present records."""
-        known = self.state.get(container.id)
+        known = self.state.containers.get(container.id)
         if known is not None and known.phase is Phase.CREATED:
             # NodeState has authorized it again with each change since its creation.
             return known.after(Event.START)
@@ -232,7 +232,7 @@ class Enforcer:
 
     def _forget_earlier_attempts(self, tracked: Tracked) -> None:
         """Forgets failed attempts to create the same container: not every runtime reports their end."""
-        for other in self.state.of_pod(tracked.identity.pod.uid):
+        for other in self.state.containers.of_pod(tracked.identity.pod.uid):
             if other.phase is Phase.CREATED and other.identity.name == tracked.identity.name:
                 self.reconciler.forget(other.id)
 
@@ -255,7 +255,7 @@ class Enforcer:
         self._auditor.request_audit()
 
     def _tracked(self, pod: Pod, container: Container) -> Tracked:
-        return self.state.get(container.id) or self.state.authorized(self._described(pod, container))
+        return self.state.containers.get(container.id) or self.state.authorized(self._described(pod, container))
 
     def _described(self, pod: Pod, container: Container, *, include_claims: bool = False) -> Tracked:
         return tracked_as(pod, container, include_claims=include_claims, own_pod=pod.uid == self._own_pod_uid != "")

@@ -127,7 +127,7 @@ class KillWatch:
                 await self._look(uids)
 
     async def _look(self, pod_uids: Iterable[str], ended: str = "") -> None:
-        pods = {uid: self._state.of_pod(uid) for uid in pod_uids}
+        pods = {uid: self._state.containers.of_pod(uid) for uid in pod_uids}
         claimed = {uid: pod for uid, pod in pods.items() if _pod_cgroup(pod)}
         if not claimed:
             return
@@ -138,7 +138,7 @@ class KillWatch:
                 # counts of present cgroups are new.
                 pod = self._pods[uid] = PodKills(total - sum(filter(None, own.values())))
             for container_id, count in pod.take(total, own, ended).items():
-                tracked = self._state.get(container_id)
+                tracked = self._state.containers.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
                     _log.warning(
                         "the kernel killed processes: out of memory", extra={**tracked.identity.names, "count": count}

@@ -109,7 +109,7 @@ class PartitionManager:
         self._next_repair = self._clock() + REPAIR_SECONDS
         changed, self._changed = self._changed, set()
         pods = {one.identity.pod.uid for one in self._state if one.identity.cgroup in changed and one.phase in MAY_RUN}
-        members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase in MAY_RUN]
+        members = [one for uid in pods for one in self._state.containers.of_pod(uid) if one.phase in MAY_RUN]
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def settle(self, *, always: bool = False) -> None:

@@ -17,7 +17,7 @@ from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.overlap import not_on
-from nri_backend.containers.plan import Plan, group_plans, plan_at_start, target, unaffected
+from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_of, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
     Outcome,
@@ -61,9 +61,9 @@ class Reconciler:
         """Texts about kernel calls that hang."""
         return tuple(
             f"the kernel has not answered for {seconds:.0f} s about {tracked.identity.cgroup if tracked else name}"
-            for name, seconds in self._worker.stuck.items()
+            for name, seconds in self._worker.stuck_seconds.items()
             if seconds >= REPORTED_SECONDS
-            for tracked in (self._state.get(name),)
+            for tracked in (self._state.containers.get(name),)
         )
 
     @property
@@ -73,7 +73,7 @@ class Reconciler:
 
     def advance(self, container_id: str, event: Event) -> Tracked | None:
         """Applies an event of its life to a container; returns the container, or None if it is not tracked any more."""
-        known = self._state.get(container_id)
+        known = self._state.containers.get(container_id)
         now = known.after(event) if known is not None else None
         if now is None or now.phase is Phase.ABSENT:
             self.forget(container_id)
@@ -84,7 +84,7 @@ class Reconciler:
     def forget(self, container_id: str) -> None:
         """Removes a container from the state."""
         dropped = self._state.drop(container_id)
-        if dropped is not None and not self._state.of_pod(dropped.identity.pod.uid):
+        if dropped is not None and not self._state.containers.of_pod(dropped.identity.pod.uid):
             self._notes.forget(dropped.identity.pod_cgroup)
         self._unreported.discard(container_id)
 
@@ -93,11 +93,11 @@ class Reconciler:
 
         The cgroup of a sandbox is that of the pod, and does not show the processes of one container.
         """
-        before = self._state.get(container_id)
+        before = self._state.containers.get(container_id)
         if before is None or before.phase not in ENDED:
             return
         lives = not before.identity.sandboxed and await self.populated(before)
-        now = self._state.get(container_id)
+        now = self._state.containers.get(container_id)
         if now is None or (now.phase, now.identity) != (before.phase, before.identity):
             return
         after = self.advance(container_id, Event.POPULATED if lives else Event.EMPTY)
@@ -113,31 +113,27 @@ class Reconciler:
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked))
 
     def _start_step(self, tracked: Tracked) -> Step[Outcome]:
-        now = self._state.get(tracked.id) or tracked
+        """Returns the step that applies a container's plan, with the containers whose CPUs it reads before.
+
+        These are the containers that would have to leave the container's CPUs. If it is to be a partition, only
+        containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
+        sibling. A container whose job hangs is left out, since the state already contains all CPUs that it may be on.
+        """
+        now = self._state.containers.get(tracked.id) or tracked
         plan = plan_at_start(self._state, now)
         self._aims = {now.id: plan.desired.cpus}
-        others = self._others(now)
+        others = [
+            one for one in not_on(self._state, now, in_pod=bool(plan.partition)) if one.id not in self._worker.stuck
+        ]
         sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
         paths = {one.id: one.identity.cgroup for one in others if one.identity.cgroup}
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
-        apply = partial(start, self._tree, self._notes, plan, seen)
-        return now.id, apply
-
-    def _others(self, tracked: Tracked) -> list[Tracked]:
-        """Returns the containers whose CPUs a start reads: those that would have to leave the container's CPUs.
-
-        If the container is to be a partition, only containers of its own pod are read: the kernel moves all others, but
-        refuses a partition that overlaps with a sibling. A container whose job hangs is left out, since the state
-        already contains all CPUs that it may be on.
-        """
-        found = not_on(self._state, tracked, in_pod=bool(self._state.partition_for(tracked)))
-        stuck = self.stuck
-        return [one for one in found if one.id not in stuck] if stuck else found
+        return now.id, partial(start, self._tree, self._notes, plan, seen)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
         for container_id, cpus in views.items():
-            one = self._state.get(container_id)
+            one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:
                 self._state.put(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
 
@@ -145,21 +141,21 @@ class Reconciler:
         """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those it reached in this time."""
         state = self._state
         return await self.detectors[full].audited(
-            lambda: self._steps(audit, [target(state, one, full=full, again=again) for one in state.started(ids)])
+            lambda: self._steps(audit, [plan_of(state, one, full=full, again=again) for one in state.started(ids)])
         )
 
     def _steps(
-        self, how: Callable[[CgroupTree, OriginalLimits, Plan], Outcome], targets: Sequence[Plan]
+        self, how: Callable[[CgroupTree, OriginalLimits, Plan], Outcome], plans: Sequence[Plan]
     ) -> list[Step[Outcome]]:
-        self._aims = {wanted.tracked.id: wanted.desired.cpus for wanted in targets}
-        return [(wanted.tracked.id, partial(how, self._tree, self._notes, wanted)) for wanted in targets]
+        self._aims = {plan.tracked.id: plan.desired.cpus for plan in plans}
+        return [(plan.tracked.id, partial(how, self._tree, self._notes, plan)) for plan in plans]
 
     def _lose_sight(self, name: str) -> None:
         """Adds the CPUs that a hung job writes to the observed CPUs of its container: it may be on any of these.
 
         No claim container may start there. A container that was not seen yet stays unseen: it may be on any CPU.
         """
-        tracked = self._state.get(name)
+        tracked = self._state.containers.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
             self._state.put(tracked.seen(cpus=tracked.observed.cpus | self._aims.get(name, frozenset())))
 

@@ -159,7 +159,7 @@ class Recorder:
 
     def _recalled(self, tracked: Tracked, proven: tuple[Held, ...]) -> Tracked:
         # If an enforcement record could not be written, only the state contains the enforced claims.
-        before = self._state.get(tracked.id)
+        before = self._state.containers.get(tracked.id)
         proven = proven or (before.enforced if before else ())
         answered = tracked.id in self._answered or tracked.stated.include_claims
         answered = answered or (before is not None and before.stated.include_claims)

@@ -4,9 +4,9 @@
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
 may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
-(containers/overlap.py), wakes the audit, which moves them, and waits for ``progressed()``, until its deadline at most
-(budgets.py). If a container is still there, the hook rejects its own container with a text that names the other one,
-and the kubelet retries.
+(containers/overlap.py), wakes the audit, which moves them, and waits for ``progressed()`` until the CLEAR time of
+budgets.py at most. If a container is still there, the hook rejects its own container with a text that names the other
+one, and the kubelet retries.
 
 CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
 StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first
@@ -63,9 +63,9 @@ class Starter:
         self._tree = tree
 
     async def admit(
-        self, tracked: Tracked, runtime: LinkStatus, deadline: float | None = None
+        self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
+        """Waits until no other container is on the container's CPUs, until ``clear_until`` (loop time) at most.
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.
@@ -74,13 +74,13 @@ class Starter:
             return tracked, None
         if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
             return tracked, rejection
-        if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
+        if self._state.pool.by_kernel and tracked.entitlement.cpus and not tracked.entitlement.partition:
             # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
             # enforces all of them.
             tracked = replace(tracked, fallback=_why_pooled(tracked))
             self._state.put(tracked)
         changes = self._state.changes
-        others = await self._cleared(tracked, self.deadline(runtime) if deadline is None else deadline)
+        others = await self._cleared(tracked, self.clear_until(runtime) if clear_until is None else clear_until)
         if others:
             return tracked, occupied(tracked, others)
         if self._state.changes != changes:
@@ -95,49 +95,38 @@ class Starter:
         has refused a partition, so that the pool must exclude the CPUs instead, if the container turns out to run in a
         sandbox, and if the plan has changed during the job.
         """
-        deadline, tries = self.deadline(runtime), 0
+        clear_until, tries, state = self.clear_until(runtime), 0, self._state
         while True:
-            tracked, rejection = await self.admit(tracked, runtime, deadline)
+            tracked, rejection = await self.admit(tracked, runtime, clear_until)
             if rejection is not None:
                 return tracked, rejection
-            self._state.put(tracked)
-            changes = self._state.changes
+            state.put(tracked)
+            changes = state.changes
             outcome = await self._reconciler.apply(tracked)
             if outcome.outside:
                 return tracked, outside(tracked)
-            tracked = self._current(tracked, changes)
+            if changed := state.changes != changes:
+                tracked = state.authorized(state.containers.get(tracked.id) or tracked)
             if outcome.occupants:
                 self._reconciler.take_views(outcome.occupants)
-                others = [one for i in outcome.occupants if (one := self._state.get(i)) is not None]
-                if others and self._time() >= deadline:
+                others = [one for i in outcome.occupants if (one := state.containers.get(i)) is not None]
+                if others and asyncio.get_running_loop().time() >= clear_until:
                     return tracked, occupied(tracked, others)
                 await asyncio.sleep(RETRY_SECONDS)
-            elif (other := self._other_plan(tracked, outcome)) is not None:
-                tracked = other
-                self._state.put(tracked)
-            elif self._is_up_to_date(tracked, outcome, changes) or (tries := tries + 1) >= MAX_TRIES:
+            # Each of the next two is found at most once: a sandbox, and a partition that the kernel has refused.
+            elif outcome.observed is None and (sandboxed := tracked.in_sandbox()):
+                tracked = sandboxed
+                state.put(tracked)
+            elif outcome.fallback and not tracked.fallback and not state.must_be_partition(tracked):
+                tracked = with_partition(tracked, outcome)
+                state.put(tracked)
+            elif changed and not self._is_up_to_date(tracked, outcome) and (tries := tries + 1) < MAX_TRIES:
+                continue
+            else:
                 return self._verified(tracked, outcome)
 
-    def _current(self, tracked: Tracked, changes: int) -> Tracked:
-        """Returns the container as the present records authorize it, if the state has changed during a job."""
-        state = self._state
-        return tracked if state.changes == changes else state.authorized(state.get(tracked.id) or tracked)
-
-    def _other_plan(self, tracked: Tracked, outcome: Outcome) -> Tracked | None:
-        """Returns the container in the form in which it can be applied, if a job has shown that it needs another one.
-
-        Each form is found at most once: a container in a sandbox, and one whose partition the kernel has refused.
-        """
-        if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
-            return sandboxed
-        if outcome.fallback and not tracked.fallback and not self._state.must_be_partition(tracked):
-            return with_partition(tracked, outcome)
-        return None
-
-    def _is_up_to_date(self, tracked: Tracked, outcome: Outcome, changes: int) -> bool:
-        """Returns True if the job has applied the present plan."""
-        if self._state.changes == changes:
-            return True
+    def _is_up_to_date(self, tracked: Tracked, outcome: Outcome) -> bool:
+        """Returns True if the job has applied the present plan, although the state has changed."""
         return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
     def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
@@ -158,33 +147,27 @@ class Starter:
         self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
-    async def _cleared(self, tracked: Tracked, deadline: float) -> list[Tracked]:
-        """Waits until no other container is on the container's CPUs, until ``deadline`` at most.
-
-        Returns the containers that are still on them. ``deadline`` is a time of the event loop.
-        """
-        requested, next_request = list[Tracked](), 0.0
+    async def _cleared(self, tracked: Tracked, clear_until: float) -> list[Tracked]:
+        """Waits until no other container is on the container's CPUs. Returns those that are, at ``clear_until``."""
+        requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
         if not overlapping(self._state, tracked):
             return []
         # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
         # the present list of online CPUs to find out that the container belongs to the pool now.
         await self._inputs.refresh_host()
-        while (others := overlapping(self._state, tracked)) and self._time() < deadline:
-            if others != requested or self._time() >= next_request:
+        while (others := overlapping(self._state, tracked)) and time() < clear_until:
+            if others != requested or time() >= next_request:
                 # The audit moves them. Each move ends the wait below, also one that the kernel has refused. The pause
                 # between two requests keeps a refused move from being retried in a busy loop.
-                requested, next_request = others, self._time() + RETRY_SECONDS
+                requested, next_request = others, time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()
-            await self._reconciler.signals.wait_for_progress(min(deadline, next_request))
+            await self._reconciler.signals.wait_for_progress(min(clear_until, next_request))
         return others
 
-    def deadline(self, runtime: LinkStatus) -> float:
+    def clear_until(self, runtime: LinkStatus) -> float:
         """Returns the time of the event loop until which a hook waits for other containers to leave."""
         seconds = clear_seconds(runtime.request_timeout) if self.clear_seconds is None else self.clear_seconds
-        return self._time() + seconds
-
-    def _time(self) -> float:
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() + seconds
 
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container. Returns True if that was done within KILL_SECONDS.

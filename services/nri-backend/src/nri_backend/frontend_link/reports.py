@@ -107,7 +107,7 @@ def report(tracked: Tracked) -> ContainerReport:
         unknown_claims=tracked.orphaned + (_truncated(rejection.unknown) if rejection else ()),
         refused_claims=_identities(rejection.about) if rejection and not lost else (),
         cpus=tracked.observed.cpus or frozenset(),
-        exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.own_cpus else "",
+        exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.entitlement.cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
         pool_requested=cut_answer(tracked.pool_requested),
         mems=tracked.observed.mems or frozenset(),

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def cpus_without_interrupts(state: NodeState) -> Cpus:
     """Returns the online CPUs of running claim containers, without those of requests that keep their interrupts."""
-    running = [one.entitlement for one in state if one.occupies and one.own_cpus]
+    running = [one.entitlement for one in state if one.occupies and one.entitlement.cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
     return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
 

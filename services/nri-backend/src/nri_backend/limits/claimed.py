@@ -5,11 +5,11 @@ Amounts are in bytes; hugepages are keyed by page size in bytes.
 
 Raises. A limit of a container has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
 the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
-``plan()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim needs a
-raise any more. To be able to restore it, the backend stores the original limit on the cgroup together with the values
-that it writes (``Note``, node/original_limits.py), always before it writes. A limit that is not equal to one of these
-values was written by the kubelet, and becomes the new original limit. Therefore a restart of the backend, or a crash in
-the middle of a write, never adds a raise to a limit that contains it already.
+``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
+needs a raise any more; enforcement/apply.py writes them. To be able to restore the original limit, the backend stores
+it on the cgroup together with the values that it writes (``Note``, node/original_limits.py), always before it writes. A
+limit that is not equal to one of these values was written by the kubelet, and becomes the new original limit. Therefore
+a restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it already.
 
 Memory protection works only as far as every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then
@@ -72,6 +72,7 @@ def uncounted(limit: int, counted: int) -> int:
     return limit - counted if limit >= counted else limit
 
 
+@lru_cache
 def with_reservation(file: str) -> tuple[str, ...]:
     """Returns the files that get the same limit.
 
@@ -85,7 +86,7 @@ def own_limit(current: Limit, note: Note | None) -> Limit:
     return note[0] if note is not None and current in note[1:] else current
 
 
-def plan(
+def raised_limits(
     present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise], *, lower: bool = True
 ) -> tuple[dict[str, DesiredLimit], dict[str, Note], dict[str, Note]]:
     """Returns the limits to write to one cgroup, and the notes to store before and after the write.

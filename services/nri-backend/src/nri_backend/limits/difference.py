@@ -159,7 +159,19 @@ def limit_text(limit: Limit) -> str:
 
 def differences(desired: Desired, observed: Observed) -> list[Difference]:
     """Returns every difference, in the order of the writes: CPUs, nodes, limits."""
-    return cpu_differences(desired, observed) + _mems(desired, observed) + _limits(desired, observed)
+    found = cpu_differences(desired, observed)
+    if desired.mems and observed.mems != desired.mems:
+        absent = observed.mems is None
+        text = "absent" if observed.mems is None else f"{format_cpu_list(observed.mems)} (effective)"
+        found.append(Difference("mems", MEMS, format_cpu_list(desired.mems), text, absent=absent))
+    limits = observed.limits or {}
+    for file, wanted in desired.files.items():
+        limit = limits.get(file, _ABSENT)
+        absent = limit == _ABSENT
+        if wanted.needed if absent else not (limit == wanted.limit or wanted.met_by(limit)):
+            kind, text = file.partition(".")[0], "absent" if absent else limit_text(limit)
+            found.append(Difference(kind, file, limit_text(wanted.limit), text, absent=absent))
+    return found
 
 
 def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
@@ -182,23 +194,3 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
     shown = observed.configured if seen == desired.shown and observed.configured is not None else seen
     effective = "" if desired.online or shown is not seen else " (effective)"
     return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(shown)}{effective}")]
-
-
-def _mems(desired: Desired, observed: Observed) -> list[Difference]:
-    if not desired.mems or observed.mems == desired.mems:
-        return []
-    absent = observed.mems is None
-    text = "absent" if observed.mems is None else f"{format_cpu_list(observed.mems)} (effective)"
-    return [Difference("mems", MEMS, format_cpu_list(desired.mems), text, absent=absent)]
-
-
-def _limits(desired: Desired, observed: Observed) -> list[Difference]:
-    found: list[Difference] = []
-    limits = observed.limits or {}
-    for file, wanted in desired.files.items():
-        limit = limits.get(file, _ABSENT)
-        absent = limit == _ABSENT
-        if wanted.needed if absent else not (limit == wanted.limit or wanted.met_by(limit)):
-            kind, text = file.partition(".")[0], "absent" if absent else limit_text(limit)
-            found.append(Difference(kind, file, limit_text(wanted.limit), text, absent=absent))
-    return found

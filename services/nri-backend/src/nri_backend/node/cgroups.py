@@ -126,13 +126,6 @@ class CgroupTree:
             # An empty cpuset stands for that of the parent, and the root belongs to all processes: no caller writes
             # either on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
-        self._put(path, name, text)
-
-    def clear_exclusive(self, path: str) -> None:
-        """Removes all CPUs from ``cpuset.cpus.exclusive`` of a cgroup. Raises the errors of read()."""
-        self._put(path, EXCLUSIVE, "\n")
-
-    def _put(self, path: str, name: str, text: str) -> None:
         try:
             fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
@@ -141,6 +134,10 @@ class CgroupTree:
                 os.close(fd)
         except OSError as error:
             raise self._translated(error, path, name, text) from error
+
+    def clear_exclusive(self, path: str) -> None:
+        """Removes all CPUs from ``cpuset.cpus.exclusive`` of a cgroup. Raises the errors of read()."""
+        self.write(path, EXCLUSIVE, "\n")
 
     def _translated(self, error: OSError, path: str, name: str, text: str = "") -> Exception:
         directory = f"{self.root}/{path}"

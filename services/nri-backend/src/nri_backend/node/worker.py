@@ -20,6 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from nri_backend.budgets import JOB_SECONDS, MAX_STUCK, PASS_BY_SECONDS
@@ -30,23 +31,24 @@ Step = tuple[str, Callable[[], Result]]
 """The name of what is worked at (a container's id, a cgroup's path), and the work, which blocks."""
 
 
+@dataclass(slots=True)
 class _Job(Generic[Result]):
-    def __init__(self, steps: Sequence[Step[Result]], clock: Callable[[], float]) -> None:
-        self.steps = steps
-        self._clock = clock
-        self.results: list[Result] = []
-        self.current = ""
-        self.passed_by = False
+    steps: Sequence[Step[Result]]
+    clock: Callable[[], float]
+    results: list[Result] = field(default_factory=list)
+    current: str = ""
+    """Name of the step at work."""
+    passed_by: bool = False
 
     def run(self) -> None:
         """Takes at least one step, unless the job was passed by before it began."""
-        end = self._clock() + JOB_SECONDS
+        end = self.clock() + JOB_SECONDS
         for name, step in self.steps:
             self.current = name
             if self.passed_by:
                 break
             self.results.append(step())
-            if self._clock() >= end:
+            if self.clock() >= end:
                 break
 
 
@@ -66,18 +68,19 @@ class CgroupWorker:
         self._busy = False
         self._hooks: deque[asyncio.Future[None]] = deque()
         self._background: deque[asyncio.Future[None]] = deque()
-        self._stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
+        self.stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
+        """Names of hung steps, each with the job and the time of the clock since when it counts as hung."""
 
     @property
-    def stuck(self) -> dict[str, float]:
+    def stuck_seconds(self) -> dict[str, float]:
         """Names of hung steps, and for how many seconds they have hung."""
         now = self._clock()
-        return {name: now - since for name, (_, since) in self._stuck.items()}
+        return {name: now - since for name, (_, since) in self.stuck.items()}
 
     @property
     def free(self) -> bool:
         """True if no job is at work and no step hangs."""
-        return not (self._busy or self._stuck)
+        return not (self._busy or self.stuck)
 
     async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
         """Takes some steps of a job of the audit, at least the first; returns their results in order.
@@ -92,8 +95,8 @@ class CgroupWorker:
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
         """Takes one step of a hook to its end, after a hung step with the same name."""
         while True:
-            while name in self._stuck:
-                await asyncio.wait({self._stuck[name][0]})
+            while name in self.stuck:
+                await asyncio.wait({self.stuck[name][0]})
             job, running = await self._run(lambda: [plan()], self._hooks)
             if not running.cancelled():
                 await asyncio.shield(running)
@@ -105,9 +108,9 @@ class CgroupWorker:
     ) -> tuple[_Job[Result], asyncio.Future[None]]:
         await self._wait_for_turn(queue)
         try:
-            while len(self._stuck) >= MAX_STUCK:
-                await asyncio.wait([running for running, _ in self._stuck.values()], return_when="FIRST_COMPLETED")
-            job = _Job([step for step in plan() if step[0] not in self._stuck], self._clock)
+            while len(self.stuck) >= MAX_STUCK:
+                await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
+            job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock)
             # Not to_thread: if the caller is cancelled, the job goes on.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
             try:
@@ -148,13 +151,13 @@ class CgroupWorker:
             # Every thread is busy with something else. What the job would write later is out of date by then.
             running.cancel()
             return
-        self._stuck[name] = running, self._clock()
+        self.stuck[name] = running, self._clock()
         self._hangs(name)
 
         def ended(job: asyncio.Future[None]) -> None:
             if error := job.exception():
                 _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
-            del self._stuck[name]
+            del self.stuck[name]
             self._freed()
 
         running.add_done_callback(ended)

@@ -24,7 +24,7 @@ from numa_contract.names import ClaimKey, cdi_file_name, parse_cdi_file_name
 
 from numa_node.files import read_regular
 
-MAX_CLAIMS: Final = 4096
+MAX_CLAIM_FILES: Final = 4096
 """Claim files that are read; more are named as a problem. A node has some hundred pods."""
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
 # A clock that is set back makes stamps of the future; between this and now the clock may come to a stamp once more.
@@ -177,7 +177,7 @@ class ClaimDirectory:
             for entry in entries:
                 if entry.name not in self._entries and parse_cdi_file_name(entry.name) is None:
                     continue
-                if len(found) >= MAX_CLAIMS and entry.name not in self._entries:
+                if len(found) >= MAX_CLAIM_FILES and entry.name not in self._entries:
                     left += 1
                     continue
                 try:
@@ -185,7 +185,7 @@ class ClaimDirectory:
                 except FileNotFoundError:
                     # Removed since the directory was listed.
                     continue
-        return found, f"{left} claim files beyond {MAX_CLAIMS} are not read" if left else ""
+        return found, f"{left} claim files beyond {MAX_CLAIM_FILES} are not read" if left else ""
 
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)

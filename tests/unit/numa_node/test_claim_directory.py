@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import cdi_file_name
-from numa_node.claim_directory import MAX_CLAIMS, ClaimDirectory
+from numa_node.claim_directory import MAX_CLAIM_FILES, ClaimDirectory
 
 from tests.rigs.builders import cpu_record, write_claim
 from tests.rigs.cpu_time import cpu_seconds
@@ -186,7 +186,7 @@ def test_more_claims_than_a_node_can_have_are_named(tmp_path: Path) -> None:
     first = write_claim(tmp_path, ONE)
     directory = ClaimDirectory(str(tmp_path))
     directory.refresh()
-    for number in range(MAX_CLAIMS + 5):
+    for number in range(MAX_CLAIM_FILES + 5):
         (tmp_path / cdi_file_name("dra.cpu", f"x{number}")).symlink_to(first.name)
     assert ("dra.cpu", "c1") in directory.refresh().files
     assert "beyond" in directory.view.problems[""]

@@ -152,12 +152,16 @@ class Service:
             self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
-        """Returns why the pod is not ready; nothing when it is, and for a while after it was."""
+        """Returns why the pod is not ready, or nothing if it is ready.
+
+        A problem counts after it has lasted for 10 s (numa_node/readiness.py). A backend is a problem once it has been
+        silent for LEASE_SECONDS, so the pod is unready 20 s after its last report.
+        """
         return self.readiness.update(self._problems())
 
     def _problems(self) -> list[str]:
-        # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
-        problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
+        # A pod whose backend is a standby stays ready, even if no other one enforces: otherwise a roll-out would stop.
+        problems = [f"backend: {self.backend.own_problem}"] if self.backend.own_problem else []
         problems += [f"{driver}: nothing is offered: {why}" for driver, why in self.watch.inventory.refused.items()]
         if self.watch.problem and not self.watch.inventory.pools:
             problems.append(f"machine: {self.watch.problem}")
@@ -251,7 +255,7 @@ class Service:
         """Serves the kubelet and publishes for ever, once the backend enforces: before, claims would be refused."""
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
-        while problem := await self.claims.backend_ready():
+        while problem := await self.claims.wait_for_enforcement():
             _log.warning("not registering with the kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()

@@ -138,7 +138,7 @@ class BackendView:
         return None if self.status is None else self.clock() - self._renewed
 
     @property
-    def failing(self) -> str:
+    def own_problem(self) -> str:
         """Why this pod's backend is of no use, neither as the active one nor as a standby; else empty."""
         if self.status is None:
             return "nri-backend has not reported yet; see the log of its container"
@@ -153,8 +153,8 @@ class BackendView:
     @property
     def problem(self) -> str:
         """Why no claim may be prepared now; empty when a backend on this node enforces, this one or another."""
-        if self.failing or self.status is None or self.status.enforced:
-            return self.failing
+        if self.own_problem or self.status is None or self.status.enforced:
+            return self.own_problem
         return (
             "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
             "container runtime; a standby takes over within seconds"

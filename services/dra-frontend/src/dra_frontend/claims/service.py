@@ -52,7 +52,7 @@ class NodeClaims:
     backend_wait: float = BACKEND_WAIT_SECONDS
     report_wait: float = REPORT_SECONDS
 
-    async def backend_ready(self, deadline: float | None = None) -> str:
+    async def wait_for_enforcement(self, deadline: float | None = None) -> str:
         """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
 
         ``deadline`` is of the loop's clock; by default the usual wait from now on.
@@ -66,7 +66,7 @@ class NodeClaims:
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Gives every claim what its allocation says, or tells why not."""
         deadline = asyncio.get_running_loop().time() + self.backend_wait
-        if self._backend.problem and (problem := await self.backend_ready(deadline)):
+        if self._backend.problem and (problem := await self.wait_for_enforcement(deadline)):
             return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
@@ -117,7 +117,7 @@ class NodeClaims:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
                         await news.wait()
-                problem = await self.backend_ready(deadline)
+                problem = await self.wait_for_enforcement(deadline)
                 if problem or time() > deadline:
                     problem = problem or "its reports keep changing, or do not follow the loss of a claim's file"
                     return {one.view.claim.uid: _unenforced(one.view, problem) for one in judged}

@@ -81,13 +81,13 @@ def claimable(inventory: Inventory) -> dict[str, Any]:
                 "bytes": {str(number): size for number, size in reserve.by_node.items()},
             },
         },
-        "claimableMemory": {str(number): size for number, size in _offered(inventory).items()},
+        "claimableMemory": {str(number): size for number, size in _claimable_memory(inventory).items()},
     }
 
 
 def claimable_table(inventory: Inventory) -> str:
     """Returns the same for a person."""
-    reserve, offered, rows = inventory.reserve, _offered(inventory), []
+    reserve, offered, rows = inventory.reserve, _claimable_memory(inventory), []
     for node in inventory.machine.numa_nodes.values():
         huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
         parts = (node.memory_bytes, huge, reserve.by_node.get(node.id, 0), offered[node.id])
@@ -97,7 +97,7 @@ def claimable_table(inventory: Inventory) -> str:
     return "\n".join([*lines, table([["NODE", "MEMORY", "HUGEPAGES", "RESERVED", "FOR CLAIMS"], *rows])])
 
 
-def _offered(inventory: Inventory) -> dict[int, int]:
+def _claimable_memory(inventory: Inventory) -> dict[int, int]:
     """Returns the bytes of plain memory that are offered, by NUMA node."""
     devices = [device for pool in inventory.pools for device in pool.devices]
     plain = [device for device in devices if isinstance(device, MemoryDevice) and not device.hugepages]

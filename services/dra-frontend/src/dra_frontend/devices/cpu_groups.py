@@ -15,8 +15,8 @@ _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 """Lets a claim match devices near a NUMA node; a list where a device has CPUs of several (KEP-6072)."""
 NEAREST_NUMA_NODE: Final = "dra.cpu/nearestNumaNode"
-"""Lets a claim match CPUs with the memory next to them, which may be a NUMA node of its own: of memory, the nodes of
-the nearest CPUs, and of CPUs, their own."""
+"""Lets a claim match CPUs with the memory next to them, which may be a NUMA node without CPUs. The value of a CPU
+device is its own node, that of a memory device the node of the nearest CPUs."""
 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:

@@ -182,7 +182,10 @@ def _withheld(
 def _offered(
     machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]], *, listed: bool
 ) -> CpuDevice:
-    """Returns the device of a group, with the CPUs of it that are offered, and with their numbers if ``listed``."""
+    """Returns the device of a group, with the CPUs of it that are offered, and with their numbers if ``listed``.
+
+    Adds the attributes that depend on which CPUs are offered, or on the machine.
+    """
     attributes: dict[str, AttributeValue] = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
     capacity = None
     if group.kind is not DeviceKind.CPU:

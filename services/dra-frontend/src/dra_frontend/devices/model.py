@@ -68,6 +68,7 @@ class CpuDevice:
     kind: DeviceKind
     name: str
     attributes: Attributes
+    """Those of the group (cpu_groups.py), and those that depend on the CPUs that are offered (inventory.py)."""
     capacity: Capacity | None
     """None for a single CPU: one claim has all of it."""
     cpus: frozenset[int]

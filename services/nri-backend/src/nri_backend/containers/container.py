@@ -66,7 +66,7 @@ class Observation:
     """The last reading of a container's cgroup. A value is None if its file does not exist or was not read yet."""
 
     cpus: frozenset[int] | None = None
-    """``cpuset.cpus.effective``."""
+    """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (limits/difference.py)."""
     mems: frozenset[int] | None = None
     """``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)

@@ -50,6 +50,7 @@ class Plan:
 
     tracked: Tracked
     desired: Desired
+    """Without hugepage limits, which depend on the kubelet's limit of the pod; enforcement/apply.py adds them."""
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
     """Raises to apply first in the cgroups above, by path; None for a cgroup that does not belong to a pod any more."""
     claimed: Mapping[int, int] | None = None

@@ -267,7 +267,7 @@ class NodeState:
 
     def authorized(self, tracked: Tracked) -> Tracked:
         """Returns the container with its entitlement, rejection and excluded CPUs by the present records."""
-        enforced = tracked.entitlement.claims or tracked.enforced if tracked.occupies else ()
+        enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.occupies else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self._claims(), enforced)
         fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")

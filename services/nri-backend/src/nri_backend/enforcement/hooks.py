@@ -2,10 +2,10 @@
 """The hooks that the runtime calls, each implemented by one method of Enforcer.
 
 CreateContainer reads the claim files, authorizes the container, waits until no other container is on its CPUs, and
-answers with the container's resources. StartContainer repeats these steps, since the claim files and the cgroups may
-have changed in the meantime. It then applies the settings to the cgroup, verifies them, and writes an enforcement
-record; if this fails, it kills the container. The other hooks apply an event of the container's life
-(containers/lifecycle.py).
+answers with the container's resources, which the runtime writes to the new cgroup. StartContainer repeats these steps,
+since the claim files and the cgroups may have changed in the meantime. It then writes what differs in the cgroup,
+verifies it, and writes an enforcement record; if this fails, it kills the container. The other hooks apply an event of
+the container's life (containers/lifecycle.py).
 """
 
 import asyncio

@@ -102,7 +102,7 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
         desired=replace(desired, files=files) if files else desired,
         partition=partition,
         claimed=None if held.memory is None else claimed_bytes([held]),
-        guarded=_guarded(state, tracked),
+        guarded=_guarded(state, tracked) if held.memory is None else (),
         page_sizes=state.host.page_sizes,
         counted=state.counted_of(tracked.identity.pod.uid).hugepages,
     )
@@ -164,7 +164,8 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.identity.own_pod:
+    """Returns the page sizes that a container without a memory claim must not reserve."""
+    if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
         # It may have a memory claim that is unknown here, and pages that are reserved but not used yet: the first

@@ -236,9 +236,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns the container with its partition type or its fallback, if the plan requested a partition."""
-    if not (outcome.partition or outcome.fallback):
-        return tracked
+    """Returns a container whose plan requested a partition with its partition type or its fallback."""
     if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})

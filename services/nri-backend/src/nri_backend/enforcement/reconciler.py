@@ -191,7 +191,8 @@ class Reconciler:
         mems = before.mems if seen.mems is None else seen.mems
         limits = before.limits if seen.limits is None else seen.limits
         tracked = tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
-        tracked = with_partition(tracked, outcome)
+        if outcome.partition or outcome.fallback:
+            tracked = with_partition(tracked, outcome)
         if tracked.entitlement.claims and not problem and tracked.rejection is None:
             tracked = replace(tracked, enforced=tracked.entitlement.claims)
         self._state.put(tracked)

@@ -1,26 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits of time add up to less than the runtime's request timeout."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from nri_backend.budgets import (
     ALL_SECONDS,
+    CLEAR_SHARE,
+    DEADLINE_SHARE,
     FULL_SECONDS,
     JOB_SECONDS,
     KILL_SECONDS,
     KILLS_SECONDS,
     PASS_BY_SECONDS,
     REQUEST_SECONDS,
-    clear_seconds,
-    deadline_seconds,
 )
+from nri_backend.nri.model import LinkStatus
 from numa_node.ticks import TICK_SECONDS
 
+from tests.rigs.enforcement import Node, enforcing
 
-@pytest.mark.parametrize("request_timeout", [None, 2.0, 5.0])
-def test_a_hook_is_answered_before_the_runtime_goes_on_without_it(request_timeout: float | None) -> None:
-    patience, deadline = request_timeout or REQUEST_SECONDS, deadline_seconds(request_timeout)
-    assert clear_seconds(request_timeout) + PASS_BY_SECONDS + 2 * JOB_SECONDS < deadline
-    assert deadline + KILL_SECONDS + 0.25 <= patience
+
+@pytest.mark.parametrize("request_timeout", [REQUEST_SECONDS, 5.0])
+def test_a_hook_is_answered_before_the_runtime_goes_on_without_it(request_timeout: float) -> None:
+    deadline = DEADLINE_SHARE * request_timeout
+    assert CLEAR_SHARE * request_timeout + PASS_BY_SECONDS + 2 * JOB_SECONDS < deadline
+    assert deadline + KILL_SECONDS + 0.25 <= request_timeout
+
+
+@pytest.mark.parametrize(("request_timeout", "seconds"), [(None, 1.2), (2.0, 1.2), (5.0, 3.0)])
+async def test_the_wait_for_other_containers_is_a_share_of_the_request_timeout(
+    tmp_path: Path, request_timeout: float | None, seconds: float
+) -> None:
+    async with enforcing(Node(tmp_path)) as node:
+        clock = asyncio.get_running_loop().time
+        before = clock()
+        deadline = node.enforcer.starter.deadline(LinkStatus(request_timeout=request_timeout))
+        assert before + seconds <= deadline <= clock() + seconds
 
 
 def test_the_audits_are_ordered_by_their_cost() -> None:

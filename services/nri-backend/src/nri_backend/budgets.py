@@ -60,13 +60,3 @@ REPAIR_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 0.02
 """Time after which a file system's time stamp differs from the present one: the kernel's clock for them moves in steps
 of up to 10 ms."""
-
-
-def deadline_seconds(request_timeout: float | None) -> float:
-    """Returns the seconds after which a hook is answered with an error, for a runtime's request timeout in seconds."""
-    return DEADLINE_SHARE * (request_timeout or REQUEST_SECONDS)
-
-
-def clear_seconds(request_timeout: float | None) -> float:
-    """Returns the seconds for which a hook waits for other containers, for a runtime's request timeout in seconds."""
-    return CLEAR_SHARE * (request_timeout or REQUEST_SECONDS)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_backend.budgets import clear_seconds
 from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.limits.difference import Host
@@ -201,7 +200,7 @@ async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_end
     node.enforcer.starter.clear_seconds = 0.05
     with pytest.raises(RejectedError, match="still runs"):
         await node.create("next", *env, of="p2")
-    node.enforcer.starter.clear_seconds = clear_seconds(None)
+    node.enforcer.starter.clear_seconds = None
     node.kernel.remove(claim)
     if reconnected:
         await node.until(lambda: "claim" not in node.reports)

@@ -23,7 +23,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from nri_backend.budgets import KILL_SECONDS, MAX_TRIES, RETRY_SECONDS, clear_seconds
+from nri_backend.budgets import CLEAR_SHARE, KILL_SECONDS, MAX_TRIES, REQUEST_SECONDS, RETRY_SECONDS
 from nri_backend.claims.authorization import Rejection
 from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside
 from nri_backend.containers.container import Tracked
@@ -166,7 +166,9 @@ class Starter:
 
     def clear_until(self, runtime: LinkStatus) -> float:
         """Returns the time of the event loop until which a hook waits for other containers to leave."""
-        seconds = clear_seconds(runtime.request_timeout) if self.clear_seconds is None else self.clear_seconds
+        seconds = self.clear_seconds
+        if seconds is None:
+            seconds = CLEAR_SHARE * (runtime.request_timeout or REQUEST_SECONDS)
         return asyncio.get_running_loop().time() + seconds
 
     async def kill(self, tracked: Tracked) -> bool:

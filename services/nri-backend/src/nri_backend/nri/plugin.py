@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import DecodeError, Message
 
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.budgets import deadline_seconds
+from nri_backend.budgets import DEADLINE_SHARE, REQUEST_SECONDS
 from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
 from nri_backend.nri.model import Container, ContainerHooks, Pod, RejectedError
 from nri_backend.ttrpc import Call, Code, StatusError
@@ -123,7 +123,7 @@ class PluginService:
         return self._methods[call.method]
 
     async def _with_deadline(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
-        seconds = deadline_seconds(call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3)
+        seconds = DEADLINE_SHARE * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or REQUEST_SECONDS)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await result

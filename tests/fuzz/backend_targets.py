@@ -12,6 +12,7 @@ from random import Random
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
+from nri_backend._pb import ttrpc_pb2
 from nri_backend.claims.authorization import Claims, authorize, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
@@ -24,9 +25,8 @@ from nri_backend.ttrpc import (
     ClientConnection,
     PeerError,
     ServerConnection,
-    StatusError,
-    encode_answer,
     encode_call,
+    encode_error,
     encode_frame,
 )
 from numa_contract.records import Owner
@@ -146,8 +146,12 @@ def _stream(calls: list[tuple[int, bytes]]) -> bytes:
 
 
 def _answers(calls: list[tuple[int, bytes]]) -> bytes:
-    said = [payload if len(payload) % 2 else StatusError(len(payload), "no") for _, payload in calls]
-    return b"".join(encode_frame(s, RESPONSE, encode_answer(a)) for (s, _), a in zip(calls, said, strict=True))
+    return b"".join(
+        encode_frame(stream, RESPONSE, ttrpc_pb2.Response(payload=payload).SerializeToString())
+        if len(payload) % 2
+        else encode_error(stream, len(payload), "no")
+        for stream, payload in calls
+    )
 
 
 _calls = st.lists(st.tuples(st.sampled_from((0, 1, 1, 2, 3, 5, 7, 9, 39, (1 << 32) - 1)), st.binary(max_size=20)))

@@ -114,23 +114,21 @@ class FrameReader:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Adds received bytes and yields the complete frames. Must be exhausted. Raises PeerError for invalid bytes."""
         self._buffer += data
-        while (frame := self._next()) is not None:
-            yield frame
-
-    def _next(self) -> Frame | None:
-        if len(self._buffer) < HEADER_BYTES:
-            return None
-        length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
-        if length > _MAX_SKIPPED:
-            raise PeerError(f"a ttrpc frame claims {length} bytes; frame boundaries are lost")
-        if length > MAX_DATA:
-            return Frame(stream_id, frame_type, length, None) if self._skip(length) else None
-        end = HEADER_BYTES + length
-        if len(self._buffer) < end:
-            return None
-        data = bytes(memoryview(self._buffer)[HEADER_BYTES:end])
-        del self._buffer[:end]
-        return Frame(stream_id, frame_type, length, data)
+        while len(self._buffer) >= HEADER_BYTES:
+            length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
+            if length > _MAX_SKIPPED:
+                raise PeerError(f"a ttrpc frame claims {length} bytes; frame boundaries are lost")
+            if length > MAX_DATA:
+                if not self._skip(length):
+                    return
+                yield Frame(stream_id, frame_type, length, None)
+                continue
+            end = HEADER_BYTES + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(memoryview(self._buffer)[HEADER_BYTES:end])
+            del self._buffer[:end]
+            yield Frame(stream_id, frame_type, length, body)
 
     def _skip(self, length: int) -> bool:
         """Discards the received bytes of a frame that is too long. Returns True if it was received completely."""
@@ -151,17 +149,14 @@ def encode_call(call: Call) -> bytes:
     ).SerializeToString()
 
 
-def encode_answer(answer: bytes | StatusError) -> bytes:
-    """Serializes an answer as the data of a response frame.
+def encode_error(stream_id: int, code: int, message: str) -> bytes:
+    """Serializes an error as a response frame. Raises OversizedError.
 
-    An error has no payload: a Go client would decode the payload before it checks the status.
+    The response has no payload: a Go client would decode the payload before it checks the status.
     """
-    if isinstance(answer, StatusError):
-        # The text may quote a pod's author, and contain characters that cannot be encoded.
-        text = answer.message.encode(errors="replace")
-        status = ttrpc_pb2.Status(code=answer.code, message=text.decode())
-        return ttrpc_pb2.Response(status=status).SerializeToString()
-    return ttrpc_pb2.Response(payload=answer).SerializeToString()
+    # The message may quote a pod's author, and contain characters that cannot be encoded.
+    status = ttrpc_pb2.Status(code=code, message=message.encode(errors="replace").decode())
+    return encode_frame(stream_id, RESPONSE, ttrpc_pb2.Response(status=status).SerializeToString())
 
 
 def decode_answer(data: bytes) -> bytes | StatusError:
@@ -190,36 +185,42 @@ class ServerConnection:
 
         Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """
-        for frame in self._reader.feed(data):
+        for stream_id, frame_type, length, body in self._reader.feed(data):
             # The protocol requires that unknown types are ignored. So are data frames, since NRI has only unary calls.
-            if frame.type == REQUEST:
-                yield self._request(frame)
+            if frame_type != REQUEST:
+                continue
+            if stream_id % 2 == 0:
+                yield encode_error(stream_id, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
+                continue
+            if stream_id <= self._last_id:
+                text = "a stream id must be higher than those before it"
+                yield encode_error(stream_id, Code.INVALID_ARGUMENT, text)
+                continue
+            self._last_id = stream_id
+            if body is None:
+                yield encode_error(stream_id, Code.RESOURCE_EXHAUSTED, str(OversizedError(length)))
+                continue
+            try:
+                request = ttrpc_pb2.Request.FromString(body)
+            except DecodeError as error:
+                # The frame is valid, only its body is not: the stream is answered and the connection stays open, as in
+                # a Go server.
+                yield encode_error(stream_id, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
+                continue
+            self._open.add(stream_id)
+            # The metadata of the request is ignored.
+            yield Call(request.service, request.method, request.payload, request.timeout_nano, stream_id)
 
     def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:
         """Returns the answer to an open call, as bytes to send. Raises OversizedError, which leaves the call open."""
-        frame = encode_frame(stream_id, RESPONSE, encode_answer(answer))
+        if isinstance(answer, StatusError):
+            frame = encode_error(stream_id, answer.code, answer.message)
+        else:
+            frame = encode_frame(stream_id, RESPONSE, ttrpc_pb2.Response(payload=answer).SerializeToString())
         if stream_id not in self._open:
             raise RuntimeError(f"stream {stream_id} waits for no answer")
         self._open.remove(stream_id)
         return frame
-
-    def _request(self, frame: Frame) -> Call | bytes:
-        if frame.stream_id % 2 == 0:
-            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
-        if frame.stream_id <= self._last_id:
-            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id must be higher than those before it")
-        self._last_id = frame.stream_id
-        if frame.data is None:
-            return _refusal(frame, Code.RESOURCE_EXHAUSTED, str(OversizedError(frame.length)))
-        try:
-            request = ttrpc_pb2.Request.FromString(frame.data)
-        except DecodeError as error:
-            # The frame is valid, only its body is not: the stream is answered and the connection stays open, as in a Go
-            # server.
-            return _refusal(frame, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
-        self._open.add(frame.stream_id)
-        # The metadata of the request is ignored.
-        return Call(request.service, request.method, request.payload, request.timeout_nano, frame.stream_id)
 
 
 class ClientConnection:
@@ -250,7 +251,3 @@ class ClientConnection:
             else:
                 text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
                 yield StatusError(Code.RESOURCE_EXHAUSTED, text)
-
-
-def _refusal(frame: Frame, code: Code, text: str) -> bytes:
-    return encode_frame(frame.stream_id, RESPONSE, encode_answer(StatusError(code, text)))

@@ -83,22 +83,19 @@ class Demultiplexer:
         rest = memoryview(data)
         while rest:
             if not self._left:
-                rest = self._parse_header(rest)
+                missing = _HEADER.size - len(self._header)
+                self._header += rest[:missing]
+                rest = rest[missing:]
+                if len(self._header) == _HEADER.size:
+                    self._connection, self._left = _HEADER.unpack(self._header)
+                    self._header.clear()
+                    if self._left > _MAX_FRAME:
+                        raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
                 continue
             piece, rest = rest[: self._left], rest[self._left :]
             self._left -= len(piece)
             if self._connection in (PLUGIN_CONNECTION, RUNTIME_CONNECTION):
                 yield self._connection, bytes(piece)
-
-    def _parse_header(self, rest: memoryview) -> memoryview:
-        wanted = _HEADER.size - len(self._header)
-        self._header += rest[:wanted]
-        if len(self._header) == _HEADER.size:
-            self._connection, self._left = _HEADER.unpack(self._header)
-            self._header.clear()
-            if self._left > _MAX_FRAME:
-                raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
-        return rest[wanted:]
 
 
 async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":

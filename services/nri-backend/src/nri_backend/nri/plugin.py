@@ -51,7 +51,6 @@ _STATE_CHANGES = {
     pb.POST_UPDATE_CONTAINER: "PostUpdateContainer",
     pb.REMOVE_CONTAINER: "RemoveContainer",
 }
-_OUTCOMES: dict[int, str] = {Code.UNIMPLEMENTED: "unimplemented", Code.DEADLINE_EXCEEDED: "timeout"}
 CallDone = Callable[[str, float, str], None]
 """Observer of handled calls: method, seconds, and ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
 _Method = tuple[Callable[[bytes], Message], Callable[..., Awaitable[Message]]]
@@ -93,14 +92,19 @@ class PluginService:
     async def serve(self, call: Call) -> bytes:
         """Handles one call and returns the payload of the response. Raises StatusError and no other exception."""
         started = time.monotonic()
-        outcome = "error"
-        name = call.method
+        outcome, name = "error", call.method
+        seconds = DEADLINE_SHARE * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or REQUEST_SECONDS)
+        deadline = asyncio.timeout(seconds)
         try:
-            read, method = self._find_method(call)
+            if call.service != PLUGIN_SERVICE or call.method not in self._methods:
+                outcome = "unimplemented"
+                raise StatusError(Code.UNIMPLEMENTED, f"there is no method {call.service}/{call.method}")
+            read, method = self._methods[call.method]
             request = read(call.payload)
             if isinstance(request, pb.StateChangeEvent):
                 name = _STATE_CHANGES.get(request.event, name)
-            answer = await self._with_deadline(call, name, method(request))
+            async with deadline:
+                answer = await method(request)
             outcome = "ok"
             return answer.SerializeToString()
         except RejectedError as error:
@@ -108,31 +112,17 @@ class PluginService:
             raise StatusError(Code.FAILED_PRECONDITION, str(error)) from error
         except DecodeError as error:
             raise StatusError(Code.INVALID_ARGUMENT, f"{name}: the request cannot be decoded: {error}") from error
-        except StatusError as error:
-            outcome = _OUTCOMES.get(error.code, outcome)
+        except StatusError:
             raise
         except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                outcome = "timeout"
+                text = f"{name} did not finish within {seconds:g} s; it will be retried"
+                raise StatusError(Code.DEADLINE_EXCEEDED, text) from error
             _log.exception("%s failed", name)
             raise StatusError(Code.INTERNAL, f"{name}: internal error; see the log of nri-backend") from error
         finally:
             self._call_done(name, time.monotonic() - started, outcome)
-
-    def _find_method(self, call: Call) -> _Method:
-        if call.service != PLUGIN_SERVICE or call.method not in self._methods:
-            raise StatusError(Code.UNIMPLEMENTED, f"there is no method {call.service}/{call.method}")
-        return self._methods[call.method]
-
-    async def _with_deadline(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
-        seconds = DEADLINE_SHARE * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or REQUEST_SECONDS)
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await result
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise StatusError(
-                Code.DEADLINE_EXCEEDED, f"{name} did not finish within {seconds:g} s; it will be retried"
-            ) from error
 
     async def _configure(self, request: pb.ConfigureRequest) -> pb.ConfigureResponse:
         self.runtime = request

@@ -18,7 +18,7 @@ from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Demultiplexer, frame_message
-from nri_backend.nri.messages import read_container, read_pod
+from nri_backend.nri.plugin import read_container, read_pod
 from nri_backend.ttrpc import (
     RESPONSE,
     Call,

@@ -15,8 +15,8 @@ from nri_backend.claims.entitlement import Entitlement
 from nri_backend.containers.container import tracked_as
 from nri_backend.containers.state import MAX_REJECTED, NodeState
 from nri_backend.frontend_link.reports import report
-from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
+from nri_backend.nri.plugin import read_container
 
 from tests.fakes.waiting import PATIENCE
 from tests.rigs.builders import cpu_record, files_of

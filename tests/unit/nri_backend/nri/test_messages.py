@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
 from nri_backend.nri.model import Adjustment, Container, ContainerState, MemoryPolicy, Pod, Resources, Update
+from nri_backend.nri.plugin import read_container, read_pod, read_resources, write_adjustment, write_updates
 from numa_contract.cpuset import format_cpu_list
 
 _EVERYTHING = Resources(

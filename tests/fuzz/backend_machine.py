@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from hypothesis import strategies as st
-from nri_backend.limits.runtime import pod_directory
+from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.cgroups import EXCLUSIVE, PARTITION
 from nri_backend.nri.model import RejectedError, Resources
 from numa_contract.config import Config, SharedPool
@@ -316,7 +316,7 @@ class Machine:
     async def refuse(self, first: int, second: int) -> None:
         if (box := self._box(first, "created", "running")) is not None:
             own = box.pod.uid == OWN_POD
-            path = pod_directory(box.pod.cgroup_parent) if own or second & 0x40 else box.path
+            path = cgroup_directory(box.pod.cgroup_parent) if own or second & 0x40 else box.path
             self.world.refuse(path, _FILES[second % len(_FILES)], _ERRORS[first % len(_ERRORS)])
             self.world.shake(TICK)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import permutations
 
-from nri_backend.limits.runtime import pod_directory
+from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.cgroups import EXCLUSIVE
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -149,7 +149,7 @@ def _judging(world: World, *boxes: Box) -> Iterator[None]:
     try:
         yield
     except AssertionError:
-        paths = {path for box in boxes for path in (box.path, pod_directory(box.pod.cgroup_parent))}
+        paths = {path for box in boxes for path in (box.path, cgroup_directory(box.pod.cgroup_parent))}
         refused = any(path in paths for path, _ in world.errors)
         if not refused or world.active is None or not world.active.enforcer.problems:
             raise
@@ -211,7 +211,7 @@ def check_pages(world: World, box: Box) -> None:
         return
     siblings = [one for one in world.living() if one.pod == box.pod and one.phase == "running"]
     records = {uid: one.named[uid] for one in siblings for uid in one.held} | {u: box.named[u] for u in box.held}
-    for path, needed in ((box.path, own), (pod_directory(box.pod.cgroup_parent), _pages(records.values()))):
+    for path, needed in ((box.path, own), (cgroup_directory(box.pod.cgroup_parent), _pages(records.values()))):
         text = world.kernel.get(path, PAGES)
         assert text == "max" or int(text) >= needed, f"{path}/{PAGES} is {text}; claims have {needed} bytes"
 
@@ -232,7 +232,7 @@ def check_end(world: World) -> None:
     for box in world.living():
         if box.pod.uid == OWN_POD:
             continue
-        shown, path = world.cpus(box), pod_directory(box.pod.cgroup_parent)
+        shown, path = world.cpus(box), cgroup_directory(box.pod.cgroup_parent)
         lazy = world.config.shared_pool.grow == "lazy"
         right = shown and shown <= left if lazy else shown == left
         assert right, f"{box.id} runs on {_text(shown)} after all claims, and on {_text(left)} before"

@@ -19,7 +19,7 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.limits.difference import Host
-from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords, Pins
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError, Resources, Update
@@ -401,7 +401,7 @@ class World:
         self._ids += 1
         one = container(f"c{self._ids}", *env, of=of.uid, name=name)
         one = replace(one, pod_id=of.id)
-        return Box(one, of, container_directory(one.cgroups_path), named, forged=forged)
+        return Box(one, of, cgroup_directory(one.cgroups_path), named, forged=forged)
 
     async def create(self, box: Box) -> None:
         """Creates a container, and its cgroup with the values that were answered. Raises RejectedError."""
@@ -427,7 +427,7 @@ class World:
         self._make_cgroups(box)
 
     def _make_cgroups(self, box: Box) -> None:
-        parent = pod_directory(box.pod.cgroup_parent)
+        parent = cgroup_directory(box.pod.cgroup_parent)
         if not self.kernel.path(parent).exists():
             self.kernel.make(parent)
             self.kernel.set(parent, PAGES, "0")
@@ -509,8 +509,8 @@ class World:
         of = pod(uid)
         async for _ in self._ask("remove_pod", of):
             pass
-        if self.kernel.path(pod_directory(of.cgroup_parent)).exists():
-            self.kernel.remove(pod_directory(of.cgroup_parent))
+        if self.kernel.path(cgroup_directory(of.cgroup_parent)).exists():
+            self.kernel.remove(cgroup_directory(of.cgroup_parent))
         self.phantoms = {user for user in self.phantoms if user[0] != uid}
         self.sweep()
         self.generations[number] += 1

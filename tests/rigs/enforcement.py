@@ -14,7 +14,7 @@ from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.difference import Host
-from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
@@ -112,7 +112,7 @@ class Node:
 
         Cgroups that exist are kept. Returns the path of the container's cgroup.
         """
-        parent, path = pod_directory(of.cgroup_parent), container_directory(one.cgroups_path)
+        parent, path = cgroup_directory(of.cgroup_parent), cgroup_directory(one.cgroups_path)
         if not self.kernel.path(parent).exists():
             self.kernel.make(parent)
             for size in ("2MB", "1GB"):
@@ -174,7 +174,7 @@ class Node:
     async def stop(self, id_: str, of: str = "p1") -> None:
         """Removes the cgroup of a container and reports its end, as the runtime does."""
         one = container(id_, of=of)
-        path = container_directory(one.cgroups_path)
+        path = cgroup_directory(one.cgroups_path)
         if self.kernel.path(path).exists():
             self.kernel.remove(path)
         await self.enforcer.stop_container(pod(of), one)

@@ -11,7 +11,7 @@ from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import Raise
 from nri_backend.limits.difference import Host
-from nri_backend.limits.runtime import pod_directory, stated
+from nri_backend.limits.runtime import cgroup_directory, stated
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -154,7 +154,7 @@ def test_each_cgroup_above_containers_is_audited_once() -> None:
     state = node()
     for number in range(120):
         put(state, f"c{number}", of=f"p{number // 2}")
-    pods = {pod_directory(pod(f"p{number}").cgroup_parent): f"p{number}" for number in range(60)}
+    pods = {cgroup_directory(pod(f"p{number}").cgroup_parent): f"p{number}" for number in range(60)}
     assert list(groups_above(state).items()) == [*pods.items(), (PODS, None), (TOP, None)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.runtime import container_directory, pod_directory
+from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
@@ -26,7 +26,7 @@ def create_sandbox(node: Node, of: Pod, one: Container) -> str:
 
     With gVisor, also creates an empty one for the container.
     """
-    path = f"{pod_directory(of.cgroup_parent)}/sandbox"
+    path = f"{cgroup_directory(of.cgroup_parent)}/sandbox"
     if not node.kernel.path(path).exists():
         node.kernel.make(path)
     if of is GVISOR:
@@ -88,7 +88,7 @@ async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
         await node.enforcer.synchronize([KATA], [one])
         await node.until(lambda: node.cpus(path) == "1,4-7")
         await node.run("claim", *env)
-        node.kernel.remove(pod_directory(KATA.cgroup_parent))
+        node.kernel.remove(cgroup_directory(KATA.cgroup_parent))
         await node.until(lambda: node.reports["vm"].state == "stopped")
 
 
@@ -115,11 +115,11 @@ async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> 
         node.kernel.refused[path, "cpuset.cpus"] = DENIED
         with pytest.raises(RejectedError, match=r"sandbox/cpuset\.cpus"):
             await start(node, KATA)
-        kills = [node.kernel.get(where, "cgroup.kill") for where in (path, pod_directory(KATA.cgroup_parent))]
+        kills = [node.kernel.get(where, "cgroup.kill") for where in (path, cgroup_directory(KATA.cgroup_parent))]
         assert kills == ["", ""]
 
 
 def test_the_cgroup_path_of_a_container_is_below_that_of_its_pod() -> None:
     """If both were the same, the container would always count as one in a sandbox."""
     one = container("c", of="p2")
-    assert container_directory(one.cgroups_path).startswith(f"{pod_directory(KATA.cgroup_parent)}/")
+    assert cgroup_directory(one.cgroups_path).startswith(f"{cgroup_directory(KATA.cgroup_parent)}/")

@@ -20,7 +20,7 @@ from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, Partition
 from nri_backend.containers.lifecycle import OCCUPYING, OVER, TRANSITIONS, Event, Phase
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted
 from nri_backend.limits.difference import Limit
-from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, container_directory, pod_directory, stated
+from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, stated
 from nri_backend.nri.model import Container, Pod
 
 NO_EVIDENCE: Final = Evidence()
@@ -221,8 +221,8 @@ def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, 
     """
     cgroup = pod_cgroup = error = ""
     try:
-        cgroup = container_directory(container.cgroups_path)
-        pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
+        cgroup = cgroup_directory(container.cgroups_path)
+        pod_cgroup = cgroup_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
     except CgroupPathError as path_error:
         error = str(path_error)
     evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)

@@ -92,24 +92,30 @@ class CgroupPathError(ValueError):
         super().__init__(f"cgroup {text!r}: {reason}")
 
 
-def container_directory(cgroups_path: str) -> str:
-    """Returns a container's directory below the cgroup root. Raises CgroupPathError."""
-    parts = cgroups_path.split(":")
-    if len(parts) != 3:
-        return _checked(cgroups_path, cgroups_path)
-    parent, prefix, name = parts
-    if not name or "/" in prefix or "/" in name:
-        raise CgroupPathError(cgroups_path, "is not of the form slice:prefix:id")
-    # A name that ends in .slice is the name of the unit; otherwise it gets the prefix and .scope (runc, getUnitName).
-    unit = name if name.endswith(_SUFFIX) else "-".join(filter(None, (prefix, name))) + ".scope"
-    return _checked(cgroups_path, f"{expand_slice(parent.rpartition('/')[2] or _DEFAULT_SLICE)}/{unit}")
+def cgroup_directory(path: str) -> str:
+    """Returns the directory below the cgroup root that a runtime's cgroup path denotes. Raises CgroupPathError.
 
-
-def pod_directory(cgroup_parent: str) -> str:
-    """Returns a pod's directory below the cgroup root, from a slice name or a path. Raises CgroupPathError."""
-    if cgroup_parent.endswith(_SUFFIX) and "/" not in cgroup_parent:
-        return _checked(cgroup_parent, expand_slice(cgroup_parent))
-    return _checked(cgroup_parent, cgroup_parent)
+    The path is ``slice:prefix:id`` for a container under the systemd driver, a slice name or a path for a pod, and a
+    path for a container under the cgroupfs driver.
+    """
+    slice_name, below = "", path
+    if path.count(":") == 2:
+        parent, prefix, name = path.split(":")
+        if not name or "/" in prefix or "/" in name:
+            raise CgroupPathError(path, "is not of the form slice:prefix:id")
+        slice_name = parent.rpartition("/")[2] or _DEFAULT_SLICE
+        # A name that ends in .slice is the name of the unit; otherwise it gets the prefix and .scope (runc,
+        # getUnitName).
+        below = name if name.endswith(_SUFFIX) else "-".join(filter(None, (prefix, name))) + ".scope"
+    elif path.endswith(_SUFFIX) and "/" not in path:
+        slice_name, below = path, ""
+    directory = f"{expand_slice(slice_name)}/{below}" if slice_name else below
+    parts = [part for part in directory.split("/") if part not in ("", ".")]
+    if not parts:
+        raise CgroupPathError(path, "is the cgroup root itself")
+    if ".." in parts or "\0" in directory:
+        raise CgroupPathError(path, "leaves the cgroup root")
+    return "/".join(parts)
 
 
 def expand_slice(name: str) -> str:
@@ -126,12 +132,3 @@ def expand_slice(name: str) -> str:
     if not all(parts):
         raise CgroupPathError(name, "has an empty part between dashes")
     return "/".join("-".join(parts[: length + 1]) + _SUFFIX for length in range(len(parts)))
-
-
-def _checked(text: str, path: str) -> str:
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts:
-        raise CgroupPathError(text, "is the cgroup root itself")
-    if ".." in parts or "\0" in path:
-        raise CgroupPathError(text, "leaves the cgroup root")
-    return "/".join(parts)

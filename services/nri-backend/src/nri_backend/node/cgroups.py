@@ -53,7 +53,7 @@ class MissingFileError(CgroupAccessError):
 
 
 class CgroupTree:
-    """The cgroup hierarchy below a root. Paths are relative to the root, as container_directory() returns them."""
+    """The cgroup hierarchy below a root. Paths are relative to the root, as cgroup_directory() returns them."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")

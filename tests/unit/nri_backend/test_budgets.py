@@ -36,7 +36,7 @@ async def test_the_wait_for_other_containers_is_a_share_of_the_request_timeout(
     async with enforcing(Node(tmp_path)) as node:
         clock = asyncio.get_running_loop().time
         before = clock()
-        deadline = node.enforcer.starter.deadline(LinkStatus(request_timeout=request_timeout))
+        deadline = node.enforcer.starter.clear_until(LinkStatus(request_timeout=request_timeout))
         assert before + seconds <= deadline <= clock() + seconds
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.runtime import kubelet_pins
+from nri_backend.limits.runtime import stated
 from nri_backend.node.enforcement_records import PINS
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
@@ -27,7 +27,8 @@ from tests.rigs.enforcement import Node, auditing, enforcing
     ],
 )
 def test_cpus_and_mems_in_a_request_show_static_managers(requested: Resources, managers: set[str]) -> None:
-    assert kubelet_pins(requested) == managers
+    assert stated(requested, requested=True).kubelet_pins == managers
+    assert stated(requested).kubelet_pins == set()
 
 
 def pins(node: Node) -> list[str]:

@@ -214,10 +214,13 @@ class Tracked:
         return "claim" if self.entitlement.claims else "plain"
 
 
-def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, own_pod: bool = False) -> Tracked:
+def tracked_as(
+    pod: Pod, container: Container, *, requested: bool = False, include_claims: bool = False, own_pod: bool = False
+) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``include_claims``: its limits contain the hugepages of its claims already. ``own_pod``: as in Identity.
+    ``requested``: as in stated(). ``include_claims``: its limits contain the hugepages of its claims already.
+    ``own_pod``: as in Identity.
     """
     cgroup = pod_cgroup = error = ""
     try:
@@ -227,7 +230,7 @@ def tracked_as(pod: Pod, container: Container, *, include_claims: bool = False, 
         error = str(path_error)
     evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)
     identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, own_pod)
-    return Tracked(identity, replace(stated(container.resources), include_claims=include_claims))
+    return Tracked(identity, replace(stated(container.resources, requested=requested), include_claims=include_claims))
 
 
 def problem_of(tracked: Tracked) -> str:

@@ -25,7 +25,6 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.enforcement.standby import Standby
 from nri_backend.enforcement.start import Starter
-from nri_backend.limits.runtime import kubelet_pins
 from nri_backend.nri.model import (
     Adjustment,
     Container,
@@ -117,10 +116,9 @@ class Enforcer:
         """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
         await self.inputs.refresh()
         # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
-        tracked = self.state.authorized(self._described(pod, container, include_claims=not self.active))
+        described = self._described(pod, container, requested=self.active, include_claims=not self.active)
+        tracked = self.state.authorized(described)
         if self.active:
-            pins = kubelet_pins(container.resources)
-            tracked = replace(tracked, stated=replace(tracked.stated, kubelet_pins=pins))
             tracked, rejection = await self.starter.admit(tracked, self.runtime)
         else:
             rejection = self._standby.check_created(tracked, container.resources)
@@ -164,10 +162,8 @@ class Enforcer:
             return []
         # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
         huge = bool(wanted.hugepage_limits) and self.active
-        now = (tracked.asked if huge else tracked.stated).updated(wanted)
+        now = (tracked.asked if huge else tracked.stated).updated(wanted, requested=self.active)
         now = replace(now, include_claims=tracked.stated.include_claims and not huge)
-        if self.active:
-            now = replace(now, kubelet_pins=now.kubelet_pins | kubelet_pins(wanted))
         tracked = replace(tracked, stated=now)
         if self.state.containers.get(tracked.id) is not None:
             self.state.put(tracked)
@@ -257,8 +253,11 @@ class Enforcer:
     def _tracked(self, pod: Pod, container: Container) -> Tracked:
         return self.state.containers.get(container.id) or self.state.authorized(self._described(pod, container))
 
-    def _described(self, pod: Pod, container: Container, *, include_claims: bool = False) -> Tracked:
-        return tracked_as(pod, container, include_claims=include_claims, own_pod=pod.uid == self._own_pod_uid != "")
+    def _described(
+        self, pod: Pod, container: Container, *, requested: bool = False, include_claims: bool = False
+    ) -> Tracked:
+        own_pod = pod.uid == self._own_pod_uid != ""
+        return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
 
     def _reject(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
         self._observer.refused(rejection.reason)

@@ -42,23 +42,35 @@ class RuntimeLimits:
     """True if the hugepage limits contain the container's claims: an instance of this driver has answered its creation
     or its last update, and the runtime has stored that answer."""
     kubelet_pins: frozenset[str] = frozenset()
-    """Static managers of the kubelet that requests for the container showed; another NRI plugin may have set them."""
+    """Static managers of the kubelet (``cpu``, ``memory``) that requests for the container showed; another NRI plugin
+    may have set them."""
 
-    def updated(self, wanted: Resources) -> "RuntimeLimits":
-        """Returns the limits after an update, which contains only the values that change."""
-        now = stated(wanted)
+    def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
+        """Returns the limits after an update, which contains only the values that change.
+
+        ``requested``: as in stated().
+        """
+        now = stated(wanted, requested=requested)
         return replace(
             self,
             hugepages={**self.hugepages, **now.hugepages},
             cpu=self.cpu if wanted.cpu_quota is None else now.cpu,
             memory=self.memory if wanted.memory_limit is None else wanted.memory_limit,
+            kubelet_pins=self.kubelet_pins | now.kubelet_pins,
         )
 
 
-def stated(resources: Resources) -> RuntimeLimits:
+def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
     """Returns the limits in the resources of a container.
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
+
+    ``requested``: the resources are a request of the kubelet, which shows its static managers. A kubelet with the
+    static CPU manager sends a cpuset with every container, the default set with those that are not Guaranteed; with the
+    static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. A request looks the same if an
+    NRI plugin that the runtime calls earlier has set them: NRI writes the answer of each plugin into the request for
+    the next one (adjustResources() in its pkg/adaptation/result.go). Resources that a runtime has stored show nothing,
+    since they contain this plugin's own answers.
     """
     hugepages: dict[int, int] = {}
     for size, limit in resources.hugepage_limits.items():
@@ -68,19 +80,10 @@ def stated(resources: Resources) -> RuntimeLimits:
             continue
     quota = resources.cpu_quota
     cpu = None if quota is None or quota < 0 else CpuLimit(quota, resources.cpu_period or PERIOD)
-    return RuntimeLimits(hugepages, cpu, resources.memory_limit)
-
-
-def kubelet_pins(requested: Resources) -> frozenset[str]:
-    """Returns the static managers of the kubelet that a request may come from: ``cpu``, ``memory``.
-
-    A kubelet with the static CPU manager sends a cpuset with every container, the default set with those that are not
-    Guaranteed; with the static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. A request
-    looks the same if an NRI plugin that the runtime calls earlier has set them: NRI writes the answer of each plugin
-    into the request for the next one (adjustResources() in its pkg/adaptation/result.go). Resources that a runtime has
-    stored show nothing, since they contain this plugin's own answers.
-    """
-    return frozenset(name for name, text in (("cpu", requested.cpus), ("memory", requested.mems)) if text)
+    cpuset = (("cpu", resources.cpus), ("memory", resources.mems)) if requested else ()
+    return RuntimeLimits(
+        hugepages, cpu, resources.memory_limit, kubelet_pins=frozenset(manager for manager, text in cpuset if text)
+    )
 
 
 class CgroupPathError(ValueError):

@@ -92,12 +92,12 @@ class PartitionKernel(PoolKernel, PartitionTree):
     """The same with cpuset partitions."""
 
 
-class _Proofs(EnforcementRecords):
+class _Records(EnforcementRecords):
     power = Power()
 
-    def write(self, proof: EnforcementRecord) -> None:
+    def write(self, record: EnforcementRecord) -> None:
         self.power.spend()
-        super().write(proof)
+        super().write(record)
 
     def write_pins(self, pins: Pins) -> None:
         self.power.spend()
@@ -153,14 +153,14 @@ class Instance:
 
     def __init__(self, world: "World") -> None:
         self.power = Power()
-        proofs = _Proofs(str(world.root))
-        proofs.power = self.power
+        records = _Records(str(world.root))
+        records.power = self.power
         self.tree = world.kernel.seen_by(self.power)
         deps = Deps(
             directory=ClaimDirectory(str(world.cdi), clock_ns=world.stamp_ns),
             tree=self.tree,
             read_host=world.read_host,
-            proofs=proofs,
+            enforcement_records=records,
             leadership=lambda: world.leadership(self),
             observer=Telemetry(),
             clock=asyncio.get_running_loop().time,

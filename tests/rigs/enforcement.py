@@ -45,7 +45,7 @@ def deps_of(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        proofs=records(own),
+        enforcement_records=records(own),
         leadership=lambda: Leadership(fresh=True, first=False),
         observer=Telemetry(),
     )

@@ -84,7 +84,7 @@ class Backend:
             directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
-            proofs=EnforcementRecords(settings.own_dir),
+            enforcement_records=EnforcementRecords(settings.own_dir),
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )

@@ -36,7 +36,7 @@ async def lose_record(node: Node) -> None:
 async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime(memory: Path) -> None:
     """The enforcement record cannot be written, and then the claim file is lost."""
     async with enforcing(Node(memory)) as node:
-        (memory / "proofs").write_text("in the way")
+        (memory / "enforcement-records").write_text("in the way")
         path = await node.run("claim", *node.claim(ONE))
         await lose_record(node)
         await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))])
@@ -129,11 +129,11 @@ async def test_removed_enforcement_records_are_written_again(memory: Path) -> No
     """Another instance or a cleanup of the host has removed the files."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
-        for file in (memory / "proofs").iterdir():
+        for file in (memory / "enforcement-records").iterdir():
             file.unlink()
         for _ in range(2):
             await node.enforcer._auditor.audit(full=True)
-        assert os.listdir(memory / "proofs") == ["claim.json"]  # noqa: PTH208
+        assert os.listdir(memory / "enforcement-records") == ["claim.json"]  # noqa: PTH208
 
 
 async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_cpus(memory: Path) -> None:

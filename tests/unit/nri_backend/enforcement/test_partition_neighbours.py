@@ -125,7 +125,7 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
         sidecar = await node.run("sidecar", name="sidecar")
         db = await node.run("db", *node.claim(record))
         node.unprepare(record)
-    for file in (tmp_path / "proofs").iterdir():
+    for file in (tmp_path / "enforcement-records").iterdir():
         file.unlink()
     restarted = Node(tmp_path, tree=lambda _: node.kernel)
     async with auditing(restarted):
@@ -280,7 +280,7 @@ async def test_a_partition_keeps_the_cpus_of_a_lost_claim(tmp_path: Path) -> Non
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(known), *node.claim(lost))
         node.unprepare(lost)
-    for file in (tmp_path / "proofs").iterdir():
+    for file in (tmp_path / "enforcement-records").iterdir():
         file.unlink()
     restarted = Node(tmp_path, tree=lambda _: node.kernel)
     async with auditing(restarted):

@@ -166,7 +166,7 @@ async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforceme
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(record))
     node.unprepare(record)
-    shutil.rmtree(tmp_path / "proofs")
+    shutil.rmtree(tmp_path / "enforcement-records")
     restarted = Node(tmp_path, tree=lambda _: node.kernel)
     async with auditing(restarted):
         await restarted.enforcer.activate()

@@ -134,7 +134,7 @@ async def test_claimed_hugepages_are_added_once_to_a_resize(memory: Path) -> Non
 
 def is_recorded(memory: Path) -> bool:
     """Returns True if the audit has written a complete enforcement record."""
-    return any(b'"inode":0' not in file.read_bytes() for file in (memory / "proofs").glob("*.json"))
+    return any(b'"inode":0' not in file.read_bytes() for file in (memory / "enforcement-records").glob("*.json"))
 
 
 def is_limited(node: Node, path: str, limit: int) -> bool:
@@ -146,7 +146,7 @@ def is_limited(node: Node, path: str, limit: int) -> bool:
 async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
     """The record is kept in memory and reported as a problem, and it is written as soon as that is possible."""
     async with enforcing(Node(memory)) as node:
-        records = memory / "proofs"
+        records = memory / "enforcement-records"
         records.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
@@ -166,12 +166,12 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
 async def test_writing_one_enforcement_record_does_not_end_the_problem_of_another(memory: Path) -> None:
     """The start of a container writes its own record only."""
     async with enforcing(Node(memory)) as node:
-        (memory / "proofs/claim.json").mkdir(parents=True)
+        (memory / "enforcement-records/claim.json").mkdir(parents=True)
         await node.run("claim", *node.claim(ONE))
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         await node.run("other", *node.claim(cpu_record("c2", "cpus=4", pods=["p2"])), of="p2")
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
-        (memory / "proofs/claim.json").rmdir()
+        (memory / "enforcement-records/claim.json").rmdir()
         node.enforcer._auditor.request_audit()
         await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
 
@@ -179,7 +179,7 @@ async def test_writing_one_enforcement_record_does_not_end_the_problem_of_anothe
 async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory: Path) -> None:
     """Nothing is left to write, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
-        (memory / "proofs").write_text("in the way")
+        (memory / "enforcement-records").write_text("in the way")
         await node.run("claim", *node.claim(ONE))
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         await node.stop("claim")
@@ -226,7 +226,7 @@ class SlowRecords(EnforcementRecords):
 @asynccontextmanager
 async def during_slow_write(node: Node) -> AsyncIterator[None]:
     """Waits until the disk is busy, and frees it shortly after the block has begun."""
-    records = node.enforcer._recorder._proofs
+    records = node.enforcer._recorder._records
     assert isinstance(records, SlowRecords)
     assert await asyncio.to_thread(records.reached.wait, 5)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
@@ -263,7 +263,7 @@ async def test_a_resize_during_the_first_write_of_a_record_is_recorded_as_answer
     async with restarted_with(memory, env, 64, records=SlowRecords) as (node, listed, _):
         async with during_slow_write(node):
             await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
-        record = memory / "proofs" / "claim.json"
+        record = memory / "enforcement-records" / "claim.json"
         await node.until(lambda: record.exists() and b'"answered":true' in record.read_bytes())
     node.unprepare(ONE)
     assert await pool_after_restart(memory, ("claim", env, "p1")) == "1,4,5,6,7"

@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_removed_does_not_keep_other_records(tmp_path: Pat
     store = EnforcementRecords(str(tmp_path))
     for name in ("aa", "bb", "cc", "dd"):
         store.write(EnforcementRecord(container=name, inode=1))
-    (tmp_path / "proofs/a-stray-directory").mkdir()
+    (tmp_path / "enforcement-records/a-stray-directory").mkdir()
     assert store.retain(["aa"]) == {"aa", "a-stray-directory"}
 
 

@@ -30,7 +30,7 @@ class Deps:
     tree: CgroupTree
     read_host: Callable[[], Host]
     """Reads the machine. Blocks. Raises HostError."""
-    proofs: EnforcementRecords
+    enforcement_records: EnforcementRecords
     leadership: Callable[[], Leadership]
     """Returns the instance that enforces on this node."""
     observer: Telemetry

@@ -43,12 +43,12 @@ _Marks = tuple[tuple[Held, ...], bool, str]
 class Recorder:
     """Writes enforcement records, and reads them when the runtime lists its containers."""
 
-    def __init__(self, state: NodeState, tree: CgroupTree, proofs: EnforcementRecords) -> None:
+    def __init__(self, state: NodeState, tree: CgroupTree, records: EnforcementRecords) -> None:
         self.problem = ""
         """Reason why enforcement records cannot be written; empty if they can."""
         self._state = state
         self._tree = tree
-        self._proofs = proofs
+        self._records = records
         self._written: dict[str, _Marks] = {}
         """Content of the written records, by container."""
         self._answered: set[str] = set()
@@ -70,10 +70,10 @@ class Recorder:
         found = await asyncio.to_thread(
             self._load, evident, {tracked.id: tracked.identity.cgroup for tracked in containers}
         )
-        self._pins = await asyncio.to_thread(self._proofs.load_pins)
-        self._answered.update(proof.container for proof in found.values() if proof.answered)
-        claims = {container: tuple(map(self._shared, proof.claims)) for container, proof in found.items()}
-        self._written |= {i: (claims[i], proof.answered, proof.pooled) for i, proof in found.items() if proof.inode}
+        self._pins = await asyncio.to_thread(self._records.load_pins)
+        self._answered.update(record.container for record in found.values() if record.answered)
+        claims = {container: tuple(map(self._shared, record.claims)) for container, record in found.items()}
+        self._written |= {i: (claims[i], record.answered, record.pooled) for i, record in found.items() if record.inode}
         return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
@@ -94,7 +94,7 @@ class Recorder:
         async with self._turn:
             with contextlib.suppress(OSError):  # the start retries, and reports a failure
                 await asyncio.to_thread(
-                    self._proofs.write, EnforcementRecord(container=tracked.id, inode=0, answered=True)
+                    self._records.write, EnforcementRecord(container=tracked.id, inode=0, answered=True)
                 )
 
     def resized(self, tracked: Tracked) -> None:
@@ -131,7 +131,7 @@ class Recorder:
         if not self._state.told or pins == self._pins:
             return
         try:
-            await asyncio.to_thread(self._proofs.write_pins, pins)
+            await asyncio.to_thread(self._records.write_pins, pins)
         except OSError as error:
             if not self._pins_fail:
                 _log.warning("kubelet pins cannot be stored", extra={"error": str(error)})
@@ -146,7 +146,7 @@ class Recorder:
         """
         async with self._turn:
             tracked = [tracked.id for tracked in self._state]
-            present = await asyncio.to_thread(self._proofs.retain, tracked)
+            present = await asyncio.to_thread(self._records.retain, tracked)
         self._written = {i: marks for i, marks in self._written.items() if i in present}
         # The state is read again, since a container may have been created in the meantime.
         self._answered.intersection_update(tracked.id for tracked in self._state)
@@ -157,32 +157,32 @@ class Recorder:
         file = self._state.files.get(held.key)
         return replace(held, record=file.record) if file and file.record == held.record else held
 
-    def _recalled(self, tracked: Tracked, proven: tuple[Held, ...]) -> Tracked:
+    def _recalled(self, tracked: Tracked, enforced: tuple[Held, ...]) -> Tracked:
         # If an enforcement record could not be written, only the state contains the enforced claims.
         before = self._state.containers.get(tracked.id)
-        proven = proven or (before.enforced if before else ())
+        enforced = enforced or (before.enforced if before else ())
         answered = tracked.id in self._answered or tracked.stated.include_claims
         answered = answered or (before is not None and before.stated.include_claims)
         pins = tracked.stated.kubelet_pins | self._pins.get(tracked.id, frozenset())
         stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
-        return replace(tracked, enforced=proven, stated=stated)
+        return replace(tracked, enforced=enforced, stated=stated)
 
     def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, EnforcementRecord]:
-        proofs = self._proofs.load(ids)
-        return {i: proof for i, proof in proofs.items() if proof.inode == 0 or self._is_of(proof, cgroups[i])}
+        records = self._records.load(ids)
+        return {i: record for i, record in records.items() if record.inode == 0 or self._is_of(record, cgroups[i])}
 
-    def _is_of(self, proof: EnforcementRecord, cgroup: str) -> bool:
+    def _is_of(self, record: EnforcementRecord, cgroup: str) -> bool:
         """Returns True if a record belongs to this cgroup, or if it may because a mount hides the cgroup tree."""
         inode = self._tree.inode(cgroup)
-        return inode == proof.inode or (inode is None and not self._tree.is_mounted())
+        return inode == record.inode or (inode is None and not self._tree.is_mounted())
 
     def _lingering(self, listed: set[str]) -> list[Tracked]:
         """Returns containers with a live process that only an enforcement record shows. Blocks."""
-        proofs = self._proofs.load(self._proofs.ids() - listed - {tracked.id for tracked in self._state})
+        records = self._records.load(self._records.ids() - listed - {tracked.id for tracked in self._state})
         return [
-            _ending(proof)
-            for proof in proofs.values()
-            if proof.cgroup and proof.inode and self._is_of(proof, proof.cgroup) and self._lives(proof.cgroup)
+            _ending(record)
+            for record in records.values()
+            if record.cgroup and record.inode and self._is_of(record, record.cgroup) and self._lives(record.cgroup)
         ]
 
     def _lives(self, cgroup: str) -> bool:
@@ -200,20 +200,20 @@ class Recorder:
                 places = {"pod": one.identity.pod, "cgroup": one.identity.cgroup, "pod_cgroup": one.identity.pod_cgroup}
                 marks = self._marks(one)
                 kept = dict(zip(("claims", "answered", "pooled"), marks, strict=True))
-                self._proofs.write(
+                self._records.write(
                     EnforcementRecord(container=one.id, name=one.identity.name, inode=inode, **places, **kept)
                 )
                 self._written[one.id] = marks
 
 
-def _ending(proof: EnforcementRecord) -> Tracked:
+def _ending(record: EnforcementRecord) -> Tracked:
     env = [
         f"{name}={value}"
-        for held in proof.claims
+        for held in record.claims
         for request in held.requests
         for name, value in request_env(held.record, request).items()
     ]
     identity = Identity(
-        proof.container, proof.name, proof.pod, proof.cgroup, proof.pod_cgroup, evidence=read_evidence(env)
+        record.container, record.name, record.pod, record.cgroup, record.pod_cgroup, evidence=read_evidence(env)
     )
-    return Tracked(identity, phase=Phase.LINGERING, enforced=proof.claims)
+    return Tracked(identity, phase=Phase.LINGERING, enforced=record.claims)

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from nri_backend.claims.entitlement import Held
 from nri_backend.nri.model import Pod
 
-DIRECTORY: Final = "proofs"
+DIRECTORY: Final = "enforcement-records"
 PINS: Final = "kubelet-pins.json"
 """Name of the file of pins, which lies next to the directory of enforcement records."""
 _log = logging.getLogger(__name__)
@@ -71,9 +71,9 @@ def record_name(container_id: str) -> str | None:
     return f"{container_id}.json" if fits and container_id.replace("-", "").replace("_", "").isalnum() else None
 
 
-def dump_record(proof: EnforcementRecord) -> bytes:
+def dump_record(record: EnforcementRecord) -> bytes:
     """Serializes a record."""
-    return proof.model_dump_json().encode()
+    return record.model_dump_json().encode()
 
 
 def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
@@ -81,12 +81,12 @@ def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
     document = parse_json(data, MAX_BYTES, "enforcement record", name)
     check_version("enforcement record", document, VERSION)
     try:
-        proof = EnforcementRecord.model_validate(document)
+        record = EnforcementRecord.model_validate(document)
     except ValidationError as error:
         raise MalformedError("enforcement record", name, str(error)) from error
-    if record_name(proof.container) != name:
+    if record_name(record.container) != name:
         raise MalformedError("enforcement record", name, "is of another container")
-    return proof
+    return record
 
 
 class EnforcementRecords:
@@ -110,10 +110,10 @@ class EnforcementRecords:
                 _log.warning("an enforcement record cannot be read", extra={"id": container_id, "error": str(error)})
         return found
 
-    def write(self, proof: EnforcementRecord) -> None:
+    def write(self, record: EnforcementRecord) -> None:
         """Writes a record. Raises OSError, also if the record is too large to be read again."""
-        if (name := record_name(proof.container)) is not None:
-            data, path = dump_record(proof), f"{self._path}/{name}"
+        if (name := record_name(record.container)) is not None:
+            data, path = dump_record(record), f"{self._path}/{name}"
             if len(data) > MAX_BYTES:
                 raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
             os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103

@@ -97,7 +97,8 @@ def _room(space: Space, what: str) -> Iterator[Finding]:
 
 
 def _run_space(run_directory: RunDirectory) -> Iterator[Finding]:
-    yield from _room(run_directory.space, "journal, sockets and proofs cannot be written on a full file system")
+    what = "journal, sockets and enforcement records cannot be written on a full file system"
+    yield from _room(run_directory.space, what)
 
 
 def _cdi_space(claims: Claims) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import copy
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +18,9 @@ from typing import Any, Final
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
+from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, Pins
 from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import cgroup_directory
-from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords, Pins
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError, Resources, Update
 from nri_backend.telemetry import Telemetry
@@ -95,9 +95,12 @@ class PartitionKernel(PoolKernel, PartitionTree):
 class _Records(EnforcementRecords):
     power = Power()
 
-    def write(self, record: EnforcementRecord) -> None:
-        self.power.spend()
-        super().write(record)
+    def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
+        results: dict[str, OSError | None] = {}
+        for record in records:
+            self.power.spend()
+            results |= super().write([record])
+        return results
 
     def write_pins(self, pins: Pins) -> None:
         self.power.spend()
@@ -153,9 +156,9 @@ class Instance:
 
     def __init__(self, world: "World") -> None:
         self.power = Power()
-        records = _Records(str(world.root))
-        records.power = self.power
         self.tree = world.kernel.seen_by(self.power)
+        records = _Records(str(world.root), self.tree)
+        records.power = self.power
         deps = Deps(
             directory=ClaimDirectory(str(world.cdi), clock_ns=world.stamp_ns),
             tree=self.tree,

@@ -12,10 +12,10 @@ from typing import Literal
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
+from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import cgroup_directory
-from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
 from nri_backend.telemetry import Telemetry
@@ -45,7 +45,7 @@ def deps_of(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        enforcement_records=records(own),
+        enforcement_records=records(own, tree),
         leadership=lambda: Leadership(fresh=True, first=False),
         observer=Telemetry(),
     )

@@ -36,12 +36,12 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.partitions import lost_before, lost_text
+from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
 from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.enforcement_records import EnforcementRecords
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
@@ -84,7 +84,7 @@ class Backend:
             directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
-            enforcement_records=EnforcementRecords(settings.own_dir),
+            enforcement_records=EnforcementRecords(settings.own_dir, tree),
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nri_backend.enforcement.recorder import PINS
 from nri_backend.limits.runtime import stated
-from nri_backend.node.enforcement_records import PINS
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 

@@ -4,7 +4,7 @@
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.overlap import misplaced
-from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords
+from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords
+from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import Container, ContainerState, Resources
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
@@ -205,18 +206,18 @@ async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path)
 class SlowRecords(EnforcementRecords):
     """A slow disk: ``retain`` and the first complete record wait until ``free`` is set."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(*arguments)
+    def __init__(self, own_directory: str, tree: CgroupTree) -> None:
+        super().__init__(own_directory, tree)
         self.reached, self.free = threading.Event(), threading.Event()
 
     def retain(self, container_ids: Collection[str]) -> set[str]:
         self._wait()
         return super().retain(container_ids)
 
-    def write(self, record: EnforcementRecord) -> None:
-        if record.inode:
+    def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
+        if any(record.cgroup for record in records):
             self._wait()
-        super().write(record)
+        return super().write(records)
 
     def _wait(self) -> None:
         self.reached.set()

@@ -53,7 +53,7 @@ class Enforcer:
         self.starter = Starter(state, self.reconciler, self.inputs, deps.tree)
         self._observer: Telemetry = deps.observer
         self._own_pod_uid = own_pod_uid
-        self._recorder = Recorder(state, deps.tree, deps.enforcement_records)
+        self._recorder = Recorder(state, deps.enforcement_records)
         self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
         self._kills = KillWatch(state, deps.tree, deps.observer)
         self._auditor = Auditor(state, self.inputs, self.reconciler, self._recorder, self._kills, deps)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the enforcement records of running containers, and restores the state of containers from them.
+"""Enforcement records: their content, when they are written, and how the state of containers is restored from them.
 
-An enforcement record contains the claims that were applied to a container's cgroup. It is needed when other sources are
-lost while the container runs:
+An enforcement record is a file with the claims that were applied to one container's cgroup. It is needed when other
+sources are lost while the container runs:
 
 * The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
   entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
@@ -11,19 +11,34 @@ lost while the container runs:
 * The runtime removes a container while no backend is connected, and a process of it still lives. Only its enforcement
   record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
-A record is valid only for the cgroup whose inode it contains (node/enforcement_records.py). It is written after the
-start of a container with a claim, and again by the audit if the claims, the ``answered`` mark or the fallback change.
+A record is sufficient to give its container CPUs, so its directory is one of the backend where no pod can write. It
+contains the inode of the cgroup, which no other cgroup has until the next reboot. A container with the same id after a
+reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
+
+A record is written when the settings of a starting container with a claim have been verified, and again by the audit if
+the claims, the ``answered`` mark or the fallback change. For a container with claimed hugepages, CreateContainer writes
+one that contains the mark alone: nothing has been applied yet.
+
+``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides when, on the event
+loop, and calls them in threads.
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
 from numa_contract.cdi import request_env
-from numa_contract.errors import cut_answer
+from numa_contract.documents import parse_json
+from numa_contract.errors import ContractError, MalformedError, cut_answer
+from numa_contract.records import Document, check_version
+from numa_node.files import read_regular, replace_file
+from pydantic import Field, ValidationError
 
 from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
@@ -31,71 +46,211 @@ from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
-from nri_backend.node.enforcement_records import EnforcementRecord, EnforcementRecords, Pins
+from nri_backend.nri.model import Pod
 
+DIRECTORY: Final = "enforcement-records"
+PINS: Final = "kubelet-pins.json"
+"""Name of the file of pins, which lies next to the directory of enforcement records."""
+VERSION: Final = 1
+MAX_BYTES: Final = 16 << 20
+"""Maximum size of an enforcement record, for writes and reads. The claim records of 64 claims, with 32 requests and
+metadata each, take 5 MB."""
+MAX_PINS_BYTES: Final = 1 << 20
+"""Maximum size of the file of pins, sufficient for about 10,000 containers."""
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
+Pins = Mapping[str, frozenset[str]]
+"""Static managers of the kubelet that requests for a container have shown, by container id."""
+# The ids that runtimes generate. The record of another id would be outside the directory or could not be created.
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
-_Marks = tuple[tuple[Held, ...], bool, str]
-"""Content of a container's record that may change: enforced claims, the ``answered`` mark, and the fallback."""
+
+
+class EnforcementRecord(Document):
+    """The claims that were applied to one container's cgroup."""
+
+    version: int = VERSION
+    container: str
+    """Container id."""
+    name: str = ""
+    pod: Pod = Pod("", "", "", "", "")
+    cgroup: str = ""
+    pod_cgroup: str = ""
+    inode: Annotated[int, Field(ge=0)]
+    """Inode of the container's cgroup. 0 before the cgroup exists: nothing has been applied to it yet."""
+    answered: bool = False
+    """True if the limits in the runtime include the claimed hugepages, which an answer of this plugin has added."""
+    claims: tuple[Held, ...] = ()
+    pooled: str = ""
+    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
+
+
+class _Content(NamedTuple):
+    """The fields of a record that may change while its container lives."""
+
+    claims: tuple[Held, ...]
+    answered: bool
+    pooled: str
+
+
+class KubeletPins(Document):
+    """The content of the file of pins."""
+
+    version: int = VERSION
+    containers: dict[str, frozenset[str]] = Field(default_factory=dict)
+
+
+def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
+    """Parses a record. Raises ContractError if it is damaged, of another container, or of an unsupported version."""
+    document = parse_json(data, MAX_BYTES, "enforcement record", name)
+    check_version("enforcement record", document, VERSION)
+    try:
+        record = EnforcementRecord.model_validate(document)
+    except ValidationError as error:
+        raise MalformedError("enforcement record", name, str(error)) from error
+    if f"{record.container}.json" != name:
+        raise MalformedError("enforcement record", name, "is of another container")
+    return record
+
+
+class EnforcementRecords:
+    """The directory with one file for each container with claims, and the file of pins next to it."""
+
+    def __init__(self, own_directory: str, tree: CgroupTree) -> None:
+        self._path = f"{own_directory}/{DIRECTORY}"
+        self._pins = f"{own_directory}/{PINS}"
+        self._tree = tree
+
+    def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
+        """Writes records, each with the present inode of its cgroup if it names one.
+
+        Returns the error of each record by container id, or None for a record that was written. It is also an error if
+        a record is too large to be read again. Records whose cgroup is gone, and those of invalid ids, are left out.
+        """
+        results: dict[str, OSError | None] = {}
+        for record in records:
+            inode = self._tree.inode(record.cgroup) if record.cgroup else record.inode
+            if inode is None or not _ID.fullmatch(record.container):
+                continue
+            path = f"{self._path}/{record.container}.json"
+            try:
+                data = record.model_copy(update={"inode": inode}).model_dump_json().encode()
+                if len(data) > MAX_BYTES:
+                    raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
+                os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+                replace_file(path, data, 0o600)
+                results[record.container] = None
+            except OSError as error:
+                results[record.container] = error
+        return results
+
+    def load(self, cgroups: Mapping[str, str]) -> dict[str, EnforcementRecord]:
+        """Returns the records of containers that apply to their present cgroups, which are given by container id.
+
+        Those that do not exist or cannot be read are left out.
+        """
+        records = {container_id: self._read(container_id) for container_id in cgroups}
+        return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
+
+    def load_living(self, known: set[str]) -> list[EnforcementRecord]:
+        """Returns the records of containers of which a process lives, except those whose id is in ``known``."""
+        records = filter(None, map(self._read, self._ids() - known))
+        return [
+            one
+            for one in records
+            if one.cgroup and one.inode and self._applies(one, one.cgroup) and self._is_populated(one.cgroup)
+        ]
+
+    def retain(self, container_ids: Collection[str]) -> set[str]:
+        """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids."""
+        kept = {f"{container_id}.json" for container_id in container_ids}
+        names: set[str] = set()
+        with contextlib.suppress(OSError):
+            names.update(os.listdir(self._path))  # noqa: PTH208
+        for name in names - kept:
+            # If one entry cannot be removed, such as a stray directory, the others are removed all the same.
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}/{name}")  # noqa: PTH108
+        return self._ids()
+
+    def load_pins(self) -> Pins:
+        """Returns the stored pins. Returns none if there is no file or if it cannot be read."""
+        try:
+            document = parse_json(read_regular(self._pins, MAX_PINS_BYTES), MAX_PINS_BYTES, "kubelet pins", PINS)
+            check_version("kubelet pins", document, VERSION)
+            return KubeletPins.model_validate(document).containers
+        except FileNotFoundError:
+            return {}
+        except (OSError, ContractError, ValidationError) as error:
+            _log.warning("the file of kubelet pins cannot be read", extra={"error": str(error)})
+            return {}
+
+    def write_pins(self, pins: Pins) -> None:
+        """Replaces the stored pins. Raises OSError."""
+        os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+        replace_file(self._pins, KubeletPins(containers=dict(pins)).model_dump_json().encode(), 0o600)
+
+    def _ids(self) -> set[str]:
+        """Returns the ids of the containers that have a record."""
+        try:
+            names = os.listdir(self._path)  # noqa: PTH208
+        except OSError:
+            return set()
+        return {name.removesuffix(".json") for name in names if not name.startswith(".")}
+
+    def _read(self, container_id: str) -> EnforcementRecord | None:
+        """Returns the record of a container, or None if it does not exist or cannot be read."""
+        if not _ID.fullmatch(container_id):
+            return None
+        name = f"{container_id}.json"
+        try:
+            return parse_enforcement_record(name, read_regular(f"{self._path}/{name}", MAX_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, ContractError) as error:
+            _log.warning("an enforcement record cannot be read", extra={"id": container_id, "error": str(error)})
+            return None
+
+    def _applies(self, record: EnforcementRecord, cgroup: str) -> bool:
+        """Returns True if a record belongs to this cgroup, or if it may because a mount hides the cgroup tree."""
+        inode = self._tree.inode(cgroup)
+        return inode == record.inode or (inode is None and not self._tree.is_mounted())
+
+    def _is_populated(self, cgroup: str) -> bool:
+        try:
+            return self._tree.populated(cgroup)
+        except CgroupAccessError:
+            return True
 
 
 class Recorder:
     """Writes enforcement records, and reads them when the runtime lists its containers."""
 
-    def __init__(self, state: NodeState, tree: CgroupTree, records: EnforcementRecords) -> None:
+    def __init__(self, state: NodeState, records: EnforcementRecords) -> None:
         self.problem = ""
         """Reason why enforcement records cannot be written; empty if they can."""
         self._state = state
-        self._tree = tree
         self._records = records
-        self._written: dict[str, _Marks] = {}
+        self._written: dict[str, _Content] = {}
         """Content of the written records, by container."""
         self._answered: set[str] = set()
-        """Containers whose limits in the runtime include the claimed hugepages."""
+        """Containers whose limits in the runtime include the claimed hugepages.
+
+        This differs from ``RuntimeLimits.include_claims``, which is about the limits in the state: after an answer of
+        this instance these are still the limits of the request, until the runtime lists the container again."""
         self._pins: Pins = {}
         """The content of the file of pins."""
         self._pins_fail = False
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
 
-    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with the state that their enforcement records contain.
-
-        The state is the claims that were enforced, and whether this plugin answered when the container was created. The
-        stored pins are added as well. The runtime cannot supply them, because the cpuset that it lists already includes
-        this plugin's answers.
-        """
-        evident = [tracked.id for tracked in containers if tracked.identity.evidence != NO_EVIDENCE]
-        found = await asyncio.to_thread(
-            self._load, evident, {tracked.id: tracked.identity.cgroup for tracked in containers}
-        )
-        self._pins = await asyncio.to_thread(self._records.load_pins)
-        self._answered.update(record.container for record in found.values() if record.answered)
-        claims = {container: tuple(map(self._shared, record.claims)) for container, record in found.items()}
-        self._written |= {i: (claims[i], record.answered, record.pooled) for i, record in found.items() if record.inode}
-        return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
-
-    async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
-        """Returns containers that are neither listed nor tracked and of which a process still lives.
-
-        Their end was missed, and only their enforcement record shows that they exist.
-        """
-        return await asyncio.to_thread(self._lingering, {tracked.id for tracked in listed})
-
-    async def fallback(self, tracked: Tracked) -> str:
-        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or ""."""
-        found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.identity.cgroup})
-        return found[tracked.id].pooled if tracked.id in found else ""
-
     async def answered(self, tracked: Tracked) -> None:
         """Stores that CreateContainer was answered, so that the limits in the runtime include the claimed hugepages."""
-        self.resized(tracked)
+        self._answered.add(tracked.id)
+        record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
         async with self._turn:
-            with contextlib.suppress(OSError):  # the start retries, and reports a failure
-                await asyncio.to_thread(
-                    self._records.write, EnforcementRecord(container=tracked.id, inode=0, answered=True)
-                )
+            # An error is not reported here: the start writes the record again.
+            await asyncio.to_thread(self._records.write, [record])
 
     def resized(self, tracked: Tracked) -> None:
         """Stores that an update was answered with limits that include the claimed hugepages."""
@@ -105,22 +260,77 @@ class Recorder:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
         A failed write becomes a problem and is retried by the next audit. With ``every``, ``containers`` are all
-        containers of the node: only then does success end the problem, which may be about any of them.
+        containers of the node: only then does success end the problem, which may be about any of them, also about one
+        that has ended.
         """
-        new = [one for one in containers if one.enforced and self._written.get(one.id) != self._marks(one)]
-        if not new:
-            # The container that could not be recorded may have ended.
-            self.problem = "" if every else self.problem
-            return
-        try:
-            async with self._turn:
-                await asyncio.to_thread(self._write, new[:MAX_AT_ONCE])
-        except OSError as error:
+        new: dict[str, _Content] = {}
+        records: list[EnforcementRecord] = []
+        for one in containers:
+            content = _Content(one.enforced, one.stated.include_claims or one.id in self._answered, one.fallback)
+            if one.enforced and self._written.get(one.id) != content:
+                new[one.id] = content
+                records.append(
+                    EnforcementRecord(
+                        container=one.id,
+                        name=one.identity.name,
+                        pod=one.identity.pod,
+                        cgroup=one.identity.cgroup,
+                        pod_cgroup=one.identity.pod_cgroup,
+                        inode=0,
+                        **content._asdict(),
+                    )
+                )
+        async with self._turn:
+            results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE])
+            self._written |= {i: new[i] for i, error in results.items() if error is None}
+        if errors := [error for error in results.values() if error is not None]:
             if not self.problem:
-                _log.warning("enforcement records cannot be written", extra={"error": str(error)})
-            self.problem = cut_answer(f"what containers were given cannot be kept: {error}")
-            return
-        self.problem = "" if every and len(new) <= MAX_AT_ONCE else self.problem
+                _log.warning("enforcement records cannot be written", extra={"error": str(errors[0])})
+            self.problem = cut_answer(f"what containers were given cannot be kept: {errors[0]}")
+        elif every and len(new) <= MAX_AT_ONCE:
+            self.problem = ""
+
+    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+        """Returns the containers with the state that their enforcement records contain.
+
+        The state is the claims that were enforced, and whether this plugin answered when the container was created. The
+        stored pins are added as well. The runtime cannot supply them, because the cpuset that it lists already includes
+        this plugin's answers.
+        """
+        evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
+        found = await asyncio.to_thread(self._records.load, evident)
+        self._pins = await asyncio.to_thread(self._records.load_pins)
+        self._answered.update(i for i, record in found.items() if record.answered)
+        claims = {i: tuple(map(self._shared, record.claims)) for i, record in found.items()}
+        self._written |= {
+            i: _Content(claims[i], record.answered, record.pooled) for i, record in found.items() if record.inode
+        }
+        return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
+
+    async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
+        """Returns containers that are neither listed nor tracked and of which a process still lives.
+
+        Their end was missed, and only their enforcement record shows that they exist.
+        """
+        known = {tracked.id for tracked in (*listed, *self._state)}
+        return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
+
+    async def fallback(self, tracked: Tracked) -> str:
+        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or ""."""
+        found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
+        return found[tracked.id].pooled if tracked.id in found else ""
+
+    async def forget_others(self) -> None:
+        """Removes the records of containers that are not tracked any more.
+
+        A record that was deleted by another process is written again by the next audit.
+        """
+        async with self._turn:
+            tracked = [tracked.id for tracked in self._state]
+            present = await asyncio.to_thread(self._records.retain, tracked)
+        self._written = {i: content for i, content in self._written.items() if i in present}
+        # The state is read again, since a container may have been created in the meantime.
+        self._answered.intersection_update(tracked.id for tracked in self._state)
 
     async def keep_pins(self) -> None:
         """Stores the pins of living containers if they have changed; a failed write is retried at the next audit.
@@ -139,18 +349,6 @@ class Recorder:
             return
         self._pins, self._pins_fail = pins, False
 
-    async def forget_others(self) -> None:
-        """Removes the records of containers that are not tracked any more.
-
-        A record that was deleted by another process is written again by the next audit.
-        """
-        async with self._turn:
-            tracked = [tracked.id for tracked in self._state]
-            present = await asyncio.to_thread(self._records.retain, tracked)
-        self._written = {i: marks for i, marks in self._written.items() if i in present}
-        # The state is read again, since a container may have been created in the meantime.
-        self._answered.intersection_update(tracked.id for tracked in self._state)
-
     def _shared(self, held: Held) -> Held:
         # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
         # 250 claim records takes 5 MB.
@@ -167,46 +365,9 @@ class Recorder:
         stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
         return replace(tracked, enforced=enforced, stated=stated)
 
-    def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, EnforcementRecord]:
-        records = self._records.load(ids)
-        return {i: record for i, record in records.items() if record.inode == 0 or self._is_of(record, cgroups[i])}
 
-    def _is_of(self, record: EnforcementRecord, cgroup: str) -> bool:
-        """Returns True if a record belongs to this cgroup, or if it may because a mount hides the cgroup tree."""
-        inode = self._tree.inode(cgroup)
-        return inode == record.inode or (inode is None and not self._tree.is_mounted())
-
-    def _lingering(self, listed: set[str]) -> list[Tracked]:
-        """Returns containers with a live process that only an enforcement record shows. Blocks."""
-        records = self._records.load(self._records.ids() - listed - {tracked.id for tracked in self._state})
-        return [
-            _ending(record)
-            for record in records.values()
-            if record.cgroup and record.inode and self._is_of(record, record.cgroup) and self._lives(record.cgroup)
-        ]
-
-    def _lives(self, cgroup: str) -> bool:
-        try:
-            return self._tree.populated(cgroup)
-        except CgroupAccessError:
-            return True
-
-    def _marks(self, tracked: Tracked) -> _Marks:
-        return tracked.enforced, tracked.stated.include_claims or tracked.id in self._answered, tracked.fallback
-
-    def _write(self, containers: Sequence[Tracked]) -> None:
-        for one in containers:
-            if (inode := self._tree.inode(one.identity.cgroup)) is not None:
-                places = {"pod": one.identity.pod, "cgroup": one.identity.cgroup, "pod_cgroup": one.identity.pod_cgroup}
-                marks = self._marks(one)
-                kept = dict(zip(("claims", "answered", "pooled"), marks, strict=True))
-                self._records.write(
-                    EnforcementRecord(container=one.id, name=one.identity.name, inode=inode, **places, **kept)
-                )
-                self._written[one.id] = marks
-
-
-def _ending(record: EnforcementRecord) -> Tracked:
+def _lingering(record: EnforcementRecord) -> Tracked:
+    """Returns the container of a record that the runtime does not list any more."""
     env = [
         f"{name}={value}"
         for held in record.claims

@@ -101,6 +101,21 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
     assert kills(node) == {"side": 0, "main": 0}
 
 
+async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
+    node: Node, memory: Path
+) -> None:
+    """One thread writes the record and then reads the counts of the pod."""
+    (memory / "enforcement-records").write_text("in the way")
+    side = await node.run("side", name="side")
+    node.kernel.kill_for_memory(side)
+    node.kernel.remove(side)
+    path = await node.run("main", *node.claim(ONE))
+    assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+    node.kernel.kill_for_memory(path)
+    await node.stop("main")
+    assert kills(node) == {"side": 0, "main": 1}
+
+
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
     """Containers of the pod start and stop all the same."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))

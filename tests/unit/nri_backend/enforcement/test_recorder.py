@@ -2,6 +2,7 @@
 """After a restart the backend reads from its enforcement records what it had enforced. No pod can forge a record."""
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.overlap import misplaced
-from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords
+from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, parse_enforcement_record
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.nri.model import Container, ContainerState, Resources
+from nri_backend.nri.model import Container, ContainerState, RejectedError, Resources
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
@@ -232,6 +233,31 @@ async def during_slow_write(node: Node) -> AsyncIterator[None]:
     assert await asyncio.to_thread(records.reached.wait, 5)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield
+
+
+async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(memory: Path) -> None:
+    """The thread cannot be cancelled. It replaces the file as a whole after the hook has ended."""
+    async with enforcing(Node(memory, records=SlowRecords)) as node:
+        env = node.claim(ONE)
+        start = asyncio.create_task(node.run("claim", *env))
+        async with during_slow_write(node):
+            start.cancel()
+            await asyncio.wait({start})
+            assert not is_recorded(memory)
+        await node.until(lambda: is_recorded(memory))
+        (file,) = (memory / "enforcement-records").iterdir()
+        (held,) = parse_enforcement_record(file.name, file.read_bytes()).claims
+        assert held.key == (ONE.driver, ONE.claim.uid)
+
+
+async def test_a_container_whose_settings_are_refused_has_no_record(memory: Path) -> None:
+    """A record is written only when the settings have been verified."""
+    async with enforcing(Node(memory)) as node:
+        path = node.make_cgroups(pod(), container("claim"))
+        node.kernel.refused[path, "hugetlb.2MB.max"] = errno.EACCES
+        with pytest.raises(RejectedError):
+            await node.run("claim", *node.claim(ONE), *node.claim(HUGE))
+        assert not is_recorded(memory)
 
 
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from nri_backend.claims.authorization import Rejection
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
@@ -146,8 +147,10 @@ class Enforcer:
                 await self._kill_rejected(tracked)
                 raise self._reject(tracked, rejection)
             if active and tracked.entitlement.claims:
-                kills = [self._kills.look(pod.uid)] if tracked.entitlement.memory is not None else []
-                await asyncio.gather(self._recorder.record([self.state.containers.get(tracked.id) or tracked]), *kills)
+                # The thread that writes the record also reads the kills in the pod so far: none is of this container.
+                look = partial(self._kills.look, [pod.uid])
+                in_thread = look if tracked.entitlement.memory is not None else asyncio.to_thread
+                await self._recorder.record([self.state.containers.get(tracked.id) or tracked], in_thread)
         except RejectedError:
             raise
         except BaseException:
@@ -182,7 +185,7 @@ class Enforcer:
         if self.active:
             # This comes before the check of the phase: if the audit has already found the cgroup gone, the kills of
             # the container are still counted here.
-            await self._kills.look(tracked.identity.pod.uid, ended=tracked.id)
+            await self._kills.look([tracked.identity.pod.uid], ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
         await self._end(container.id, Event.STOP)

@@ -8,6 +8,7 @@ has ended.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nri_backend.budgets import EVENTS_SECONDS
-from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
@@ -25,8 +25,6 @@ EVENTS: Final = "memory.events"
 # Number of pods that are read in one step; a hook waits for at most one such step.
 _PODS_AT_ONCE: Final = 64
 _log = logging.getLogger(__name__)
-_Counts = tuple[int, dict[str, int | None]]
-"""Kills in a pod, and in each of its containers; None for a container without a cgroup."""
 
 
 def kill_count(text: str) -> int:
@@ -83,10 +81,33 @@ class KillWatch:
         self._looking = asyncio.Lock()
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
-    async def look(self, pod_uid: str, ended: str = "") -> None:
-        """Counts the kills in one pod, when one of its containers starts or has ended (``ended``)."""
+    async def look(self, pod_uids: Iterable[str], work: Callable[[], object] | None = None, *, ended: str = "") -> None:
+        """Counts the kills in those of the pods that have a memory claim.
+
+        ``ended`` is the container whose end the runtime has just reported. ``work`` is called first, in the thread that
+        reads the counts.
+        """
         async with self._looking:
-            await self._look([pod_uid], ended)
+            pods: list[tuple[str, str, dict[str, str]]] = []
+            for uid in pod_uids:
+                containers = self._state.containers.of_pod(uid)
+                above = next((one.identity.pod_cgroup for one in containers if one.entitlement.memory is not None), "")
+                if above:
+                    present = [one.identity for one in containers if one.identity.cgroup and not one.identity.sandboxed]
+                    pods.append((uid, above, {identity.id: identity.cgroup for identity in present}))
+            if not pods and work is None:
+                return
+            paths = [path for _, above, cgroups in pods for path in (above, *cgroups.values())]
+            counts = await asyncio.to_thread(self._read, paths, work)
+            for uid, above, cgroups in pods:
+                if (total := counts.get(above)) is None:
+                    continue
+                own = {container_id: counts.get(path) for container_id, path in cgroups.items()}
+                # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
+                # counts of present cgroups are new.
+                pod = self._pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
+                for container_id, count in pod.take(total, own, ended).items():
+                    self._report(container_id, count)
 
     def listen(self, wake: Callable[[], object]) -> None:
         """Starts to call ``wake`` when the kernel reports a memory event in a watched pod."""
@@ -111,8 +132,7 @@ class KillWatch:
         self._watch.follow(claimed.keys() - {""})
         changed, self._changed = self._changed, set()
         if pods := [claimed[path] for path in changed if path in claimed]:
-            async with self._looking:
-                await self._look(pods)
+            await self.look(pods)
 
     async def look_at_all(self) -> None:
         """Counts the kills in every pod with a memory claim.
@@ -123,49 +143,23 @@ class KillWatch:
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
         claims = list(dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None))
         for uids in (claims[start : start + _PODS_AT_ONCE] for start in range(0, len(claims), _PODS_AT_ONCE)):
-            async with self._looking:
-                await self._look(uids)
+            await self.look(uids)
 
-    async def _look(self, pod_uids: Iterable[str], ended: str = "") -> None:
-        pods = {uid: self._state.containers.of_pod(uid) for uid in pod_uids}
-        claimed = {uid: pod for uid, pod in pods.items() if _pod_cgroup(pod)}
-        if not claimed:
-            return
-        for uid, (total, own) in (await asyncio.to_thread(self._read, claimed)).items():
-            pod = self._pods.get(uid)
-            if pod is None:
-                # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
-                # counts of present cgroups are new.
-                pod = self._pods[uid] = PodKills(total - sum(filter(None, own.values())))
-            for container_id, count in pod.take(total, own, ended).items():
-                tracked = self._state.containers.get(container_id)
-                if tracked is not None and tracked.entitlement.memory is not None:
-                    _log.warning(
-                        "the kernel killed processes: out of memory", extra={**tracked.identity.names, "count": count}
-                    )
-                    self._observer.counters["memory_kills"] += count
-                    self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
+    def _read(self, paths: Iterable[str], work: Callable[[], object] | None) -> dict[str, int]:
+        """Calls ``work``, and reads the count of each of these cgroups that exists. Blocks."""
+        if work is not None:
+            work()
+        counts: dict[str, int] = {}
+        for path in paths:
+            with contextlib.suppress(CgroupGoneError, CgroupAccessError):
+                counts[path] = kill_count(self._tree.read(path, EVENTS))
+        return counts
 
-    def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:
-        found: dict[str, _Counts] = {}
-        for uid, containers in pods.items():
-            total = self._count(_pod_cgroup(containers))
-            counts = {
-                tracked.id: self._count(tracked.identity.cgroup)
-                for tracked in containers
-                if tracked.identity.cgroup and not tracked.identity.sandboxed
-            }
-            if total is not None:
-                found[uid] = total, counts
-        return found
-
-    def _count(self, path: str) -> int | None:
-        try:
-            return kill_count(self._tree.read(path, EVENTS))
-        except (CgroupGoneError, CgroupAccessError):
-            return None
-
-
-def _pod_cgroup(containers: Iterable[Tracked]) -> str:
-    """Returns the cgroup of a pod with a memory claim, or "" without one."""
-    return next((tracked.identity.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")
+    def _report(self, container_id: str, count: int) -> None:
+        """Adds new kills to the container's observation, if it has a memory claim."""
+        tracked = self._state.containers.get(container_id)
+        if tracked is not None and tracked.entitlement.memory is not None:
+            names = {**tracked.identity.names, "count": count}
+            _log.warning("the kernel killed processes: out of memory", extra=names)
+            self._observer.counters["memory_kills"] += count
+            self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))

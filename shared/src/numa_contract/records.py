@@ -218,6 +218,10 @@ class MemoryParameters(RecordPart):
     """Hugepage requests only."""
 
 
+_CPU_DEFAULTS: Final = CpuParameters()
+_MEMORY_DEFAULTS: Final = MemoryParameters()
+
+
 class MetadataFile(RecordPart):
     """What a request's containers are told of their devices (KEP-5304): a file of the host, mounted read-only."""
 
@@ -290,11 +294,11 @@ class AllocationRecord(RecordPart):
 
     def parameters_of(self, request: str) -> CpuParameters:
         """Returns the parameters of a request (base name), the defaults where none are recorded."""
-        return self.parameters.get(request) or CpuParameters()
+        return self.parameters.get(request) or _CPU_DEFAULTS
 
     def memory_parameters_of(self, request: str) -> MemoryParameters:
         """Returns the memory parameters of a request (base name), the defaults where none are recorded."""
-        return self.memory_parameters.get(request) or MemoryParameters()
+        return self.memory_parameters.get(request) or _MEMORY_DEFAULTS
 
     def reserves(self, pod_uid: str) -> bool:
         """Tells whether the pod may use the claim, as far as this snapshot knows."""

@@ -62,6 +62,7 @@ SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
 # A UID becomes part of a file name and of a CDI device name, which may hold letters, digits and "_-.:" (CDI SPEC.md).
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,126}[A-Za-z0-9])?", re.ASCII)
 _REQUEST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_MEMORY_ITEM = re.compile(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d{1,9}[KMGT]i)", re.ASCII)
 _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -182,7 +183,7 @@ def parse_env_key(key: str) -> EnvKey | None:
         parsed = EnvKey(CPU_DRIVER, uid, request or None)
     elif key.startswith(MEMORY_ENV_PREFIX):
         uid, _, tail = key.removeprefix(MEMORY_ENV_PREFIX).partition("_")
-        match = re.fullmatch(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d{1,9}[KMGT]i)", tail, re.ASCII)
+        match = _MEMORY_ITEM.fullmatch(tail)
         if not match:
             raise MalformedError("environment variable", key, "ends in none of _NUMANodes, _memory, _hugepages_<size>")
         parsed = EnvKey(MEMORY_DRIVER, uid, match[1], match[2])

@@ -5,6 +5,7 @@ Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, mount 
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from numa_contract.errors import MalformedError
@@ -32,6 +33,7 @@ def kubernetes_page_size(page_bytes: int) -> str:
     return f"{count}{letter.upper()}i"
 
 
+@lru_cache(64)
 def oci_page_size(page_bytes: int) -> str:
     """Returns the spelling of the OCI and of cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
     count, letter = _scaled(page_bytes)

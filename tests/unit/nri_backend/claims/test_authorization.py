@@ -120,6 +120,19 @@ def test_an_unreadable_record_is_rejected_as_missing() -> None:
     assert [use.uid for use in rejection.unknown] == ["c1"]
 
 
+def test_an_unusable_record_affects_its_own_claim_alone() -> None:
+    """No share can be computed from it. The other claims of the node and of the container stay usable."""
+    broken = cpu_record("c9", "cpus=7").model_copy(update={"cpus": (None,)})
+    files = files_of(ONE) | {("dra.cpu", "c9"): ClaimFile("dra.cpu", "c9", broken, frozenset({7}))}
+    evidence = read_evidence((*env_of(ONE), "DRA_CPUSET_c9=7"))
+    entitlement, _, rejection = authorize(evidence, ME, Claims(files))
+    assert entitlement.cpus == {2, 3}
+    assert rejection is not None
+    assert rejection.reason == Reason.NO_RECORD
+    assert "its record cannot be used (AttributeError" in rejection.text
+    assert [use.uid for use in rejection.unknown] == ["c9"]
+
+
 OTHER_POD = Owner(pod_uid="p2", container="main")
 
 

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sum of a container's claims: memory binding, limits and protection, mounts and the partition type."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import pytest
-from nri_backend.claims.entitlement import MemoryGrant
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.authorization import Claims, authorize, read_evidence
+from nri_backend.claims.entitlement import Entitlement, Held, MemoryGrant, entitlement_from, share_of
 from nri_backend.limits.claimed import memory_limits
 from nri_backend.limits.difference import DesiredLimit
 from nri_backend.nri.model import MemoryPolicy
-from numa_contract.records import CpuParameters, MemoryMount
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.records import AllocationRecord, CpuParameters, MemoryMount, Owner, SharedCpus
 
-from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
 from tests.rigs.containers import entitlement_of
 
 PLAIN, TWO = 4096, 2 * MI
@@ -125,3 +130,110 @@ def test_the_requests_of_a_container_agree_on_one_partition_type(
     entitlement = entitlement_of(record.model_copy(update={"parameters": parameters, "sharing": sharing}))
     assert entitlement.partition == partition
     assert (fault in entitlement.fault) if fault else not entitlement.fault
+
+
+NAMES: Final = ("a", "b", "c")
+CPU_PARAMETERS = st.builds(
+    CpuParameters,
+    isolation=st.sampled_from(["exclusive", "isolated", "mixed", "silent"]),
+    quota=st.sampled_from(["off", "keep"]),
+    irqs=st.sampled_from(["move", "keep"]),
+)
+CPU_REQUESTS = st.lists(st.tuples(CPU_PARAMETERS, st.booleans()), min_size=1, max_size=3)
+MEMORY_PARAMETERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "binding": st.sampled_from(["strict", "preferred", "interleave", "weighted"]),
+        "limit": st.sampled_from(["none", "claim"]),
+        "protect": st.sampled_from(["none", "low", "min"]),
+        "high": st.sampled_from([0.0, 0.5, 1.0]),
+        "mount": st.sampled_from(["/h", "/h/a", "/h-a"]).map(lambda path: MemoryMount(path=path)),
+    },
+)
+MEMORY_RESULTS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3 * TWO), st.sampled_from([PLAIN, TWO])), min_size=1, max_size=2
+)
+MEMORY_REQUESTS = st.lists(st.tuples(MEMORY_PARAMETERS, MEMORY_RESULTS), min_size=1, max_size=3)
+
+
+@st.composite
+def records(draw: st.DrawFn, uid: str) -> AllocationRecord:
+    """Generates the record of a CPU claim or of a memory claim, with up to three requests."""
+    first = int(uid.removeprefix("c")) * len(NAMES)
+    if draw(st.booleans()):
+        requests = dict(zip(NAMES, draw(CPU_REQUESTS), strict=False))
+        record = cpu_record(uid, *(f"{name}={first + n}" for n, name in enumerate(requests)))
+        beside = {
+            name: SharedCpus(cpus=frozenset({90, 91}), near=frozenset({90 + n}))
+            for n, (name, (_, near)) in enumerate(requests.items())
+            if near
+        }
+        parameters = {name: one for name, (one, _) in requests.items()}
+        sharing = draw(st.sampled_from(["container", "pod"]))
+        record = record.model_copy(update={"parameters": parameters, "shared_cpus": beside, "sharing": sharing})
+    else:
+        wanted = dict(zip(NAMES, draw(MEMORY_REQUESTS), strict=False))
+        parts = [(name, *result) for name, (_, results) in wanted.items() for result in results]
+        chosen: dict[str, Any] = {name: one for name, (one, _) in wanted.items()}
+        record = memory_record(uid, *parts, **chosen)
+    return record.model_copy(update={"counted": draw(st.booleans())})
+
+
+@st.composite
+def containers_claims(draw: st.DrawFn) -> list[Held]:
+    """Generates the claims of a container, each with some of its requests."""
+    found = []
+    for number in range(draw(st.integers(1, 4))):
+        record = draw(records(f"c{number}"))
+        named = draw(st.sets(st.sampled_from(record.requests), min_size=1))
+        found.append(Held(record, tuple(one for one in record.requests if one in named)))
+    return found
+
+
+@given(records("c0"), st.data())
+def test_the_share_of_a_claim_file_is_that_of_a_container_that_names_all_requests(
+    record: AllocationRecord, data: st.DataObject
+) -> None:
+    """A container that names some of the requests gets the same share as if the record contained no others."""
+    claims = Claims(files_of(record))
+    known = claims.known[record.driver, record.claim.uid]
+    assert isinstance(known, Held)
+    assert known.share == share_of(record, record.requests)
+    named = data.draw(st.lists(st.sampled_from(record.requests), min_size=1, unique=True))
+    evidence = read_evidence(env_of(record, *named))
+    entitlement, _, rejection = authorize(evidence, Owner(pod_uid="p1", container="main"), claims)
+    (held,) = entitlement.claims
+    assert rejection is None
+    assert held.requests == tuple(one for one in record.requests if one in named)
+    assert held.share == share_of(record, held.requests)
+    assert (held is known) is (held.requests == record.requests), "the share of the whole claim is not computed again"
+
+
+def without_texts(entitlement: Entitlement) -> Entitlement:
+    """Returns a copy without the claims, and with marks instead of texts, which name the first of several faults."""
+    memory = entitlement.memory
+    if memory is not None and memory.fault:
+        memory = replace(memory, fault="fault", policy=None)
+    return replace(entitlement, claims=(), fault=entitlement.fault and "fault", memory=memory)
+
+
+@given(containers_claims(), st.data())
+def test_the_order_of_the_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
+    """Only the order of the claims and the fault that is named first depend on it."""
+    shuffled = data.draw(st.permutations(claims))
+    assert without_texts(entitlement_from(shuffled)) == without_texts(entitlement_from(claims))
+
+
+@given(containers_claims())
+def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
+    """The sum gives the same result for several shares as for one.
+
+    The variable with the union of the CPUs belongs to a claim as a whole, and the kubelet counts whole claims.
+    """
+    single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
+    together = entitlement_from(claims)
+    assert replace(single, claims=(), env={}, counted=together.counted) == replace(together, claims=(), env={})
+    for held in claims:
+        several = held.record.driver == "dra.cpu" and len(held.requests) > 1
+        cpus = format_cpu_list(held.record.cpus_of(held.requests))
+        assert held.share.env == ({f"DRA_CPUSET_{held.record.claim.uid}": cpus} if several else {})

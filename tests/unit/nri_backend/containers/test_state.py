@@ -187,6 +187,16 @@ def test_only_containers_that_name_a_changed_file_are_authorized_again() -> None
     assert before == two
 
 
+def test_only_changed_files_get_a_new_share() -> None:
+    """The share of a claim is computed when its file is read, and not again for other files or for a container."""
+    state = node(ONE, TWO)
+    before = dict(state.claims.known)
+    state.set_claim_files({**state.files, **files_of(ONE)})
+    assert state.claims.known["dra.cpu", "c2"] is before["dra.cpu", "c2"]
+    assert state.claims.known["dra.cpu", "c1"] is not before["dra.cpu", "c1"]
+    assert started(state, "one", *env_of(ONE)).entitlement.claims[0] is state.claims.known["dra.cpu", "c1"]
+
+
 def test_claim_files_are_set_quickly_with_many_orphans() -> None:
     """The frontend restores lost records one by one, and every hook reads the claim files."""
     state = node()

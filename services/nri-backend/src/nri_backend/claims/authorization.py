@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from numa_contract.cdi import ClaimFile, request_env
@@ -80,30 +81,58 @@ class Rejection:
     """Every claim that the container names and may not use."""
 
 
-def _anybody(_: Owner) -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of the node and their users, as the state contains them."""
+    """The claims of the node and their users."""
 
-    files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    first_users: Mapping[ClaimKey, Owner] = field(default_factory=dict)
-    """The container that was the first to use a claim, as far as this instance knows."""
-    lives: Callable[[Owner], bool] = _anybody
-    """Predicate: True if a container of this name is alive in the pod."""
+    def __init__(
+        self,
+        files: Mapping[ClaimKey, ClaimFile] = MappingProxyType({}),
+        first_users: Mapping[ClaimKey, Owner] = MappingProxyType({}),
+        lives: Callable[[Owner], bool] = lambda _: True,
+    ) -> None:
+        """``lives`` returns True if a container of this name is alive in the pod."""
+        self.files: Mapping[ClaimKey, ClaimFile] = {}
+        self.known: dict[ClaimKey, Held | str] = {}
+        """Each claim with all of its requests, or the reason why no container can hold it."""
+        self.first_users = dict(first_users)
+        """The container that was the first to use a claim, as far as this instance knows."""
+        self._lives = lives
+        self._set_files(files)
 
-    def owner(self, record: AllocationRecord, user: Owner) -> Owner | None:
+    def _set_files(self, files: Mapping[ClaimKey, ClaimFile]) -> set[ClaimKey]:
+        """Sets the present claim files; returns the claims that have changed.
+
+        An unchanged file must be the same object as before. The shares of the changed claims are computed here, so
+        that hooks do not compute them.
+        """
+        before, known = self.files, self.known
+        changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}
+        self.known = {key: _whole(file) if key in changed else known[key] for key, file in files.items()}
+        self.files = files
+        return changed
+
+    def owner(self, held: Held, user: Owner) -> Owner | None:
         """Returns the owner of a claim for a user: the recorded owner, else the first user, else None.
 
         An owner loses the claim when its pod is removed from reservedFor. An owner in the user's own pod also loses it
         when its container has ended, as an init container does.
         """
-        for owner in (record.owner, self.first_users.get((record.driver, record.claim.uid))):
-            if owner and record.reserves(owner.pod_uid) and (owner.pod_uid != user.pod_uid or self.lives(owner)):
+        for owner in (held.record.owner, self.first_users.get(held.key)):
+            if owner is None or owner.pod_uid not in held.share.pods:
+                continue
+            if owner.pod_uid != user.pod_uid or self._lives(owner):
                 return owner
         return None
+
+
+def _whole(file: ClaimFile) -> Held | str:
+    """Returns a claim with all of its requests, or the reason why no container can hold it."""
+    if file.record is None:
+        return f"its record cannot be read ({file.problem})"
+    try:
+        return Held(file.record, file.record.requests)
+    except Exception as error:  # noqa: BLE001  an unusable record must not affect other claims
+        return f"its record cannot be used ({type(error).__name__}: {shown(error)})"
 
 
 def read_evidence(env: Sequence[str]) -> Evidence:
@@ -153,18 +182,24 @@ def authorize(
 
 
 def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Rejection:
-    file = claims.files.get(key)
-    name, record = variables[0].name, file.record if file else None
-    if file is None or record is None:
-        why = f"its record cannot be read ({file.problem})" if file else "this node has no record of it"
-        return _no_record(key, variables, why)
-    try:
-        result = _checked(record, name, variables, user, claims)
-        if isinstance(result, Held):
-            entitlement_from([result])
-    except Exception as error:  # noqa: BLE001  an unusable record must not affect other claims
-        return _no_record(key, variables, f"its record cannot be used ({type(error).__name__}: {shown(error)})")
-    return result
+    held = claims.known.get(key, "this node has no record of it")
+    if isinstance(held, str):
+        return _no_record(key, variables, held)
+    if user.pod_uid not in held.share.pods:
+        return _not_reserved(held.record, variables)
+    # The backend adds the variables of share.env to the container, so they are in every later message of the runtime
+    # about it.
+    stated = {(variable.name, variable.value) for variable in variables}
+    if stated - held.share.env.items() != held.share.expected.items():
+        requests = _requests(held.record, variables)
+        if isinstance(requests, str):
+            remedy = "variables of this name are set by the driver alone, remove them from pod and image"
+            return Rejection(Reason.FORGED, f"{_name_of(held.record)}: {requests}; {remedy}")
+        held = Held(held.record, requests)
+    owner = claims.owner(held, user)
+    if owner is None or owner == user or (held.record.sharing == "pod" and owner.pod_uid == user.pod_uid):
+        return held
+    return _owned(held.record, owner, user)
 
 
 def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Rejection:
@@ -180,30 +215,18 @@ def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
     return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
 
 
-def _checked(
-    record: AllocationRecord, name: str, variables: Sequence[Variable], user: Owner, claims: Claims
-) -> Held | Rejection:
-    claim = f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
-    if not record.reserves(user.pod_uid):
-        return _not_reserved(record, claim, name, variables)
-    requests = _requests(record, variables)
-    if isinstance(requests, str):
-        remedy = "variables of this name are set by the driver alone, remove them from pod and image"
-        return Rejection(Reason.FORGED, f"{claim}: {requests}; {remedy}")
-    owner = claims.owner(record, user)
-    if owner is None or owner == user or (record.sharing == "pod" and owner.pod_uid == user.pod_uid):
-        return Held(record, requests)
-    return _owned(record, claim, owner, user)
+def _name_of(record: AllocationRecord) -> str:
+    return f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
 
 
-def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Rejection:
+def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
     """Returns the rejection of a pod that the record does not reserve the claim for.
 
     Either the claim has been reserved for another pod since the record was written, or the variable is forged.
     """
-    text = f"{claim} is recorded for {_pods(record)} and not for this pod (seen in {name}). If the pod names the claim \
-in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved for, and the kubelet's \
-next attempt is decided by the answer. If it does not, remove the variable from pod and image"
+    text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
+the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved \
+for, and the kubelet's next attempt is decided by the answer. If it does not, remove the variable from pod and image"
     return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 
@@ -215,11 +238,11 @@ def _pods(record: AllocationRecord) -> str:
     return f"pod{'s' if names[1:] else ''} {', '.join(names[:_PODS_SHOWN])}{more}"
 
 
-def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Rejection:
+def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
     """Returns the rejection of a container whose claim belongs to another container."""
     # Claims.owner() returns an owner only if reservedFor contains its pod, so the pod's name is known.
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
-    text = f"{claim} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
+    text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
         remedy = "give this container a claim of its own, let the claim be shared in the pod (sharing: pod), or let an \
 init container end before this one uses it"
@@ -246,8 +269,6 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
     named = {expected[name][0] for name in seen}
     if lacking := sorted(name for name, (r, _) in expected.items() if r in named and name not in seen):
         return f"{lacking[0]} is missing beside {variables[0].name}"
-    # The backend adds this variable to containers with several requests (Entitlement.env), so it is in every later
-    # message of the runtime about the container.
     union = format_cpu_list(record.cpus_of(named))
     if any(not named or variable.value != union for variable in unions):
         return f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that are named beside it"
@@ -255,6 +276,5 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
 
 
 def _use(held: Held) -> ClaimUse:
-    record = held.record
-    cpus = record.cpus_of(held.requests)
-    return ClaimUse(uid=record.claim.uid, driver=record.driver, requests=held.requests, cpus=cpus)
+    driver, uid = held.key
+    return ClaimUse(uid=uid, driver=driver, requests=held.requests, cpus=held.share.cpus)

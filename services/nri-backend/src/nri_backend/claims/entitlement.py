@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a container's entitlement: the sum of its claims, as far as the container names their requests.
 
+``share_of()`` computes the share of one claim from its record. That is done when the claim's file is read, for a
+container that names all requests of the claim. Hooks only add up the shares of the claims that a container holds.
+``entitlement_from()`` also applies the rules that no single share can answer, such as isolation that contradicts that
+of another claim. A container that names some of the requests gets a share of its own, computed in the same way.
+
 A memory claim results in NUMA nodes or a memory policy, a limit, and a protection. The parameters ``limit``, ``high``
 and ``protect`` apply to plain memory; hugepages have limits of their own. A cgroup has one memory limit, so the
 container is limited if at least one of its requests asks for a limit, and the limit is the sum of all its requests.
@@ -11,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from numa_contract.cdi import request_env
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
-from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryParameters, hiding_mounts
+from numa_contract.records import AllocationRecord, CpuParameters, MemoryAllocation, MemoryParameters, hiding_mounts
 
 from nri_backend.nri.model import MemoryPolicy
 
@@ -35,19 +41,6 @@ Pages = tuple[int, str, str]
 PartitionKind = Literal["", "root", "isolated"]
 """Value of ``cpuset.cpus.partition``: ``root`` with load balancing, ``isolated`` without; empty for a member."""
 _ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated", "mixed": ""}
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A claim, and those of its requests (base names) that a container holds."""
-
-    record: AllocationRecord
-    requests: tuple[str, ...]
-
-    @property
-    def key(self) -> ClaimKey:
-        """Driver and UID."""
-        return self.record.driver, self.record.claim.uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +77,96 @@ class Counted:
 NOT_COUNTED: Final = Counted()
 
 
-def counted_in(records: Iterable[AllocationRecord]) -> Counted:
-    """Returns the amounts that the kubelet adds to limits for these claims."""
-    counted = {(record.driver, record.claim.uid): record for record in records if record.counted}
-    if not counted:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The resources that a claim gives to a container, and what the container must show for them.
+
+    They depend on the requests of the claim that the container names.
+    """
+
+    pods: frozenset[str]
+    """UIDs of the pods that the record reserves the claim for."""
+    expected: Mapping[str, str]
+    """Environment variables that CDI sets in the container."""
+    env: Mapping[str, str]
+    """Environment variables to set in addition: the CPUs of all requests, if there are several."""
+    cpus: frozenset[int]
+    """CPUs of the requests; empty for a memory claim."""
+    near: tuple[frozenset[int], ...]
+    """CPUs near which a request also uses the shared pool, for each request that uses it."""
+    interrupted: frozenset[int]
+    """CPUs from which interrupts are not moved."""
+    parameters: tuple[CpuParameters, ...]
+    """Parameters of each request; empty for a memory claim."""
+    shared: bool
+    """True for CPUs that other containers of the pod may hold as well."""
+    parts: tuple[_Part, ...]
+    """Memory of each request, to add it to that of other claims."""
+    memory: MemoryGrant | None
+    """Grant for these parts alone; None without memory."""
+    hugepages: Mapping[Pages, int]
+    """Claimed hugepages in bytes, rounded down to whole pages."""
+    counted: Counted
+    """Amounts that the kubelet adds for the whole claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim, and those of its requests (base names) that a container holds."""
+
+    record: AllocationRecord
+    requests: tuple[str, ...]
+    key: ClaimKey = field(init=False, repr=False, compare=False)
+    """Driver and UID."""
+    share: Share = field(init=False, repr=False, compare=False)
+    """The share of these requests, computed once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.record.driver, self.record.claim.uid))
+        object.__setattr__(self, "share", share_of(self.record, self.requests))
+
+
+def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
+    """Returns the share of a container that holds these requests (base names) of a claim."""
+    for_cpus = record.driver == CPU_DRIVER
+    cpus, memory = record.cpus_of(requests), record.memory_of(requests)
+    parts = tuple((record.claim.uid, one, record.memory_parameters_of(one.request)) for one in memory)
+    union = {cpu_env_key(record.claim.uid, None): format_cpu_list(cpus)} if for_cpus and len(requests) > 1 else {}
+    return Share(
+        pods=frozenset(pod.uid for pod in record.reserved_for),
+        expected={name: value for one in requests for name, value in request_env(record, one).items()},
+        env=union,
+        cpus=cpus,
+        near=tuple(shared.near for request, shared in record.shared_cpus.items() if request in requests),
+        interrupted=record.cpus_of(one for one in requests if record.parameters_of(one).irqs == "keep"),
+        parameters=tuple(map(record.parameters_of, requests)) if for_cpus else (),
+        shared=for_cpus and record.sharing == "pod",
+        parts=parts,
+        memory=_granted(parts) if parts else None,
+        hugepages=_hugepages(parts),
+        counted=_counted(record),
+    )
+
+
+def _counted(record: AllocationRecord) -> Counted:
+    if not record.counted:
         return NOT_COUNTED
     hugepages: dict[int, int] = defaultdict(int)
-    parts = [part for record in counted.values() for part in record.memory]
-    for part in parts:
+    for part in record.memory:
         if part.hugepages:
             hugepages[part.page_bytes] += part.size
-    cpus = sum(len(one.cpus) for record in counted.values() for one in record.cpus)
-    return Counted(cpus, sum(part.size for part in parts if not part.hugepages), dict(hugepages))
+    memory = sum(part.size for part in record.memory if not part.hugepages)
+    return Counted(sum(len(one.cpus) for one in record.cpus), memory, dict(hugepages))
+
+
+def total_counted(amounts: Iterable[Counted]) -> Counted:
+    """Returns the sum of the amounts of several claims."""
+    found = tuple(amounts)
+    hugepages: dict[int, int] = defaultdict(int)
+    for one in found:
+        for size, amount in one.hugepages.items():
+            hugepages[size] += amount
+    return Counted(sum(one.cpus for one in found), sum(one.memory for one in found), dict(hugepages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,37 +218,31 @@ NOTHING: Final = Entitlement()
 def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     """Returns the sum of the claims of one container."""
     claims = tuple(claims)
-    memory = [(h.record, a) for h in claims for a in h.record.memory_of(h.requests)]
-    hugepages: dict[Pages, int] = defaultdict(int)
-    for record, allocation in memory:
-        if allocation.hugepages:
-            hugepages[allocation.page_bytes, record.claim.uid, allocation.request] += allocation.size
-    parameters = [h.record.parameters_of(r) for h in claims if h.record.driver == CPU_DRIVER for r in h.requests]
+    shares = [held.share for held in claims]
+    parameters = [one for share in shares for one in share.parameters]
     isolation = {one.isolation for one in parameters}
-    cpus = frozenset[int]().union(*(h.record.cpus_of(h.requests) for h in claims))
-    near = [s.near for h in claims for request, s in h.record.shared_cpus.items() if request in h.requests]
-    shared = any(h.record.sharing == "pod" for h in claims if h.record.driver == CPU_DRIVER)
+    near = [cpus for share in shares for cpus in share.near]
+    shared = any(share.shared for share in shares)
+    counted = [share.counted for share in shares if share.counted is not NOT_COUNTED]
+    hugepages = {pages: amount for share in shares for pages, amount in share.hugepages.items()}
+    grants = [share.memory for share in shares if share.memory is not None]
+    memory = grants[0] if grants else None
+    if len(grants) > 1:
+        # Limits, nodes and the memory policy follow from the requests of all claims together.
+        memory = _granted([part for share in shares for part in share.parts])
     return Entitlement(
         claims=claims,
-        cpus=cpus,
+        cpus=frozenset[int]().union(*(share.cpus for share in shares)),
         near=frozenset[int]().union(*near),
-        interrupted=frozenset().union(*(h.record.cpus_of(_keeping_interrupts(h)) for h in claims)),
+        interrupted=frozenset[int]().union(*(share.interrupted for share in shares)),
         quota_off={one.quota for one in parameters} == {"off"},
         partition="" if shared or near or not isolation else _ISOLATION.get(max(isolation), ""),
         fault=_isolation_fault(isolation, shared=shared),
-        memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
-        hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
-        counted=counted_in(h.record for h in claims),
-        env={
-            cpu_env_key(h.record.claim.uid, None): format_cpu_list(h.record.cpus_of(h.requests))
-            for h in claims
-            if h.record.driver == CPU_DRIVER and len(h.requests) > 1
-        },
+        memory=memory,
+        hugepages=hugepages,
+        counted=total_counted(counted) if counted else NOT_COUNTED,
+        env={name: value for share in shares for name, value in share.env.items()},
     )
-
-
-def _keeping_interrupts(held: Held) -> list[str]:
-    return [request for request in held.requests if held.record.parameters_of(request).irqs == "keep"]
 
 
 def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
@@ -206,6 +271,14 @@ def _granted(parts: Sequence[_Part]) -> MemoryGrant:
         protected=dict(protected),
         fault=_fault(parts),
     )
+
+
+def _hugepages(parts: Iterable[_Part]) -> dict[Pages, int]:
+    claimed: dict[Pages, int] = defaultdict(int)
+    for uid, allocation, _ in parts:
+        if allocation.hugepages:
+            claimed[allocation.page_bytes, uid, allocation.request] += allocation.size
+    return {pages: amount // pages[0] * pages[0] for pages, amount in claimed.items()}
 
 
 def _whole_pages(allocation: MemoryAllocation) -> int:

@@ -1,41 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The claims of the node: their records, the pods that they are reserved for, and their first users."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import CPU_DRIVER, ClaimKey
-from numa_contract.records import AllocationRecord, Owner
+from numa_contract.records import Owner
 
 from nri_backend.claims.authorization import Claims
+from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held
 from nri_backend.containers.container import Tracked
 
 
-class NodeClaims:
-    """The claim files as last read, with indexes. Owned by NodeState."""
+class NodeClaims(Claims):
+    """The claims of the node with indexes. Owned by NodeState."""
 
-    def __init__(self) -> None:
-        self.files: Mapping[ClaimKey, ClaimFile] = {}
+    def __init__(self, lives: Callable[[Owner], bool]) -> None:
+        """``lives`` is as in Claims."""
+        super().__init__(lives=lives)
         self.with_cpus: list[ClaimFile] = []
         """Files of the claims that contain CPUs."""
-        self.first_users: dict[ClaimKey, Owner] = {}
-        """The container that was the first to use a claim, as far as this instance knows."""
         self.fallbacks: dict[ClaimKey, str] = {}
         """CPU claims that the shared pool enforces although the kernel could, with the reason."""
         self._cpus_by_pod: dict[str, frozenset[int]] = {}
-        self._counted_by_pod: dict[str, tuple[AllocationRecord, ...]] = {}
+        self._counted_by_pod: dict[str, dict[ClaimKey, Counted]] = {}
 
     def replace_files(self, files: Mapping[ClaimKey, ClaimFile]) -> tuple[set[ClaimKey], set[str]]:
         """Sets the present claim files; returns the claims that have changed, and the UIDs of the pods concerned.
 
         An unchanged file must be the same object as before.
         """
-        changed = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
-        pods = _cpus_by_pod(file for key in changed for file in (self.files.get(key), files.get(key)) if file)
-        self.files = files
+        before = self.files
+        changed = self._set_files(files)
+        pods = _cpus_by_pod(file for key in changed for file in (before.get(key), files.get(key)) if file)
         self.with_cpus = [file for file in files.values() if file.cpus]
         self._cpus_by_pod = _cpus_by_pod(self.with_cpus)
-        self._counted_by_pod = _counted_by_pod(files.values())
+        self._counted_by_pod = _counted_by_pod(self.known.values())
         self.fallbacks = {key: reason for key, reason in self.fallbacks.items() if key in files}
         return changed, set(pods)
 
@@ -48,15 +48,18 @@ class NodeClaims:
         """Returns the CPUs of the claims that are reserved for a pod."""
         return self._cpus_by_pod.get(pod_uid, frozenset())
 
-    def counted_of_pod(self, pod_uid: str) -> tuple[AllocationRecord, ...]:
-        """Returns the records of the pod's claims that the kubelet adds to the limits of the pod."""
-        return self._counted_by_pod.get(pod_uid, ())
+    def counted_of_pod(self, pod_uid: str) -> Mapping[ClaimKey, Counted]:
+        """Returns the amounts that the kubelet adds to the limits of a pod for each of its claims."""
+        return self._counted_by_pod.get(pod_uid, {})
 
-    def note_users(self, tracked: Tracked, claims: Claims) -> None:
+    def note_users(self, tracked: Tracked) -> None:
         """Makes a container the first user of the claims that it holds and that have no owner."""
         user = tracked.identity.user
         for held in tracked.rightful if tracked.entitlement.claims else ():
-            if self.first_users.get(held.key) != user and claims.owner(held.record, user) is None:
+            first = self.first_users.get(held.key)
+            if first is not None and (first is user or first == user):
+                continue
+            if self.owner(held, user) is None:
                 self.first_users[held.key] = user
 
     def note_fallback(self, tracked: Tracked) -> bool:
@@ -95,9 +98,10 @@ def _cpus_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
     return claimed
 
 
-def _counted_by_pod(files: Iterable[ClaimFile]) -> dict[str, tuple[AllocationRecord, ...]]:
-    counted: dict[str, tuple[AllocationRecord, ...]] = {}
-    for record in (file.record for file in files if file.record is not None and file.record.counted):
-        for pod in record.reserved_for:
-            counted[pod.uid] = (*counted.get(pod.uid, ()), record)
+def _counted_by_pod(claims: Iterable[Held | str]) -> dict[str, dict[ClaimKey, Counted]]:
+    counted: dict[str, dict[ClaimKey, Counted]] = {}
+    for held in claims:
+        if isinstance(held, Held) and held.share.counted is not NOT_COUNTED:
+            for pod_uid in held.share.pods:
+                counted.setdefault(pod_uid, {})[held.key] = held.share.counted
     return counted

@@ -20,8 +20,8 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
-from nri_backend.claims.authorization import Claims, authorize
-from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
+from nri_backend.claims.authorization import authorize
+from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.node_claims import NodeClaims
@@ -112,7 +112,7 @@ class NodeState:
         """``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
-        self.claims = NodeClaims()
+        self.claims = NodeClaims(self._lives)
         self.containers = ContainerIndex()
         self.pool = Pool()
         self.changes = 0
@@ -163,7 +163,7 @@ class NodeState:
         if attempt is not None and (alive or attempt.id == container_id):
             del self.rejected[user]
         if alive:
-            self.claims.note_users(tracked, self._claims())
+            self.claims.note_users(tracked)
         if self.claims.note_fallback(tracked):
             self._recompute()
         if self.containers.weights.get(container_id) != weight_before:
@@ -269,7 +269,7 @@ class NodeState:
         """Returns the container with its entitlement, rejection and excluded CPUs by the present records."""
         enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.occupies else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
-        entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self._claims(), enforced)
+        entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
         fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")
         now = replace(tracked, entitlement=entitlement, orphaned=orphaned, rejection=rejection, fallback=fallback)
         if now.unknown_memory:
@@ -303,9 +303,6 @@ class NodeState:
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
-
-    def _claims(self) -> Claims:
-        return Claims(self.claims.files, self.claims.first_users, self._lives)
 
     def _lives(self, user: Owner) -> bool:
         return any(
@@ -363,8 +360,10 @@ class NodeState:
 
     def counted_of(self, pod_uid: str) -> Counted:
         """Returns the amounts that the kubelet has added to the limits of a pod for its claims, used or not."""
-        held = (held.record for one in self.containers.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
-        return counted_in((*self.claims.counted_of_pod(pod_uid), *held))
+        alive = [one for one in self.containers.of_pod(pod_uid) if one.alive]
+        held = [held for one in alive for held in one.entitlement.claims]
+        counted = {one.key: one.share.counted for one in held if one.share.counted is not NOT_COUNTED}
+        return total_counted({**self.claims.counted_of_pod(pod_uid), **counted}.values())
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of the containers of its pod that do not run in the pod's sandbox."""

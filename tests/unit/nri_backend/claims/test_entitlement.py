@@ -31,7 +31,7 @@ def grant(*parts: tuple[str, int, int, int], **parameters: Any) -> MemoryGrant:
 
 def test_by_default_a_memory_claim_only_binds_to_its_nodes() -> None:
     """The nodes are the union over all requests."""
-    assert grant(("a", 0, MI, PLAIN), ("b", 1, TWO, TWO)) == MemoryGrant(nodes=frozenset({0, 1}))
+    assert grant(("a", 0, MI, PLAIN), ("b", 1, TWO, TWO)) == MemoryGrant(nodes=frozenset({0, 1}), hugepages={TWO: TWO})
 
 
 def test_a_limit_of_one_request_limits_the_container_to_the_sum_of_all() -> None:

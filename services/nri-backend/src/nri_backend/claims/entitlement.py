@@ -56,6 +56,8 @@ class MemoryGrant:
     """``memory.high`` in bytes, or None."""
     protected: Mapping[Protected, int] = field(default_factory=dict)
     """Protected bytes."""
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    """Claimed hugepages in bytes by page size in bytes, in whole pages."""
     fault: str = ""
     """Reason why the memory claims cannot be enforced; empty if they can."""
 
@@ -131,6 +133,7 @@ def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
     for_cpus = record.driver == CPU_DRIVER
     cpus, memory = record.cpus_of(requests), record.memory_of(requests)
     parts = tuple((record.claim.uid, one, record.memory_parameters_of(one.request)) for one in memory)
+    hugepages = _hugepages(parts)
     union = {cpu_env_key(record.claim.uid, None): format_cpu_list(cpus)} if for_cpus and len(requests) > 1 else {}
     return Share(
         pods=frozenset(pod.uid for pod in record.reserved_for),
@@ -142,8 +145,8 @@ def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
         parameters=tuple(map(record.parameters_of, requests)) if for_cpus else (),
         shared=for_cpus and record.sharing == "pod",
         parts=parts,
-        memory=_granted(parts) if parts else None,
-        hugepages=_hugepages(parts),
+        memory=_granted(parts, hugepages) if parts else None,
+        hugepages=hugepages,
         counted=_counted(record),
     )
 
@@ -190,17 +193,14 @@ class Entitlement:
     """Reason why its CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
     """None without a memory claim."""
+    mems: frozenset[int] = frozenset()
+    """NUMA nodes that the container is bound to, those of ``memory``; empty if it is not bound."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted = NOT_COUNTED
     """Amounts that the kubelet has added to its limits."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set in addition to those of CDI."""
-
-    @property
-    def mems(self) -> frozenset[int]:
-        """NUMA nodes that the container is bound to; empty if it is not bound."""
-        return self.memory.nodes if self.memory is not None else frozenset()
 
     def unbounded(self) -> "Entitlement":
         """Returns a copy without NUMA nodes and upper memory limits.
@@ -209,7 +209,8 @@ class Entitlement:
         """
         if self.memory is None:
             return self
-        return replace(self, memory=replace(self.memory, nodes=frozenset(), maximum=None, high=None))
+        memory = replace(self.memory, nodes=frozenset(), maximum=None, high=None)
+        return replace(self, memory=memory, mems=frozenset())
 
 
 NOTHING: Final = Entitlement()
@@ -229,7 +230,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     memory = grants[0] if grants else None
     if len(grants) > 1:
         # Limits, nodes and the memory policy follow from the requests of all claims together.
-        memory = _granted([part for share in shares for part in share.parts])
+        memory = _granted([part for share in shares for part in share.parts], hugepages)
     return Entitlement(
         claims=claims,
         cpus=frozenset[int]().union(*(share.cpus for share in shares)),
@@ -239,6 +240,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
         partition="" if shared or near or not isolation else _ISOLATION.get(max(isolation), ""),
         fault=_isolation_fault(isolation, shared=shared),
         memory=memory,
+        mems=memory.nodes if memory is not None else frozenset(),
         hugepages=hugepages,
         counted=total_counted(counted) if counted else NOT_COUNTED,
         env={name: value for share in shares for name, value in share.env.items()},
@@ -256,12 +258,15 @@ def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
     return ""
 
 
-def _granted(parts: Sequence[_Part]) -> MemoryGrant:
+def _granted(parts: Sequence[_Part], hugepages: Mapping[Pages, int]) -> MemoryGrant:
     plain = [part for part in parts if not part[1].hugepages]
     protected: dict[Protected, int] = defaultdict(int)
     for uid, allocation, parameters in plain:
         if file := PROTECTIONS.get(parameters.protect):
             protected[file, uid, allocation.request] += _whole_pages(allocation)
+    by_size: dict[int, int] = defaultdict(int)
+    for (page_bytes, _, _), amount in hugepages.items():
+        by_size[page_bytes] += amount
     soft = [part for part in parts if part[2].binding in ("preferred", "interleave")]
     return MemoryGrant(
         nodes=_nodes(parts) if any(p.binding == "strict" for _, _, p in parts) else frozenset(),
@@ -269,6 +274,7 @@ def _granted(parts: Sequence[_Part]) -> MemoryGrant:
         maximum=sum(_whole_pages(a) for _, a, _ in plain) if any(p.limit == "claim" for _, _, p in plain) else None,
         high=_high(plain) if any(p.high is not None for _, _, p in plain) else None,
         protected=dict(protected),
+        hugepages=dict(by_size),
         fault=_fault(parts),
     )
 

@@ -2,7 +2,7 @@
 """Builds the answers to the runtime: adjustments and updates of a container's resources, and rejections."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,10 +10,9 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list, parse_or_none
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.authorization import Reason, Rejection
-from nri_backend.claims.entitlement import Entitlement
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.claimed import claimed_bytes, unthrottled
+from nri_backend.limits.claimed import unthrottled
 from nri_backend.limits.difference import Observed
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
@@ -46,10 +45,10 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
     lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
     return Resources(
         cpus=format_cpu_list(_cpus(tracked, state)),
-        mems=format_cpu_list(memory.nodes) if memory is not None else "",
+        mems=format_cpu_list(entitlement.mems),
         cpu_quota=UNLIMITED if asked.cpu is not None and unthrottled(entitlement, tracked.stated.cpu) else None,
         memory_limit=maximum if lower else None,
-        hugepage_limits=_hugepage_limits(entitlement, asked) if huge and memory is not None else {},
+        hugepage_limits=_hugepage_limits(memory.hugepages, asked) if huge and memory is not None else {},
     )
 
 
@@ -64,8 +63,7 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
 
-def _hugepage_limits(entitlement: Entitlement, asked: RuntimeLimits) -> dict[str, int]:
-    claimed = claimed_bytes([entitlement])
+def _hugepage_limits(claimed: Mapping[int, int], asked: RuntimeLimits) -> dict[str, int]:
     sizes = sorted({*asked.hugepages, *claimed})
     return {oci_page_size(size): asked.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
 

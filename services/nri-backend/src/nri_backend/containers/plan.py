@@ -101,7 +101,7 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
         tracked,
         desired=replace(desired, files=files) if files else desired,
         partition=partition,
-        claimed=None if held.memory is None else claimed_bytes([held]),
+        claimed=None if held.memory is None else held.memory.hugepages,
         guarded=_guarded(state, tracked) if held.memory is None else (),
         page_sizes=state.host.page_sizes,
         counted=state.counted_of(tracked.identity.pod.uid).hugepages,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nri_backend.claims.authorization import Reason
 from nri_backend.claims.entitlement import Held
 from nri_backend.containers.container import Tracked, tracked_as
-from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.overlap import misplaced, overlapping
 from nri_backend.containers.plan import cpuset_of
 from nri_backend.containers.pool import divide
@@ -119,13 +119,13 @@ def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str)
     state.put(replace(owner, phase=Phase.ENDING))
     assert [one.kind for one in state] == ["claim", "refused", "refused"], "a process of the owner may still run"
     state.drop("init") if end == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
-    now = {one.id: (one.kind, one.entitlement.cpus) for one in state if one.alive}
+    now = {one.id: (one.kind, one.entitlement.cpus) for one in state if one.phase in ALIVE}
     assert now == {"main": ("claim", {2, 3}), "side": ("refused", set())}
     again = state.authorized(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
     assert again.rejection is not None, "the claim has a new owner"
     assert again.rejection.reason is Reason.SHARED
     state.drop("main")
-    assert {one.id: one.kind for one in state if one.alive} == {"side": "claim"}
+    assert {one.id: one.kind for one in state if one.phase in ALIVE} == {"side": "claim"}
 
 
 def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
@@ -340,8 +340,8 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
         elif event == "drop":
             state.drop(id_)
         elif event == "sync":
-            state.replace_containers([tracked for tracked in state if tracked.alive])
-        running = [tracked for tracked in state if tracked.alive]
+            state.replace_containers([tracked for tracked in state if tracked.phase in ALIVE])
+        running = [tracked for tracked in state if tracked.phase in ALIVE]
         own = [tracked.entitlement.cpus for tracked in running if tracked.entitlement.cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.lifecycle import OVER
 from nri_backend.enforcement.partitions import make_partition, settle
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import ContainerState, RejectedError
@@ -149,7 +150,7 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
             await node.create("again", *env)
         assert node.partition(db) == "root"
         node.kernel.remove(db)
-        await node.until(lambda: (ended := node.enforcer.state.containers.get("db")) is None or not ended.alive)
+        await node.until(lambda: (ended := node.enforcer.state.containers.get("db")) is None or ended.phase in OVER)
         assert node.partition(await node.run("again", *env)) == "root"
 
 

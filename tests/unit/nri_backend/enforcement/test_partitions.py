@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.lifecycle import Phase
+from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RejectedError
@@ -399,18 +400,20 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
         await eventually(lambda: node.partition(db) == "root")
 
 
-async def test_a_partition_that_became_invalid_before_it_was_watched_is_repaired(tmp_path: Path) -> None:
+async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(tmp_path: Path) -> None:
     """The kernel reports only changes after the watch began.
 
     The content of the file at that time shows earlier ones.
     """
-    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
-        node.enforcer.signals.audit.set()
-        for _ in range(100):  # the next full audit would come 20 s later
-            await asyncio.sleep(0.01 if node.partition(db) != "root" else 0)
-        assert node.partition(db) == "root"
+    node = Node(tmp_path, tree=PartitionTree)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+    node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
+    partitions = PartitionManager(node.enforcer.state, node.enforcer.reconciler, node.kernel)
+    partitions.follow()
+    assert node.enforcer.signals.audit.is_set()
+    assert partitions.take_changed() == ["db"]
 
 
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
-from nri_backend.containers.lifecycle import OCCUPYING, OVER, TRANSITIONS, Event, Phase
+from nri_backend.containers.lifecycle import ALIVE, OCCUPYING, OVER, TRANSITIONS, Event, Phase
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted
 from nri_backend.limits.difference import Limit
 from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, stated
@@ -44,16 +44,16 @@ class Identity:
     """The claims that its environment names."""
     own_pod: bool = False
     """True for the driver's own containers."""
+    user: Owner = field(init=False, repr=False, compare=False)
+    """The container as a user of claims: the same after a restart of the container."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "user", Owner(pod_uid=self.pod.uid, container=self.name))
 
     @property
     def names(self) -> dict[str, str]:
         """Names of the container and its pod, for logs."""
         return {"container": self.name, "pod": f"{self.pod.namespace}/{self.pod.name}"}
-
-    @property
-    def user(self) -> Owner:
-        """The container as a user of claims: the same after a restart of the container."""
-        return Owner(pod_uid=self.pod.uid, container=self.name)
 
     @property
     def sandboxed(self) -> bool:
@@ -134,16 +134,6 @@ class Tracked:
         return replace(self, identity=replace(identity, cgroup=identity.pod_cgroup)) if possible else None
 
     @property
-    def occupies(self) -> bool:
-        """True while a process of it may be on CPUs."""
-        return self.phase in OCCUPYING
-
-    @property
-    def alive(self) -> bool:
-        """True while a process of it may run, now or after its start."""
-        return self.phase not in OVER
-
-    @property
     def problem(self) -> str:
         """Settings that could not be applied to its cgroup, or the reason why the cgroup is unknown; else empty."""
         return self.observed.failure or self.identity.cgroup_error
@@ -157,7 +147,7 @@ class Tracked:
     @property
     def unsettled(self) -> bool:
         """True if it runs with claims that have no record here: limits that they have set must stay."""
-        return self.occupies and self.rejection is not None and bool(self.rejection.unknown)
+        return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
@@ -187,7 +177,7 @@ class Tracked:
     @property
     def protected(self) -> Mapping[Protected, int]:
         """Bytes of memory that are protected while it lives."""
-        memory = self.entitlement.memory if self.alive else None
+        memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 
     @property
@@ -203,7 +193,7 @@ class Tracked:
     @property
     def kind(self) -> str:
         """``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``; label of a metric."""
-        if not self.alive:
+        if self.phase in OVER:
             return "stopped"
         if self.identity.own_pod:
             return "driver"
@@ -235,6 +225,6 @@ def tracked_as(
 
 def problem_of(tracked: Tracked) -> str:
     """Returns the container's problem as a text for the operator, or "" if it has none."""
-    if not tracked.alive or not (text := tracked.problem or (tracked.rejection.text if tracked.rejection else "")):
+    if tracked.phase in OVER or not (text := tracked.problem or (tracked.rejection.text if tracked.rejection else "")):
         return ""
     return f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {text}"

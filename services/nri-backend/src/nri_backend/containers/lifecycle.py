@@ -191,3 +191,5 @@ ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 """Phases in which reap() reads from the kernel whether a process of the container lives."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which no process of the container lives, and none will without another event."""
+ALIVE: Final = frozenset(Phase) - OVER
+"""Phases in which a process of the container may run, now or after its start."""

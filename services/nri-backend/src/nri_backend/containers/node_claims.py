@@ -10,6 +10,7 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import Claims
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held
 from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import ALIVE
 
 
 class NodeClaims(Claims):
@@ -22,8 +23,10 @@ class NodeClaims(Claims):
         """Files of the claims that contain CPUs."""
         self.fallbacks: dict[ClaimKey, str] = {}
         """CPU claims that the shared pool enforces although the kernel could, with the reason."""
-        self._cpus_by_pod: dict[str, frozenset[int]] = {}
-        self._counted_by_pod: dict[str, dict[ClaimKey, Counted]] = {}
+        self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
+        """CPUs of the claims that are reserved for a pod, by the UID of the pod."""
+        self.counted_by_pod: Mapping[str, Mapping[ClaimKey, Counted]] = {}
+        """Amounts that the kubelet adds to the limits of a pod for each of its claims, by the UID of the pod."""
 
     def replace_files(self, files: Mapping[ClaimKey, ClaimFile]) -> tuple[set[ClaimKey], set[str]]:
         """Sets the present claim files; returns the claims that have changed, and the UIDs of the pods concerned.
@@ -34,8 +37,8 @@ class NodeClaims(Claims):
         changed = self._set_files(files)
         pods = _cpus_by_pod(file for key in changed for file in (before.get(key), files.get(key)) if file)
         self.with_cpus = [file for file in files.values() if file.cpus]
-        self._cpus_by_pod = _cpus_by_pod(self.with_cpus)
-        self._counted_by_pod = _counted_by_pod(self.known.values())
+        self.cpus_by_pod = _cpus_by_pod(self.with_cpus)
+        self.counted_by_pod = _counted_by_pod(self.known.values())
         self.fallbacks = {key: reason for key, reason in self.fallbacks.items() if key in files}
         return changed, set(pods)
 
@@ -44,20 +47,13 @@ class NodeClaims(Claims):
         first_users = self.first_users.items()
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
 
-    def cpus_of_pod(self, pod_uid: str) -> frozenset[int]:
-        """Returns the CPUs of the claims that are reserved for a pod."""
-        return self._cpus_by_pod.get(pod_uid, frozenset())
-
-    def counted_of_pod(self, pod_uid: str) -> Mapping[ClaimKey, Counted]:
-        """Returns the amounts that the kubelet adds to the limits of a pod for each of its claims."""
-        return self._counted_by_pod.get(pod_uid, {})
-
     def note_users(self, tracked: Tracked) -> None:
         """Makes a container the first user of the claims that it holds and that have no owner."""
         user = tracked.identity.user
-        for held in tracked.rightful if tracked.entitlement.claims else ():
+        lost = {(use.driver, use.uid) for use in tracked.orphaned}
+        for held in tracked.entitlement.claims:
             first = self.first_users.get(held.key)
-            if first is not None and (first is user or first == user):
+            if held.key in lost or (first is not None and (first is user or first == user)):
                 continue
             if self.owner(held, user) is None:
                 self.first_users[held.key] = user
@@ -68,7 +64,7 @@ class NodeClaims(Claims):
         Returns True if this has changed.
         """
         changed = False
-        decided = tracked.alive and (tracked.fallback or tracked.observed.partition)
+        decided = tracked.phase in ALIVE and (tracked.fallback or tracked.observed.partition)
         for held in tracked.entitlement.claims if decided else ():
             if held.key[0] == CPU_DRIVER and tracked.fallback != self.fallbacks.get(held.key, ""):
                 if tracked.fallback:

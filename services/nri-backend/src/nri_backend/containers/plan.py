@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import MAY_RUN
+from nri_backend.containers.lifecycle import ALIVE, MAY_RUN
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
     CPU_MAX,
@@ -123,9 +123,9 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:
     """Returns True if the container has no claims and its cpuset does not affect any claim."""
-    return state.pool.constant and not (
-        tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
-    )
+    if tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod:
+        return False
+    return state.pool.constant
 
 
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
@@ -181,7 +181,7 @@ def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[st
     # it.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
-    alive, counted = [tracked for tracked in members if tracked.alive], state.counted_of(pod_uid)
+    alive, counted = [tracked for tracked in members if tracked.phase in ALIVE], state.counted_of(pod_uid)
     raises: dict[str, Raise] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)

@@ -23,7 +23,7 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import authorize
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.lifecycle import MAY_RUN, OCCUPYING, PENDING, Event, Phase
+from nri_backend.containers.lifecycle import ALIVE, MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.node_claims import NodeClaims
 from nri_backend.containers.pool import Pool, Weight, divide
 from nri_backend.limits.difference import Host
@@ -78,7 +78,7 @@ class ContainerIndex:
             self._leave(before, stays_in=pod_uid)
         self.by_id[container_id] = tracked
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
-        if tracked.occupies:
+        if tracked.phase in OCCUPYING:
             self.classes.setdefault(_class_of(tracked), set()).add(container_id)
             if (own := weight(tracked)) is not None:
                 self.weights[container_id] = own
@@ -92,7 +92,7 @@ class ContainerIndex:
 
     def _leave(self, before: Tracked, stays_in: str | None = None) -> None:
         container_id, pod_uid = before.identity.id, before.identity.pod.uid
-        if before.occupies:
+        if before.phase in OCCUPYING:
             ids = self.classes[key := _class_of(before)]
             ids.discard(container_id)
             if not ids:
@@ -147,7 +147,7 @@ class NodeState:
         """
         found = [one for i in ids if (one := self.containers.get(i)) is not None]
         online = self.host.online
-        return [one for one in found if one.phase in MAY_RUN or (one.occupies and not one.kept_cpus & online)]
+        return [one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not one.kept_cpus & online)]
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
@@ -158,7 +158,7 @@ class NodeState:
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self._count_change()
-        alive = tracked.alive
+        alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
             del self.rejected[user]
@@ -166,10 +166,13 @@ class NodeState:
             self.claims.note_users(tracked)
         if self.claims.note_fallback(tracked):
             self._recompute()
-        if self.containers.weights.get(container_id) != weight_before:
-            self._recompute()
+        if (weight_now := self.containers.weights.get(container_id)) != weight_before:
+            # The CPUs of a claim are held from the time when its file appears. So a container that begins to use them
+            # changes the pool only if it is a partition, or if the file is gone.
+            if weight_before is not None or weight_now is None or weight_now[1] or not weight_now[0] <= self.pool.held:
+                self._recompute()
             self._exclude_in_pod(tracked)
-        if before is not None and before.alive and not alive:
+        if before is not None and before.phase in ALIVE and not alive:
             self._ended(before)
 
     def drop(self, container_id: str) -> Tracked | None:
@@ -181,7 +184,7 @@ class NodeState:
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
-            if before.alive:
+            if before.phase in ALIVE:
                 self._ended(before)
         return before
 
@@ -257,17 +260,17 @@ class NodeState:
         changed, pods = self.claims.replace_files(files)
         # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
         self._recompute()
-        self.claims.forget_users({held.key for one in self if one.alive for held in one.entitlement.claims})
+        self.claims.forget_users({held.key for one in self if one.phase in ALIVE for held in one.entitlement.claims})
         # In order of insertion: if two containers name a claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
-            if tracked.alive and concerned and (now := self.authorized(tracked)) != tracked:
+            if tracked.phase in ALIVE and concerned and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
         """Returns the container with its entitlement, rejection and excluded CPUs by the present records."""
-        enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.occupies else ()
+        enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.phase in OCCUPYING else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
         fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")
@@ -281,7 +284,7 @@ class NodeState:
         siblings = [
             weights[one.id][0] for one in self.containers.of_pod(pod_uid) if one.id in weights and one.id != tracked.id
         ]
-        claimed = self.claims.cpus_of_pod(pod_uid)
+        claimed = self.claims.cpus_by_pod.get(pod_uid, frozenset[int]())
         return claimed.union(*siblings) - tracked.entitlement.cpus - tracked.observed.exclusive
 
     def _exclude_in_pod(self, tracked: Tracked) -> None:
@@ -297,7 +300,9 @@ class NodeState:
             self._recompute()
         # It may have owned a claim that another container of its pod was rejected for.
         rejected = {
-            one.id for one in self.containers.of_pod(before.identity.pod.uid) if one.alive and one.rejection is not None
+            one.id
+            for one in self.containers.of_pod(before.identity.pod.uid)
+            if one.phase in ALIVE and one.rejection is not None
         }
         # In order of insertion: if two containers name a claim, the first one gets it.
         for tracked in self if rejected else ():
@@ -306,7 +311,7 @@ class NodeState:
 
     def _lives(self, user: Owner) -> bool:
         return any(
-            tracked.identity.name == user.container and tracked.alive
+            tracked.identity.name == user.container and tracked.phase in ALIVE
             for tracked in self.containers.of_pod(user.pod_uid)
         )
 
@@ -334,7 +339,7 @@ class NodeState:
     @property
     def kubelet_pins(self) -> frozenset[str]:
         """Static managers of the kubelet that a request for a living container has shown."""
-        return frozenset[str]().union(*(tracked.stated.kubelet_pins for tracked in self if tracked.alive))
+        return frozenset[str]().union(*(tracked.stated.kubelet_pins for tracked in self if tracked.phase in ALIVE))
 
     @property
     def lazy(self) -> bool:
@@ -360,10 +365,11 @@ class NodeState:
 
     def counted_of(self, pod_uid: str) -> Counted:
         """Returns the amounts that the kubelet has added to the limits of a pod for its claims, used or not."""
-        alive = [one for one in self.containers.of_pod(pod_uid) if one.alive]
+        alive = [one for one in self.containers.of_pod(pod_uid) if one.phase in ALIVE]
         held = [held for one in alive for held in one.entitlement.claims]
         counted = {one.key: one.share.counted for one in held if one.share.counted is not NOT_COUNTED}
-        return total_counted({**self.claims.counted_of_pod(pod_uid), **counted}.values())
+        counted = {**self.claims.counted_by_pod.get(pod_uid, {}), **counted}
+        return total_counted(counted.values()) if counted else NOT_COUNTED
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of the containers of its pod that do not run in the pod's sandbox."""

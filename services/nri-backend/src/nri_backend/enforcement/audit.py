@@ -32,7 +32,7 @@ from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Phase
+from nri_backend.containers.lifecycle import ENDED, MAY_RUN, OCCUPYING, Phase
 from nri_backend.containers.overlap import misplaced
 from nri_backend.containers.plan import groups_above
 from nri_backend.containers.state import NodeState
@@ -302,7 +302,7 @@ class Auditor:
                 continue
             await self._reconciler.reap(before.id)
             after = self._state.containers.get(before.id)
-            if after is None or not after.occupies:
+            if after is None or after.phase not in OCCUPYING:
                 continue
             if before.phase is Phase.VANISHED:
                 self._state.put(self._state.authorized(after.seen(cpus=None)))

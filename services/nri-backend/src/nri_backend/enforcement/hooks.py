@@ -17,7 +17,7 @@ from functools import partial
 from nri_backend.claims.authorization import Rejection
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
-from nri_backend.containers.lifecycle import ENDED, OVER, Event, Phase
+from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor
 from nri_backend.enforcement.inputs import Deps, Inputs, Signals
@@ -161,7 +161,7 @@ class Enforcer:
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Accepts the kubelet's changes, except those of values that follow from claims or the pool."""
         tracked = self._tracked(pod, container)
-        if not tracked.alive:
+        if tracked.phase in OVER:
             return []
         # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
         huge = bool(wanted.hugepage_limits) and self.active
@@ -217,7 +217,7 @@ class Enforcer:
         """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap(container_id)
-            if (now := self.state.containers.get(container_id)) is not None and now.occupies:
+            if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
                 self.signals.audit.set()
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:

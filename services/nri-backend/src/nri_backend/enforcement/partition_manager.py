@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from nri_backend.budgets import REPAIR_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.lifecycle import MAY_RUN
+from nri_backend.containers.lifecycle import ALIVE, MAY_RUN
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
 from nri_backend.enforcement.reconciler import Reconciler
@@ -93,7 +93,7 @@ class PartitionManager:
     def follow(self) -> None:
         """Watches the present partitions. If a partition file cannot be opened, the next round retries it."""
         if self._followed != self._state.changes:
-            live = [one.identity.cgroup for one in self._state if one.observed.partition and one.alive]
+            live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):
                 self._take(ended)
             self._followed = self._state.changes if self._watch.follows(live) else -1

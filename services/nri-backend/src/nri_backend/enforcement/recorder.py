@@ -43,7 +43,7 @@ from pydantic import Field, ValidationError
 from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
-from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
 from nri_backend.nri.model import Pod
@@ -342,7 +342,9 @@ class Recorder:
 
         Does nothing before the runtime has listed its containers, since their pins would be lost.
         """
-        pins = {one.id: one.stated.kubelet_pins for one in self._state if one.alive and one.stated.kubelet_pins}
+        pins = {
+            one.id: one.stated.kubelet_pins for one in self._state if one.phase in ALIVE and one.stated.kubelet_pins
+        }
         if not self._state.told or pins == self._pins:
             return
         try:

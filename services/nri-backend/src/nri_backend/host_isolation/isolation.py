@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from nri_backend.containers.lifecycle import OCCUPYING
 from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
 from nri_backend.host_isolation.interrupts import Interrupts
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 def cpus_without_interrupts(state: NodeState) -> Cpus:
     """Returns the online CPUs of running claim containers, without those of requests that keep their interrupts."""
-    running = [one.entitlement for one in state if one.occupies and one.entitlement.cpus]
+    running = [one.entitlement for one in state if one.phase in OCCUPYING and one.entitlement.cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
     return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
 

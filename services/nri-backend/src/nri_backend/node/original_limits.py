@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from nri_backend.limits.claimed import Note
-from nri_backend.limits.difference import Limit
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 
@@ -33,7 +32,10 @@ class OriginalLimits:
         try:
             # The kernel limits an attribute to 64 KiB, and no container can write one of these cgroups.
             document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
-            return {file: (_limit(own), *map(_limit, ours)) for file, (own, *ours) in document.items()}
+            notes: dict[str, Note] = {file: (own, *ours) for file, (own, *ours) in document.items()}
+            if all(limit is None or type(limit) is int for note in notes.values() for limit in note):
+                return notes
+            return {}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
@@ -54,9 +56,3 @@ class OriginalLimits:
     def forget(self, path: str) -> None:
         """Removes the notes that are stored in memory for a cgroup that does not exist any more."""
         self._memory.pop(path, None)
-
-
-def _limit(value: object) -> Limit:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise TypeError("a stored limit is not a number")

@@ -10,7 +10,6 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import Claims
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ALIVE
 
 
 class NodeClaims(Claims):
@@ -61,11 +60,10 @@ class NodeClaims(Claims):
     def note_fallback(self, tracked: Tracked) -> bool:
         """Stores the reason why the pool enforces a container's CPU claims, or that a partition does.
 
-        Returns True if this has changed.
+        The container is alive, and either has a fallback or is a partition. Returns True if the reason has changed.
         """
         changed = False
-        decided = tracked.phase in ALIVE and (tracked.fallback or tracked.observed.partition)
-        for held in tracked.entitlement.claims if decided else ():
+        for held in tracked.entitlement.claims:
             if held.key[0] == CPU_DRIVER and tracked.fallback != self.fallbacks.get(held.key, ""):
                 if tracked.fallback:
                     self.fallbacks[held.key] = tracked.fallback

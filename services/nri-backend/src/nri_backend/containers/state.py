@@ -157,15 +157,16 @@ class NodeState:
             return
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
-        self._count_change()
+        self.changes += 1
+        self._changed()
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
             del self.rejected[user]
         if alive:
             self.claims.note_users(tracked)
-        if self.claims.note_fallback(tracked):
-            self._recompute()
+            if (tracked.fallback or tracked.observed.partition) and self.claims.note_fallback(tracked):
+                self._recompute()
         if (weight_now := self.containers.weights.get(container_id)) != weight_before:
             # The CPUs of a claim are held from the time when its file appears. So a container that begins to use them
             # changes the pool only if it is a partition, or if the file is gone.
@@ -180,7 +181,8 @@ class NodeState:
         weighs = container_id in self.containers.weights
         before = self.containers.remove(container_id)
         if before is not None:
-            self._count_change()
+            self.changes += 1
+            self._changed()
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
@@ -315,12 +317,9 @@ class NodeState:
             for tracked in self.containers.of_pod(user.pod_uid)
         )
 
-    def _count_change(self) -> None:
+    def _recompute(self) -> None:
         self.changes += 1
         self._changed()
-
-    def _recompute(self) -> None:
-        self._count_change()
         if not self._replacing:
             before, weights = self.pool.shared, self.containers.weights.values()
             self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)

@@ -75,8 +75,6 @@ class Auditor:
         kills: KillWatch,
         deps: Deps,
     ) -> None:
-        self.active = False
-        """True if this instance enforces."""
         self.partitions = PartitionManager(state, reconciler, deps.tree, deps.clock)
         self._state = state
         self._inputs = inputs
@@ -186,7 +184,7 @@ class Auditor:
                 # The time stamp of the directory is too recent to rule out a later change within its resolution.
                 # Reading it again soon spares the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
-        if self.active:
+        if self._reconciler.signals.active:
             await self._look(self.partitions.take_changed(), full=False, final=True)
             await self.move()
             if tick:

@@ -63,7 +63,7 @@ class Enforcer:
     @property
     def active(self) -> bool:
         """True if this instance enforces."""
-        return self._auditor.active
+        return self.signals.active
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Enforcer:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.state.put(self.state.authorized(now))
-        self._auditor.active = True
+        self.signals.active = True
         await self.inputs.refresh(thorough=True)
         await self._auditor.first_audit()
 
@@ -111,15 +111,16 @@ class Enforcer:
             if tracked.phase is Phase.LINGERING:
                 await self.reconciler.reap(tracked.id)
         self._auditor.request_audit()
-        return stored_updates(containers, self.state) if self.active else []
+        return stored_updates(containers, self.state) if self.signals.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
         await self.inputs.refresh()
         # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
-        described = self._described(pod, container, requested=self.active, include_claims=not self.active)
+        active = self.signals.active
+        described = self._described(pod, container, requested=active, include_claims=not active)
         tracked = self.state.authorized(described)
-        if self.active:
+        if active:
             tracked, rejection = await self.starter.admit(tracked, self.runtime)
         else:
             rejection = self._standby.check_created(tracked, container.resources)
@@ -128,7 +129,7 @@ class Enforcer:
             raise self._reject(tracked, rejection)
         self._forget_earlier_attempts(tracked)
         self.state.put(tracked)
-        if not self.active:
+        if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
             await self._recorder.answered(tracked)
@@ -139,7 +140,7 @@ class Enforcer:
         try:
             await self.inputs.refresh()
             tracked = self._starting(pod, container)
-            if active := self.active:
+            if active := self.signals.active:
                 tracked, rejection = await self.starter.enforce(tracked, self.runtime)
             else:
                 tracked, rejection = await self._standby.check_started(tracked, container)
@@ -164,13 +165,13 @@ class Enforcer:
         if tracked.phase in OVER:
             return []
         # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
-        huge = bool(wanted.hugepage_limits) and self.active
-        now = (tracked.asked if huge else tracked.stated).updated(wanted, requested=self.active)
+        huge = bool(wanted.hugepage_limits) and self.signals.active
+        now = (tracked.asked if huge else tracked.stated).updated(wanted, requested=self.signals.active)
         now = replace(now, include_claims=tracked.stated.include_claims and not huge)
         tracked = replace(tracked, stated=now)
         if self.state.containers.get(tracked.id) is not None:
             self.state.put(tracked)
-        if not self.active:
+        if not self.signals.active:
             return []
         if huge and tracked.entitlement.hugepages:
             self._recorder.resized(tracked)
@@ -182,7 +183,7 @@ class Enforcer:
         """Ends enforcement for the container; its claims stay held by their records."""
         if (tracked := self.state.containers.get(container.id)) is None:
             return []
-        if self.active:
+        if self.signals.active:
             # This comes before the check of the phase: if the audit has already found the cgroup gone, the kills of
             # the container are still counted here.
             await self._kills.look([tracked.identity.pod.uid], ended=tracked.id)
@@ -245,7 +246,7 @@ class Enforcer:
         """Treats a container as running if it is unknown whether it was started. Kills it if it names a claim."""
         tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
-        if self.active and tracked.identity.evidence != NO_EVIDENCE:
+        if self.signals.active and tracked.identity.evidence != NO_EVIDENCE:
             await self.starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:

@@ -39,9 +39,11 @@ class Deps:
 
 
 class Signals:
-    """Wakes the audit, and the starts that wait for the audit."""
+    """What the hooks and the audit tell each other."""
 
     def __init__(self) -> None:
+        self.active = False
+        """True if this instance enforces."""
         self.audit = asyncio.Event()
         """Set when the audit has something to do before its next tick."""
         self._progress = asyncio.Event()

@@ -99,6 +99,14 @@ def test_a_path_that_leads_out_of_the_cgroup_root_is_an_error(path: str) -> None
     assert caught.value.reason
 
 
+@pytest.mark.parametrize("path", ["a-" * 16_000 + "b.slice", "a-" * 16_000 + "b.slice:cri-containerd:abc", "x/" * 3000])
+def test_a_path_longer_than_the_kernel_accepts_is_an_error(path: str) -> None:
+    """The directory of a slice repeats its name for each part: without a limit this one would have 256 MB."""
+    with pytest.raises(CgroupPathError, match="is longer than 4096 characters") as caught:
+        cgroup_directory(path)
+    assert len(str(caught.value)) < 200
+
+
 @given(st.text(alphabet="ab-./:\0 ", max_size=20))
 def test_arbitrary_text_never_leads_out_of_the_cgroup_root(text: str) -> None:
     """The derived path is relative and does not contain ".."."""

@@ -13,7 +13,7 @@ hook is answered before, with an error if need be, and the kubelet retries the c
     └── the runtime's request timeout ───────────────────────────────────────────────────────────┘
 
 * The wait for others ends first, because its rejection names the container that has not left.
-* The remaining fifth of the deadline is for the hook's own job in the cgroup worker. Before it at most one job of the
+* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. Before it at most one job of the
   audit is at work, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The job itself takes 1 to 5 ms.
 * A hook that is cancelled may leave a container that runs all the same (CRI-O starts it in spite of the error). A
   container with a claim is then killed, within KILL_SECONDS after the deadline.

@@ -7,7 +7,8 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 256
-"""Maximum number of the driver's environment variables in a container: enough for four claims with 32 requests each."""
+"""Maximum number of the driver's environment variables in a container: enough for four claims of CPUs
+with 32 requests each. How many claims they may name is limited by MAX_CLAIMS (claims/authorization.py)."""
 MAX_VARIABLE_BYTES: Final = 64 << 10
 """Maximum total size of these variables. A list of all CPUs of the largest machine, one by one, needs half of it."""
 

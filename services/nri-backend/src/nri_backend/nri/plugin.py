@@ -5,8 +5,8 @@ The kind of failure decides what happens on the node (NRI pkg/adaptation/plugin.
 pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the runtime
 disconnects the plugin and continues the operation without it: the container starts without enforcement. Therefore every
 call gets a response in time. A hook that has not finished after three quarters of the timeout is cancelled and answered
-with DEADLINE_EXCEEDED; the last quarter is for the transport and for pauses of this process. The timeout is that of the
-call, else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
+with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for. The timeout is that of the call,
+else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
 
 The functions below the service convert between NRI messages and the values of model.py. Protobuf is not used outside
 this package.

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-from dra_frontend.api_server import client, inquiry
-from dra_frontend.api_server.inquiry import RIGHTS
+from dra_frontend.api_server import client
 from numa_contract.names import DRIVERS
+from numa_tools.doctor.sources import inquiry
+from numa_tools.doctor.sources.inquiry import RIGHTS
 
 from tests.chart.helm import only, render
 from tests.chart.policies import policy

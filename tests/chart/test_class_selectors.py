@@ -7,14 +7,14 @@ from typing import Any
 
 import cel
 import pytest
-from dra_frontend.cel.evaluate import selected
-from dra_frontend.cel.values import CelError, Domains
-from dra_frontend.commands.classes import device_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
 from numa_contract.config import Config
+from numa_tools.cel.evaluate import selected
+from numa_tools.cel.values import CelError, Domains
+from numa_tools.commands.classes import device_classes
 
 from tests.chart.helm import Document
 from tests.rigs.trees import small_machine

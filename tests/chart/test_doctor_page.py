@@ -4,7 +4,7 @@
 import re
 
 import yaml
-from dra_frontend.doctor.table import CHECKS
+from numa_tools.doctor.table import CHECKS
 
 from tests.chart.helm import CHART, only, render
 

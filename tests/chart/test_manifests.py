@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
+from numa_tools.commands.provision_plan import plan, read_requested
 
 from tests.chart.helm import CHART, EVERYTHING, HELM, Document, only, render
 from tests.rigs.trees import captured

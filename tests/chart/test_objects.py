@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.commands.classes import device_classes
 from dra_frontend.kubelet.plugin import PluginPaths
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
 from numa_contract.config import Config, parse_config
 from numa_contract.names import DRIVERS, TOLERATE_MISSING_ANNOTATION
+from numa_tools.commands.classes import device_classes
 
 from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render

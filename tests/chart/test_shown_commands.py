@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Final, cast
 
 import pytest
-from dra_frontend.commands import cli as frontend
 from dra_frontend.state_endpoint.api import state_app
 from dra_frontend.state_endpoint.server import Bodies, StateSource, pages
 from kubectl_numa import cli as plugin
 from nri_backend import settings as backend
 from nri_backend.setup import command as setup
+from numa_tools import cli as frontend
 
 from tests.chart.helm import CHART, run
 

@@ -5,11 +5,11 @@ import json
 from typing import Any
 
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.explain.known import Known, read_backend, read_containers, read_devices, read_records
-from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
-from dra_frontend.explain.text import explanation_text
 from hypothesis import strategies as st
 from numa_contract.config import Config
+from numa_tools.explain.known import Known, read_backend, read_containers, read_devices, read_records
+from numa_tools.explain.subjects import UnknownSubjectError, explain_known
+from numa_tools.explain.text import explanation_text
 
 from tests.fuzz.documents import spoilt, written
 from tests.fuzz.target import Target

@@ -18,28 +18,11 @@ from dra_frontend.allocation.decide import judge
 from dra_frontend.api_server import answers
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
-from dra_frontend.bundle.archive import ArchiveError, extract
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
-from dra_frontend.commands.classes import known_classes
-from dra_frontend.commands.manifest_files import add_manifests
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
-from dra_frontend.doctor.kubelet_command import FlagError, parse_command
-from dra_frontend.doctor.kubelet_config import kubelet_config
-from dra_frontend.doctor.runtime_settings import (
-    NotTheKubeletsError,
-    containerd_settings,
-    crio_settings,
-    printed_settings,
-)
-from dra_frontend.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service
 from dra_frontend.events.event import COUNTED, read_recorded
-from dra_frontend.scheduling.allocate import Search, UndecidedError, UnschedulableError
-from dra_frontend.scheduling.manifests import Manifests
-from dra_frontend.scheduling.published import of_node, read_slices
-from dra_frontend.scheduling.reading import ManifestError
-from dra_frontend.scheduling.simulation import own_devices
 from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.documents import parse_json
@@ -48,6 +31,23 @@ from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.reports import MAX_STATE_BYTES
 from numa_node.runtimes.containerd import RuntimeConfigError
 from numa_node.toml_text import parse_toml
+from numa_tools.bundle.archive import ArchiveError, extract
+from numa_tools.commands.classes import known_classes
+from numa_tools.commands.manifest_files import add_manifests
+from numa_tools.doctor.kubelet_command import FlagError, parse_command
+from numa_tools.doctor.kubelet_config import kubelet_config
+from numa_tools.doctor.runtime_settings import (
+    NotTheKubeletsError,
+    containerd_settings,
+    crio_settings,
+    printed_settings,
+)
+from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service
+from numa_tools.scheduling.allocate import Search, UndecidedError, UnschedulableError
+from numa_tools.scheduling.manifests import Manifests
+from numa_tools.scheduling.published import of_node, read_slices
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.simulation import own_devices
 
 from tests.fakes.containerd_dump import dump
 from tests.fuzz.contract_targets import text

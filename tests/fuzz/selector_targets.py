@@ -3,12 +3,12 @@
 
 from fractions import Fraction
 
-from dra_frontend.cel.evaluate import LONGEST, selected
-from dra_frontend.cel.functions import FUNCTIONS, METHODS
-from dra_frontend.cel.semver import Semver
-from dra_frontend.cel.tokens import CelUnsupportedError
-from dra_frontend.cel.values import CelError, Domains, Quantity
 from hypothesis import strategies as st
+from numa_tools.cel.evaluate import LONGEST, selected
+from numa_tools.cel.functions import FUNCTIONS, METHODS
+from numa_tools.cel.semver import Semver
+from numa_tools.cel.tokens import CelUnsupportedError
+from numa_tools.cel.values import CelError, Domains, Quantity
 
 from tests.fuzz.contract_targets import text
 from tests.fuzz.target import Target

@@ -13,7 +13,7 @@ from tests.stage.process import Process, python, wait_for
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINTS = {
-    "dra-frontend": ["-m", "dra_frontend"],
+    "dra-frontend": ["-m", "numa_tools"],
     "nri-backend": ["-m", "nri_backend"],
     "stand-ins": ["-m", "tests.demo.compose"],
 }

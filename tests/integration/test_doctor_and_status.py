@@ -21,7 +21,7 @@ def prepared(stage: Stage, *words: str) -> dict[str, Any]:
     """A command in the environment of the driver's pod, as subprocess takes it."""
     pod = {"NODE_NAME": stage.settings.node, "POD_UID": stage.instances[0].pod_uid}
     flags = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
-    return {"args": [sys.executable, "-m", "dra_frontend", *words, *flags], "env": os.environ | pod, "text": True}
+    return {"args": [sys.executable, "-m", "numa_tools", *words, *flags], "env": os.environ | pod, "text": True}
 
 
 def run(stage: Stage, *words: str) -> tuple[int, Any]:

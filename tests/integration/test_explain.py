@@ -35,7 +35,7 @@ def flags(shared: Stage) -> list[str]:
 
 def explain(flags: list[str], subject: str, *more: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error."""
-    command = [sys.executable, "-m", "dra_frontend", *flags, "explain", subject, *more]
+    command = [sys.executable, "-m", "numa_tools", *flags, "explain", subject, *more]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return ran.returncode, ran.stdout, ran.stderr
 
@@ -142,7 +142,7 @@ def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path
         pod.run("ledger")
         archive = tmp_path / "a.tar.gz"
         for mask in ([], ["--mask"]):
-            command = [sys.executable, "-m", "dra_frontend", *flags, "gather", "-o", str(archive), *mask]
+            command = [sys.executable, "-m", "numa_tools", *flags, "gather", "-o", str(archive), *mask]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=True)
             assert "not read" not in ran.stderr
             files = contents(archive)

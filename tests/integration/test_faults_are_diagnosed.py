@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from dra_frontend.api_server.inquiry import RIGHTS
+from numa_tools.doctor.sources.inquiry import RIGHTS
 
 from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, offline, write_tree
@@ -41,7 +41,7 @@ def told(stage: Stage, command: str) -> str:
     """What a command prints, run as with the node's root mounted."""
     base = stage.paths.base
     flags = ["--config", str(base / "commands.yaml"), "--host-root", str(base), "--node", stage.settings.node]
-    words = [sys.executable, "-m", "dra_frontend", *flags, *command.split()]
+    words = [sys.executable, "-m", "numa_tools", *flags, *command.split()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ from dra_frontend.node.host_tree import BOOT
 from tests.rigs.trees import small_machine, write_tree
 from tests.stage.process import wait_for
 
-PROGRAM = [sys.executable, "-m", "dra_frontend"]
+PROGRAM = [sys.executable, "-m", "numa_tools"]
 
 
 def free_port() -> int:

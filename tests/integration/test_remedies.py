@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from dra_frontend.doctor.causes import CAUSES, cause_of
 from nri_backend.app import _NO_CLAIMS
 from nri_backend.claims.authorization import Claims, authorize, read_evidence
 from nri_backend.containers.admission import occupied
@@ -28,6 +27,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, ClaimReference, Owner, PodReference
 from numa_node.claim_directory import ClaimDirectory
+from numa_tools.doctor.causes import CAUSES, cause_of
 
 from tests.fakes.waiting import eventually
 from tests.rigs.builders import cpu_record, env_of

@@ -19,7 +19,6 @@ from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.claims.store import ClaimStore, RecordNews
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.doctor.facts import Facts
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.machine.discovery import discover
 from dra_frontend.node.host_tree import BOOT, HostTree
@@ -33,6 +32,7 @@ from numa_contract.config import Config, parse_config
 from numa_contract.names import CLAIMS_JOURNAL, CPU_DRIVER, DRIVERS
 from numa_contract.records import AllocationRecord, ClaimReference
 from numa_contract.reports import BackendStatus
+from numa_tools.doctor.facts import Facts
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import CLAIMS, CLASSES, NODES, SLICES

@@ -29,7 +29,7 @@ from tests.stage.process import ROOT, wait_for
 from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError
 
-_PROGRAMS: Final = {"frontend": "dra_frontend", "backend": "nri_backend"}
+_PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
 # What the pod has by its mounts alone.
 _OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
 _LOOKS_EVERY: Final = 0.1

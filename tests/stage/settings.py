@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 OUR_FRONTEND = (
-    f"{sys.executable} -m dra_frontend --config={{config}} --node={{node}} --pod-uid={{pod_uid}}"
+    f"{sys.executable} -m numa_tools --config={{config}} --node={{node}} --pod-uid={{pod_uid}}"
     " --host-root={host_root} --bind-address=off"
 )
 OUR_BACKEND = (

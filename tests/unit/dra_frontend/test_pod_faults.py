@@ -4,12 +4,12 @@
 from dataclasses import replace
 
 import pytest
-from dra_frontend.doctor.checks.driver import CHECKS
-from dra_frontend.doctor.facts import PodFault
-from dra_frontend.doctor.gather import _read_pod
 from dra_frontend.pod_faults import own_faults, seen_faults
 from dra_frontend.settings import Settings
 from numa_contract.config import Config
+from numa_tools.doctor.checks.driver import CHECKS
+from numa_tools.doctor.facts import PodFault
+from numa_tools.doctor.gather import _read_pod
 
 IN_POD = Settings(Config(), "n", "p", "/", None, in_pod=True)
 TOKEN = "the API server cannot be asked: read the service account of the pod: "

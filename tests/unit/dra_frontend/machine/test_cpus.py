@@ -2,10 +2,10 @@
 """CPUs, cores, packages, L3 groups and core types, rule by rule on small changes of a small machine."""
 
 import pytest
-from dra_frontend.commands.inspect import report
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.model import CoreType, Machine
+from numa_tools.commands.inspect import report
 
 from tests.rigs.trees import Link, MemoryTree, captured, small_machine
 

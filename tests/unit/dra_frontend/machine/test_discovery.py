@@ -4,11 +4,11 @@
 from functools import cache
 
 import pytest
-from dra_frontend.commands.inspect import report
 from dra_frontend.machine.discovery import discover, read_fingerprint, with_free_pages
 from dra_frontend.machine.file_tree import HostTreeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numa_tools.commands.inspect import report
 
 from tests.rigs.trees import NAMES, MemoryTree, captured, expected, small_machine
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.commands import cli
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.model import Machine
@@ -14,6 +13,7 @@ from dra_frontend.machine.overlay import OverlayTree, parse_overlay
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import ConfigError
+from numa_tools import cli
 
 from tests.rigs.trees import MemoryTree, small_machine, write_tree
 

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a CEL expression as functions of a scope: calls, fields, variables, macros and ``cel.bind``."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from numa_tools.cel.tokens import CelUnsupportedError
+from numa_tools.cel.values import (
+    NONE,
+    Budget,
+    CelCostError,
+    CelError,
+    Maybe,
+    boolean,
+    get_field,
+    optional_field,
+)
+
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The names that a part of an evaluation knows, and the budget of the whole evaluation."""
+
+    names: Mapping[str, Any]
+    budget: Budget
+
+    def having(self, names: Mapping[str, Any]) -> "Scope":
+        """Returns a scope with more names."""
+        return Scope({**self.names, **names}, self.budget)
+
+
+Node = Callable[[Scope], Any]
+
+
+class Lazy:
+    """A value that ``cel.bind`` names. It is evaluated at its first use; an error counts only where it is used."""
+
+    __slots__ = ("_failed", "_node", "_scope", "_value")
+
+    def __init__(self, node: Node, scope: Scope) -> None:
+        self._node, self._scope = node, scope
+        self._value: Any = _MISSING
+        self._failed: CelError | CelUnsupportedError | None = None
+
+    def get(self) -> Any:
+        """Returns the value. Raises CelError and CelUnsupportedError."""
+        if self._failed is None and self._value is _MISSING:
+            try:
+                self._value = self._node(self._scope)
+            except (CelError, CelUnsupportedError) as error:
+                self._failed = error
+        if self._failed is not None:
+            raise self._failed
+        return self._value
+
+
+class Select:
+    """``operand.name``, whose presence ``has`` tests without reading it."""
+
+    def __init__(self, operand: Node, name: str) -> None:
+        self.operand, self.name = operand, name
+
+    def __call__(self, scope: Scope) -> Any:
+        return get_field(self.operand(scope), self.name)
+
+    def present(self, scope: Scope) -> bool:
+        """Returns True if the operand has the field."""
+        return optional_field(self.operand(scope), self.name).present
+
+
+class Outcomes:
+    """Results of the terms of ``&&``, ``||``, ``all`` and ``exists``: one may decide whatever the others are."""
+
+    def __init__(self, decisive: bool, what: str) -> None:
+        self._decisive, self._what = decisive, what
+        self._unknown: CelUnsupportedError | None = None
+        self._error: CelError | None = None
+
+    def decides(self, node: Node, scope: Scope) -> bool:
+        """Returns True if a term decides; remembers it if it fails. Raises CelCostError."""
+        try:
+            return boolean(node(scope), self._what) == self._decisive
+        except CelCostError:
+            raise
+        except CelUnsupportedError as unknown:
+            self._unknown = self._unknown or unknown
+        except CelError as error:
+            self._error = self._error or error
+        return False
+
+    def rest(self) -> bool:
+        """Returns the result if no term decided. Raises CelUnsupportedError or CelError if a term failed."""
+        failed = self._unknown or self._error
+        if failed is not None:
+            raise failed
+        return not self._decisive
+
+
+def lookup(name: str, scope: Scope) -> Any:
+    found = scope.names.get(name, _MISSING)
+    if found is _MISSING:
+        raise CelError(f"no such key: {name}")
+    return found.get() if isinstance(found, Lazy) else found
+
+
+def applied(function: Callable[..., Any], operands: tuple[Node, ...], cost: Callable[..., int] | None = None) -> Node:
+    def apply(scope: Scope) -> Any:
+        values = [operand(scope) for operand in operands]
+        scope.budget.spend(values)
+        try:
+            if cost is not None:
+                scope.budget.take(cost(*values))
+            return function(*values)
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise CelError("no such overload: an operand is of another type than the operator takes") from error
+
+    return apply
+
+
+def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
+    """Evaluates ``or`` and ``orValue``; the other value is only evaluated if it is needed."""
+    found = target(scope)
+    if not isinstance(found, Maybe):
+        raise CelUnsupportedError(f"{name}() of a value that is not optional is not understood")
+    if not found.present:
+        return other(scope)
+    return found if name == "or" else found.value
+
+
+def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -> Iterator[Scope]:
+    """Yields a scope for each element of a list or key of a map, and counts the evaluation of the loop's body."""
+    found = target(scope)
+    if not isinstance(found, list | Mapping):
+        raise CelError("no such overload: a macro of what is neither a list nor a map")
+    for place, element in enumerate(list(found)):
+        scope.budget.take(weight)
+        if len(names) == 1:
+            yield scope.having({names[0]: element})
+        else:
+            pair = (element, found[element]) if isinstance(found, Mapping) else (place, element)
+            yield scope.having(dict(zip(names, pair, strict=True)))
+
+
+def _quantified(
+    decisive: bool, target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope
+) -> bool:
+    """Evaluates ``exists``, which one true element decides, or ``all``, which one false element decides."""
+    outcomes = Outcomes(decisive, "a macro")
+    scopes = _elements(target, names, weight, scope)
+    return decisive if any(outcomes.decides(bodies[0], each) for each in scopes) else outcomes.rest()
+
+
+def _exists_one(target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope) -> bool:
+    scopes = _elements(target, names, weight, scope)
+    return sum(boolean(bodies[0](each), "exists_one") for each in scopes) == 1
+
+
+def _filtered(target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope) -> list[Any]:
+    scopes = _elements(target, names, weight, scope)
+    return [each.names[names[0]] for each in scopes if boolean(bodies[0](each), "filter")]
+
+
+def _mapped(target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope) -> list[Any]:
+    *conditions, body = bodies
+    scopes = _elements(target, names, weight, scope)
+    return [body(each) for each in scopes if all(boolean(one(each), "map") for one in conditions)]
+
+
+def _optionally(
+    flat: bool, target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope
+) -> Maybe:
+    """Evaluates ``optMap`` and ``optFlatMap``."""
+    found = target(scope)
+    if not isinstance(found, Maybe):
+        raise CelError("no such overload: optMap of what is not optional")
+    if not found.present:
+        return NONE
+    scope.budget.take(weight)
+    result = bodies[0](scope.having({names[0]: found.value}))
+    if flat and not isinstance(result, Maybe):
+        raise CelError("no such overload: optFlatMap to what is not optional")
+    return result if flat else Maybe(result)
+
+
+MACROS: Final[Mapping[str, tuple[int, ...]]] = {
+    "all": (1,),
+    "exists": (1,),
+    "exists_one": (1,),
+    "existsOne": (1,),
+    "filter": (1,),
+    "map": (1, 2),
+    "optMap": (1,),
+    "optFlatMap": (1,),
+}
+"""Macros that name a variable, and how many expressions follow."""
+WITH_TWO: Final = ("all", "exists", "exists_one", "existsOne")
+LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
+    "all": partial(_quantified, False),
+    "exists": partial(_quantified, True),
+    "exists_one": _exists_one,
+    "existsOne": _exists_one,
+    "filter": _filtered,
+    "map": _mapped,
+    "optMap": partial(_optionally, False),
+    "optFlatMap": partial(_optionally, True),
+}

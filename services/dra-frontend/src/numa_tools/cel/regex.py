@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regular expressions of ``matches()``: a part of RE2's syntax, matched in time linear to the text.
+
+The patterns are written by the authors of claims. Python's ``re`` follows other rules (``$`` also matches before a last
+newline, ``\\d`` matches digits of all scripts) and needs exponential time for some patterns. Therefore a pattern is
+compiled to a list of instructions here, and all states of the automaton advance together through the text.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from numa_tools.cel.tokens import CelUnsupportedError
+
+MOST_INSTRUCTIONS: Final = 2_000
+LONGEST: Final = 4_000
+"""Maximum number of characters of a pattern: a class of many characters is one instruction."""
+_MOST_LEVELS: Final = 40
+_MOST_REPEATS: Final = 1_000
+_HIGHEST: Final = 0x10FFFF
+_REPEAT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}", re.ASCII)
+_GROUP = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)", re.ASCII)
+_DIGITS: Final = [(48, 57)]
+_WORD: Final = [(48, 57), (65, 90), (95, 95), (97, 122)]
+_SPACE: Final = [(9, 10), (12, 13), (32, 32)]
+_CLASSES: Final = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_POSIX: Final = {
+    "alnum": [(48, 57), (65, 90), (97, 122)],
+    "alpha": [(65, 90), (97, 122)],
+    "digit": _DIGITS,
+    "lower": [(97, 122)],
+    "upper": [(65, 90)],
+    "space": [(9, 13), (32, 32)],
+    "word": _WORD,
+    "xdigit": [(48, 57), (65, 70), (97, 102)],
+    "punct": [(33, 47), (58, 64), (91, 96), (123, 126)],
+}
+_CONTROLS: Final = {"a": 7, "f": 12, "t": 9, "n": 10, "r": 13, "v": 11}
+_FOLDED: Final = {"\u212a": "k", "\u017f": "s"}
+"""Characters outside ASCII that RE2 treats as equal to an ASCII letter if case is ignored."""
+
+Ranges = list[tuple[int, int]]
+Tree = tuple[Any, ...]
+
+
+def _complement(ranges: Ranges) -> Ranges:
+    found, low = [], 0
+    for first, last in sorted(ranges):
+        if first > low:
+            found.append((low, first - 1))
+        low = max(low, last + 1)
+    return [*found, (low, _HIGHEST)] if low <= _HIGHEST else found
+
+
+def _merged(ranges: Ranges) -> Ranges:
+    """Returns the ranges in ascending order; those that overlap or adjoin are joined."""
+    return _complement(_complement(ranges))
+
+
+def _contain(ranges: Ranges, character: int) -> bool:
+    """Returns True if one of ascending ranges contains a character."""
+    place = bisect_right(ranges, (character, _HIGHEST))
+    return place > 0 and character <= ranges[place - 1][1]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A compiled pattern."""
+
+    instructions: tuple[tuple[Any, ...], ...]
+    fold: bool
+
+    def found_in(self, text: str) -> bool:
+        """Returns True if a part of the text matches."""
+        if self.fold:
+            text = "".join(_FOLDED.get(each, each.lower() if each.isascii() else each) for each in text)
+        states: set[int] = set()
+        for place in range(len(text) + 1):
+            states.add(0)
+            states = self._closure(states, text, place)
+            if any(self.instructions[state][0] == "end" for state in states):
+                return True
+            if place < len(text):
+                states = self._step(states, ord(text[place]))
+        return False
+
+    def _closure(self, states: set[int], text: str, place: int) -> set[int]:
+        """Returns the states that are reached without another character."""
+        reached, waiting = set[int](), list(states)
+        while waiting:
+            state = waiting.pop()
+            if state in reached:
+                continue
+            reached.add(state)
+            kind, *operands = self.instructions[state]
+            if kind == "split":
+                waiting += operands
+            elif kind == "assert" and _holds(operands[0], text, place):
+                waiting.append(state + 1)
+        return reached
+
+    def _step(self, states: set[int], character: int) -> set[int]:
+        return {
+            state + 1
+            for state in states
+            if self.instructions[state][0] == "char" and _contain(self.instructions[state][1], character)
+        }
+
+
+def _holds(kind: str, text: str, place: int) -> bool:
+    if kind in "^A":
+        return place == 0
+    if kind in "$z":
+        return place == len(text)
+    before, after = (0 <= index < len(text) and _contain(_WORD, ord(text[index])) for index in (place - 1, place))
+    return (before != after) == (kind == "b")
+
+
+@lru_cache(64)
+def compiled(pattern: str) -> Pattern | str:
+    """Returns the compiled pattern, or the reason that it is invalid, too large or not in the known part."""
+    try:
+        return _compile(pattern)
+    except CelUnsupportedError as error:
+        return f"matches(): {error}"
+
+
+def _compile(pattern: str) -> Pattern:
+    if len(pattern) > LONGEST:
+        raise CelUnsupportedError("the pattern is too large")
+    fold = pattern.startswith("(?i)")
+    body = pattern[4:] if fold else pattern
+    if fold and not body.isascii():
+        raise CelUnsupportedError("(?i) is only known for ASCII patterns")
+    reader = _Reader(body, fold)
+    tree = reader.alternatives()
+    if reader.place < len(body):
+        raise reader.unreadable()
+    if _size(tree) > MOST_INSTRUCTIONS:
+        raise CelUnsupportedError("the pattern is too large")
+    made: list[tuple[Any, ...]] = []
+    _emit(tree, made)
+    made.append(("end",))
+    return Pattern(tuple(made), fold)
+
+
+class _Reader:
+    """Recursive descent over a pattern; the depth is limited."""
+
+    def __init__(self, pattern: str, fold: bool) -> None:
+        self._pattern, self._fold = pattern, fold
+        self.place = self._level = 0
+
+    def unreadable(self) -> CelUnsupportedError:
+        """Returns an error that names the place."""
+        return CelUnsupportedError(f"the pattern cannot be read at {self._pattern[self.place :][:20]!r}")
+
+    def _take(self, text: str) -> bool:
+        taken = self._pattern.startswith(text, self.place)
+        self.place += len(text) * taken
+        return taken
+
+    def _next(self) -> str:
+        if self.place == len(self._pattern):
+            raise self.unreadable()
+        self.place += 1
+        return self._pattern[self.place - 1]
+
+    def alternatives(self) -> Tree:
+        """Returns the tree of an alternation up to its end or closing parenthesis."""
+        self._level += 1
+        if self._level > _MOST_LEVELS:
+            raise CelUnsupportedError("the pattern is nested too deep")
+        found = [self._sequence()]
+        while self._take("|"):
+            found.append(self._sequence())
+        self._level -= 1
+        return ("any", found) if len(found) > 1 else found[0]
+
+    def _sequence(self) -> Tree:
+        found = []
+        while self.place < len(self._pattern) and self._pattern[self.place] not in "|)":
+            found.append(self._repeated(self._atom()))
+        return ("all", found)
+
+    def _repeated(self, atom: Tree) -> Tree:
+        bounds = self._bounds()
+        if bounds is None:
+            return atom
+        self._take("?")  # whether it prefers few or many makes no difference to a match
+        if self._bounds() is not None:
+            raise CelUnsupportedError("the pattern repeats a repetition")
+        low, high = bounds
+        if max(low, high or 0) > _MOST_REPEATS or (high is not None and high < low):
+            raise CelUnsupportedError("the pattern repeats too often")
+        return ("repeat", atom, low, high)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return bounds
+        match = _REPEAT.match(self._pattern, self.place)
+        if match is None:
+            return None
+        self.place = match.end()
+        low = int(match[1])
+        return low, (low if match[2] is None else int(match[3]) if match[3] else None)
+
+    def _atom(self) -> Tree:
+        if self._take("("):
+            match = _GROUP.match(self._pattern, self.place)
+            if match is None and self._take("?"):
+                raise self.unreadable()
+            self.place = match.end() if match else self.place
+            tree = self.alternatives()
+            if not self._take(")"):
+                raise self.unreadable()
+            return tree
+        if self._take("["):
+            return ("char", self._class())
+        if self._take("\\"):
+            return self._escaped()
+        character = self._next()
+        if character in "*+?":
+            self.place -= 1
+            raise self.unreadable()
+        if character == ".":
+            return ("char", _complement([(10, 10)]))
+        if character in "^$":
+            return ("assert", character)
+        return self._char([(ord(character), ord(character))])
+
+    def _escaped(self) -> Tree:
+        if self._pattern[self.place : self.place + 1] in ("b", "B", "A", "z"):
+            return ("assert", self._next())
+        return self._char(self._escape())
+
+    def _escape(self) -> Ranges:
+        """Returns the characters of an escape whose backslash is read."""
+        letter = self._next()
+        if letter.lower() in _CLASSES:
+            ranges = _CLASSES[letter.lower()]
+            return ranges if letter.islower() else _complement(ranges)
+        if letter == "x" and re.fullmatch("[0-9a-fA-F]{2}", self._pattern[self.place : self.place + 2]):
+            code = int(self._next() + self._next(), 16)
+        elif letter in _CONTROLS:
+            code = _CONTROLS[letter]
+        elif letter.isascii() and not letter.isalnum():
+            code = ord(letter)
+        else:
+            self.place -= 2
+            raise self.unreadable()
+        return [(code, code)]
+
+    def _class(self) -> Ranges:
+        negated, found = self._take("^"), Ranges()
+        first = True
+        while first or not self._take("]"):
+            first = False
+            ranges = self._class_item()
+            single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+            if (
+                self._pattern[self.place : self.place + 1] == "-"
+                and self._pattern[self.place + 1 : self.place + 2] != "]"
+            ):
+                self.place += 1
+                last = self._class_item()
+                if not single or len(last) != 1 or last[0][0] != last[0][1] or last[0][0] < ranges[0][0]:
+                    raise self.unreadable()
+                ranges = [(ranges[0][0], last[0][0])]
+            found += ranges
+        if self._fold:
+            found = self._folded(found)
+        return _complement(found) if negated else _merged(found)
+
+    def _class_item(self) -> Ranges:
+        if self._take("[:"):
+            name, end, _ = self._pattern[self.place :].partition(":]")
+            if not end or name not in _POSIX:
+                raise self.unreadable()
+            self.place += len(name) + len(end)
+            return _POSIX[name]
+        if self._take("\\"):
+            return self._escape()
+        character = self._next()
+        return [(ord(character), ord(character))]
+
+    def _char(self, ranges: Ranges) -> Tree:
+        return ("char", _merged(self._folded(ranges) if self._fold else ranges))
+
+    def _folded(self, ranges: Ranges) -> Ranges:
+        """Returns the ranges with the lower case of their upper-case letters; the text is folded to lower case."""
+        lower = [(max(low, 65) + 32, min(high, 90) + 32) for low, high in ranges if low <= 90 and high >= 65]
+        return [*ranges, *lower]
+
+
+def _size(tree: Tree) -> int:
+    """Returns an upper bound of the instructions of a tree and of the steps to emit them; at least 1."""
+    kind, *operands = tree
+    size = 1
+    if kind in ("all", "any"):
+        size = max(1, sum(_size(part) + 2 * (kind == "any") for part in operands[0]))
+    elif kind == "repeat":
+        part, low, high = operands
+        inner = _size(part)
+        size = low * inner + (inner + 2 if high is None else (high - low) * (inner + 1) + 1)
+    return size
+
+
+def _emit(tree: Tree, made: list[tuple[Any, ...]]) -> None:
+    kind, *operands = tree
+    _EMITTERS[kind](made, *operands)
+
+
+def _emit_all(made: list[tuple[Any, ...]], parts: list[Tree]) -> None:
+    for part in parts:
+        _emit(part, made)
+
+
+def _emit_any(made: list[tuple[Any, ...]], parts: list[Tree]) -> None:
+    ends = []
+    for part in parts[:-1]:
+        start = len(made)
+        made.append(())
+        _emit(part, made)
+        ends.append(len(made))
+        made.append(())
+        made[start] = ("split", start + 1, len(made))
+    _emit(parts[-1], made)
+    for end in ends:
+        made[end] = ("split", len(made))
+
+
+def _emit_repeat(made: list[tuple[Any, ...]], part: Tree, low: int, high: int | None) -> None:
+    for _ in range(low):
+        _emit(part, made)
+    if high is None:
+        start = len(made)
+        made.append(())
+        _emit(part, made)
+        made.append(("split", start))
+        made[start] = ("split", start + 1, len(made))
+        return
+    starts = []
+    for _ in range(high - low):
+        starts.append(len(made))
+        made.append(())
+        _emit(part, made)
+    for start in starts:
+        made[start] = ("split", start + 1, len(made))
+
+
+_EMITTERS: Final[dict[str, Callable[..., None]]] = {
+    "all": _emit_all,
+    "any": _emit_any,
+    "repeat": _emit_repeat,
+    "char": lambda made, ranges: made.append(("char", ranges)),
+    "assert": lambda made, kind: made.append(("assert", kind)),
+}

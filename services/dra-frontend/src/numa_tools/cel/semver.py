@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semantic versions, as ``semver()`` of CEL reads and compares them."""
+
+import re
+from functools import total_ordering
+from typing import Final
+
+from numa_contract.errors import shown
+
+from numa_tools.cel.tokens import HIGHEST_UINT
+from numa_tools.cel.values import CelError
+
+_LONGEST_VERSION: Final = 256
+_VERSION = re.compile(
+    r"(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
+)
+
+
+@total_ordering
+class Semver:
+    """A semantic version. Equality and order ignore the part after ``+``."""
+
+    __slots__ = ("key", "text")
+
+    def __init__(self, text: str) -> None:
+        match = _VERSION.fullmatch(text) if len(text) <= _LONGEST_VERSION else None
+        numbers = [int(part) for part in match.groups()[:3]] if match else []
+        if match is None or max(numbers) >= HIGHEST_UINT:
+            raise CelError(f"{shown(text)} is not a semantic version")
+        pre = match[4].split(".") if match[4] else []
+        parts = [*pre, *(match[5].split(".") if match[5] else [])]
+        if not all(parts) or any(part.isdigit() and part[0] == "0" and part != "0" for part in pre):
+            raise CelError(f"{shown(text)} is not a semantic version")
+        order = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in pre)
+        self.text, self.key = text, (numbers, not pre, order)
+
+    def __eq__(self, other: object) -> bool:
+        """Returns True for a version of the same precedence."""
+        return isinstance(other, Semver) and self.key == other.key
+
+    def __lt__(self, other: "Semver") -> bool:
+        """Returns True if the precedence is lower."""
+        return self.key < other.key
+
+    def __hash__(self) -> int:
+        """Hashes the text of the numbers, which equal versions share."""
+        return hash(tuple(self.key[0]))
+
+
+def normalized(text: str) -> str:
+    """Returns a version with three numbers: missing ones are added as 0, and leading zeros are removed."""
+    parts = text.removeprefix("v").split(".", 2)
+    for place, part in enumerate(parts):
+        if len(part) > 1:
+            bare = part.lstrip("0")
+            parts[place] = bare if bare[:1].isdigit() else f"0{bare}"
+    if len(parts) < 3 and {*parts[-1]} & {"+", "-"}:
+        raise CelError(f"{shown(text)} is not a semantic version")
+    return ".".join([*parts, "0", "0"][:3])

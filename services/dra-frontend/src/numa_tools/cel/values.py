@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of CEL, the budget of an evaluation, and operators. Values of different types are never equal, but numbers."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+from numa_contract.errors import shown
+
+from numa_tools.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelTextError, CelUnsupportedError, Uint
+
+MOST_VALUES: Final = 100_000
+"""Maximum number of values that one evaluation may handle. A selector without loops needs at most a few thousand."""
+_PIECE: Final = 16
+"""Characters of a text that count as one more value."""
+
+
+class CelError(CelTextError):
+    """The evaluation failed, which ends the attempt to schedule. The text is that of the scheduler's event."""
+
+
+class CelCostError(CelUnsupportedError):
+    """The evaluation exceeds its budget. Unlike other unsupported parts it ends the evaluation at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A resource.Quantity, which methods compare."""
+
+    value: Fraction
+    whole: bool = field(default=True, compare=False)
+    """False if the text has decimals or a suffix below one: the API's conversion to an integer then has exceptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """An optional value."""
+
+    value: Any = None
+    present: bool = True
+
+
+NONE: Final = Maybe(present=False)
+
+
+class Domains(dict[str, Mapping[str, Any]]):
+    """Attributes or capacities by domain. As in the scheduler, the lookup of a missing domain returns an empty map."""
+
+
+class MapLiteral(dict[str, Any]):
+    """A map that the expression itself constructs, so that its values count when an operator handles it."""
+
+
+def weights(values: Iterable[Any]) -> Iterator[int]:
+    """Yields how many values there are, and then the weight of each list, map and long text inside them."""
+    waiting = [*values]
+    yield len(waiting)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str) and len(one) >= _PIECE:
+            yield len(one) // _PIECE
+        elif isinstance(one, list):
+            yield len(one)
+            waiting.extend(one)
+        elif isinstance(one, MapLiteral):
+            yield len(one)
+            waiting.extend(one.values())
+        elif isinstance(one, Maybe):
+            waiting.append(one.value)
+
+
+class Budget:
+    """Values that an evaluation may still handle: ``cel.bind`` lets a short expression double a list at each step."""
+
+    __slots__ = ("_left", "_most", "_whole", "_whose")
+
+    def __init__(self, most: int = MOST_VALUES, whose: str = "it handles", whole: "Budget | None" = None) -> None:
+        self._left, self._most, self._whose, self._whole = most, most, whose, whole
+
+    def spend(self, operands: Iterable[Any]) -> None:
+        """Counts a step with all values inside its operands. Raises CelCostError if the budget is exceeded.
+
+        A value that a list contains twice counts twice, because it is compared twice.
+        """
+        self.take(1)
+        for weight in weights(operands):
+            self.take(weight)
+
+    @property
+    def exhausted(self) -> bool:
+        """Returns True if the budget was exceeded: no further evaluation can succeed."""
+        return self._left < 0
+
+    def take(self, values: int) -> None:
+        """Counts a number of values, also in the budget that this one is a part of. Raises CelCostError."""
+        self._left -= values
+        if self._left < 0:
+            raise CelCostError(f"costs too much: {self._whose} more than {self._most} values; make its lists shorter")
+        if self._whole:
+            self._whole.take(values)
+
+
+def boolean(value: Any, what: str) -> bool:
+    """Returns the value. Raises CelError unless it is true or false."""
+    if not isinstance(value, bool):
+        raise CelError(f"no such overload: {what} of what is neither true nor false")
+    return value
+
+
+def get_field(value: Any, name: str) -> Any:
+    """Returns a field of a map. Raises CelError if the map lacks it. A field of an optional value is optional."""
+    if isinstance(value, Maybe):
+        return optional_field(value, name)
+    found = optional_field(value, name)
+    if not found.present:
+        raise CelError(f"no such key: {name}")
+    return found.value
+
+
+def optional_field(value: Any, name: Any) -> Maybe:
+    """Returns a field of a map, or NONE if the map lacks it. Raises CelError if the value is not a map."""
+    if isinstance(value, Maybe):
+        return optional_field(value.value, name) if value.present else NONE
+    if not isinstance(value, Mapping):
+        raise CelError(f"no such overload: field {shown(name)} of what is not a map")
+    if isinstance(value, Domains) and isinstance(name, str):
+        return Maybe(value.get(name, {}))
+    return Maybe(value[name]) if isinstance(name, str) and name in value else NONE
+
+
+def member(value: Any, key: Any) -> Any:
+    """Returns ``value[key]``: by key of a map, by index of a list. Raises CelError."""
+    if isinstance(value, Maybe):
+        return optional_member(value, key)
+    found = optional_member(value, key)
+    if not found.present:
+        raise CelError(f"{'index out of range' if isinstance(value, list) else 'no such key'}: {shown(key)}")
+    return found.value
+
+
+def optional_member(value: Any, key: Any) -> Maybe:
+    """Returns ``value[?key]``. Raises CelError if the value is neither a map nor a list."""
+    if isinstance(value, Maybe):
+        return optional_member(value.value, key) if value.present else NONE
+    if not isinstance(value, list):
+        return optional_field(value, key)
+    if isinstance(key, bool) or not isinstance(key, int):
+        raise CelError(f"index out of range: {shown(key)}")
+    return Maybe(value[key]) if 0 <= key < len(value) else NONE
+
+
+def is_number(value: Any) -> bool:
+    """Returns True for the three kinds of numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Returns True if two values are equal: numbers by value, others only within their type."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, Maybe) and isinstance(other, Maybe):
+        return one.present == other.present and equal(one.value, other.value)
+    return bool(one == other) and (type(one) is type(other) or (is_number(one) and is_number(other)))
+
+
+def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Returns a comparison that raises TypeError unless both are numbers, texts or booleans."""
+
+    def compared(one: Any, other: Any) -> bool:
+        alike = any(isinstance(one, kind) and isinstance(other, kind) for kind in (str, bool))
+        if not alike and not (is_number(one) and is_number(other)):
+            raise TypeError
+        return compare(one, other)
+
+    return compared
+
+
+def _contained(item: Any, place: Any) -> bool:
+    if isinstance(place, Mapping):
+        return isinstance(item, str) and item in place
+    if not isinstance(place, list):
+        raise TypeError
+    return any(equal(item, each) for each in place)
+
+
+def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns an operation on two numbers of one type. Raises CelError if the result is outside its 64 bits."""
+
+    def apply(one: Any, other: Any) -> Any:
+        if not (is_number(one) and is_number(other)) or type(one) is not type(other):
+            raise TypeError
+        try:
+            result = calculate(one, other)
+        except ZeroDivisionError as error:
+            if isinstance(one, float):
+                raise CelUnsupportedError("the quotient of a float and zero is not calculated") from error
+            raise CelError("division by zero") from error
+        low, high = (0, HIGHEST_UINT) if isinstance(one, Uint) else (-HIGHEST_INT, HIGHEST_INT)
+        if isinstance(result, int) and not low <= result < high:
+            raise CelError("integer overflow")
+        return Uint(result) if isinstance(one, Uint) else result
+
+    return apply
+
+
+def _quotient(one: Any, other: Any) -> Any:
+    """Returns one divided by the other, for integers without decimals."""
+    if isinstance(one, float):
+        return one / other
+    return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+
+
+def _added(one: Any, other: Any) -> Any:
+    if (isinstance(one, str) and isinstance(other, str)) or (isinstance(one, list) and isinstance(other, list)):
+        return operator.add(one, other)
+    return calculated(operator.add)(one, other)
+
+
+def _remainder(one: Any, other: Any) -> Any:
+    if isinstance(one, float):
+        raise TypeError
+    return one - _quotient(one, other) * other
+
+
+def _not(value: Any) -> bool:
+    return not boolean(value, "!")
+
+
+def _negative(value: Any) -> Any:
+    if isinstance(value, Uint) or not is_number(value):
+        raise TypeError
+    return calculated(operator.sub)(type(value)(0), value)
+
+
+OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
+    "==": equal,
+    "!=": lambda one, other: not equal(one, other),
+    "<": ordered(operator.lt),
+    "<=": ordered(operator.le),
+    ">": ordered(operator.gt),
+    ">=": ordered(operator.ge),
+    "in": _contained,
+    "+": _added,
+    "-": calculated(operator.sub),
+    "*": calculated(operator.mul),
+    "/": calculated(_quotient),
+    "%": calculated(_remainder),
+    "unary !": _not,
+    "unary -": _negative,
+}

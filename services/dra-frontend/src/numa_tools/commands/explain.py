@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what ``dra-frontend explain`` needs: the node's files, the running service, and the API server."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.claims.journal import Journal
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import Device
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.settings import Settings
+from numa_contract.cdi import ClaimFile
+from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, ClaimKey
+from numa_contract.reports import ContainerReport
+
+from numa_tools.bundle.archive import JOURNAL, STATE
+from numa_tools.commands.classes import known_classes
+from numa_tools.commands.node_files import NodeFiles, read_archived, read_node
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.sources.endpoint import read_service
+from numa_tools.explain.enforced import KERNEL_FILES, Problem
+from numa_tools.explain.known import (
+    STATE_PATHS,
+    Known,
+    PublishedDevice,
+    read_backend,
+    read_containers,
+    read_devices,
+    read_records,
+)
+from numa_tools.explain.pending import explain_pending, joined_devices
+from numa_tools.explain.subjects import UnknownSubjectError, explain_known, split_kind
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.wanted import DeviceClass, read_class
+from numa_tools.state_client import NoServiceError, StateClient
+
+_PATIENCE: Final = 5.0
+_MOST_CLAIMS: Final = 5000
+"""Of one namespace, that are looked through for those of a pod."""
+
+
+def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns the explanation and the problems; raises UnknownSubjectError.
+
+    ``alone``: of an archive, for which no API server can be asked.
+    """
+    known = read_known(settings)
+    if (found := explain_known(known, subject)) is not None:
+        return found
+    kind, name = split_kind(subject)
+    if kind not in ("", "claim", "pod"):
+        raise UnknownSubjectError(f"this machine has no {kind} {name}")
+    if alone:
+        raise UnknownSubjectError(f"the archive knows nothing called {name}")
+    known = replace(known, hindrances=_hindrances(settings))
+    try:
+        return asyncio.run(_explain_pending(settings, known, kind, name))
+    except KubeError as error:
+        nothing = f"nothing called {name} is known on this node" + (f" ({known.silent})" if known.silent else "")
+        raise UnknownSubjectError(f"{nothing}, and the API server says: {error}") from error
+
+
+def read_known(settings: Settings) -> Known:
+    """Returns what files and the running service tell; raises InventoryError and HostTreeError."""
+    node = read_node(settings, settings.node_name)
+    documents, silent = read_state(settings)
+    containers = read_containers(documents.get("containers"))
+    devices = read_devices(documents.get("devices"))
+    return Known(
+        inventory=_as_published(node, devices),
+        config=settings.config,
+        # A claim whose record cannot be read is in its file alone, and what it has is held.
+        files={**node.claims.files, **read_records(documents.get("claims"))},
+        containers=containers,
+        backend=read_backend(documents.get("backend")),
+        published=devices,
+        silent=silent,
+        kernel=_kernel_files(settings, containers),
+        releasing=_releasing(settings),
+    )
+
+
+def _hindrances(settings: Settings) -> tuple[str, ...]:
+    service, _ = read_service(StateClient(on_node(settings.host_root, settings.config.run_dir)))
+    return (f"the service is down: {service.why}",) if isinstance(service, Unread) else service.hindrances
+
+
+def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
+    """Returns the service's documents by name, those in an archive first; or none, and why."""
+    kept = Path(settings.host_root, STATE)
+    with suppress(OSError, ValueError):
+        return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
+    client = StateClient(on_node(settings.host_root, settings.config.run_dir))
+    try:
+        return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
+    except NoServiceError as error:
+        return {}, str(error)
+
+
+def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
+    """Returns the claims that are released while a container of theirs may run, those in an archive first."""
+    with suppress(OSError, ValueError):
+        kept = read_archived(Path(settings.host_root, JOURNAL))
+        return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
+    path = Path(on_node(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
+    return dict(Journal(path).read().releasing) if path.exists() else {}
+
+
+def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
+    """Returns the inventory with the devices tainted that the service says are."""
+    taints = {(one.driver, one.name): one.taints for one in devices}
+
+    def tainted(driver: str, device: Device) -> Device:
+        keys = taints.get((driver, device.name), ())
+        failing = "true" if FAULT_TAINTS[driver] in keys else ""
+        return replace(device, overclaimed=OVERCLAIMED_TAINTS[driver] in keys, failing=failing)
+
+    pools = [replace(p, devices=tuple(tainted(p.driver, one) for one in p.devices)) for p in node.inventory.pools]
+    return replace(node.inventory, pools=tuple(pools))
+
+
+def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -> dict[str, dict[str, str]]:
+    """Returns what the containers' cgroups say; nothing where the tree is not mounted."""
+    cgroups = HostTree(on_node(settings.host_root, settings.config.cgroup_root))
+    found: dict[str, dict[str, str]] = {}
+    for report in containers:
+        for name in KERNEL_FILES if report.cgroup and report.claims and report.alive else ():
+            with suppress(HostTreeError):
+                text = cgroups.read(f"/{report.cgroup.strip('/')}/{name}")
+                if text is not None:
+                    found.setdefault(report.id, {})[name] = text.strip()
+    return found
+
+
+async def _explain_pending(
+    settings: Settings, known: Known, kind: str, subject: str
+) -> tuple[dict[str, Any], list[Problem]]:
+    namespace, slash, name = subject.partition("/")
+    if not slash:
+        namespace, name = "default", subject
+    async with connect(kubeconfig(settings.config.kubeconfig)) as client:
+        documents = await _claims(client, kind, namespace, name)
+        if not documents:
+            raise UnknownSubjectError(
+                f"neither this node nor namespace {namespace} has a claim {name}, or a pod {name} with a claim; "
+                "say NAMESPACE/NAME for another namespace"
+            )
+        wanted = {cls for document in documents for cls in _class_names(document)}
+        try:
+            classes = await _classes(client, wanted, known_classes(known.inventory.machine))
+        except ManifestError as error:
+            raise UnknownSubjectError(f"a DeviceClass cannot be read: {error}") from error
+        wanted_devices = frozenset(key for one in documents for key in joined_devices(known, one))
+        others = await read_others(client, settings.node_name, wanted_devices)
+    try:
+        found = [explain_pending(known, one, classes, settings.node_name, others) for one in documents]
+    except ManifestError as error:
+        raise UnknownSubjectError(f"the API server's claim cannot be read: {error}") from error
+    problems = [each for _, several in found for each in several]
+    return (found[0][0] if len(found) == 1 else {"claims": [one for one, _ in found]}), problems
+
+
+async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
+    """Returns the claim of that name, else those that belong to the pod of that name or are reserved for it."""
+    if kind != "pod":
+        document = await client.get_claim(namespace, name, patience=_PATIENCE)
+        if document is not None:
+            return [document]
+    found, seen = [], 0
+    if kind != "claim":
+        async for document in client.list_claims(namespace):
+            found += [document] if _belongs(document, name) else []
+            seen += 1
+            if seen >= _MOST_CLAIMS:
+                break
+    return found
+
+
+def _belongs(document: Mapping[str, Any], pod: str) -> bool:
+    owners = (document.get("metadata") or {}).get("ownerReferences") or []
+    users = (document.get("status") or {}).get("reservedFor") or []
+    return any(one.get("name") == pod for one in (*owners, *users) if isinstance(one, dict))
+
+
+def _class_names(document: Mapping[str, Any]) -> set[str]:
+    requests = ((document.get("spec") or {}).get("devices") or {}).get("requests") or []
+    wishes = [wish for one in requests for wish in (one.get("exactly"), *(one.get("firstAvailable") or ())) if wish]
+    return {str(wish.get("deviceClassName")) for wish in wishes}
+
+
+async def _classes(client: KubeClient, names: set[str], own: dict[str, DeviceClass]) -> dict[str, DeviceClass]:
+    """Returns the cluster's classes; ``own``, those that this machine needs, stand for what may not be read.
+
+    Raises KubeError for others.
+    """
+    found = {name: one for name, one in own.items() if name in names}
+    for name in sorted(names):
+        try:
+            document = await client.get_device_class(name)
+        except KubeError:
+            if name not in own:
+                raise
+            continue
+        found.pop(name, None)
+        if document is not None:
+            found[name] = read_class(document)
+    return found

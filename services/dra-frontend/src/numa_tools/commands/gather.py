@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what a bug report needs into one archive, which is a host root for the other commands."""
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Final
+
+from dra_frontend.claims.journal import Journal
+from dra_frontend.devices.inventory import InventoryError
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.machine.host_hugepages import read_pod_pages
+from dra_frontend.node.host_tree import HostTree, is_here, on_node
+from dra_frontend.settings import Settings, open_host
+from numa_contract import __version__
+from numa_contract.cdi import MAX_CLAIM_FILE
+from numa_contract.config import ConfigError
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, printable
+from numa_contract.names import CLAIMS_JOURNAL, cdi_file_name
+from numa_node.files import read_regular
+
+from numa_tools.bundle.archive import (
+    JOURNAL,
+    KUBELET,
+    MANIFEST,
+    MOST_BYTES,
+    STATE,
+    ArchiveError,
+    ArchiveWriter,
+    extract,
+)
+from numa_tools.bundle.masking import Masks
+from numa_tools.bundle.recording import RecordingTree
+from numa_tools.commands.node_files import claim_files, read_archived, read_node
+from numa_tools.doctor.facts import Facts, KubeletConfig
+from numa_tools.doctor.gather import gather as read_facts
+from numa_tools.doctor.kubelet_config import archived
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.runtime_settings import settings_report
+from numa_tools.doctor.sources.kubelet import read_archived_kubelet, read_kubelet
+from numa_tools.doctor.table import examine, report
+from numa_tools.explain.enforced import KERNEL_FILES
+from numa_tools.explain.known import read_containers
+from numa_tools.state_client import NoServiceError, StateClient
+
+CONFIG: Final = "etc/dra-driver-numa/config.yaml"
+_DOCUMENTS: Final = (
+    "version",
+    "machine",
+    "devices",
+    "claims",
+    "cpus",
+    "memory",
+    "containers",
+    "backend",
+    "quarantine",
+)
+_PAGES: Final = ("readyz", "metrics")
+
+
+class Bundle:
+    """Everything that is to be in the archive, by path on the node."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.files: dict[str, str] = {}
+        self.directories: list[str] = []
+        self.missing: dict[str, str] = {}
+        """What could not be read, and why."""
+
+    def collect(self) -> None:
+        """Reads everything; what cannot be read is noted, and ends nothing."""
+        config = self._settings.config
+        # What is overlaid is in the copy; paths of credentials are nobody's business.
+        shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
+        self.files[CONFIG] = json.dumps(shown.model_dump(mode="json", by_alias=True), indent=1)
+        self._service()
+        self._machine()
+        self._claims()
+        if is_here(self._settings.host_root):
+            facts = asyncio.run(read_facts(self._settings))
+            self._doctor(facts)
+            self._kubelet(facts.kubelet)
+        else:
+            self._kubelet(self._kubelet_of_files())
+
+    def _doctor(self, facts: Facts) -> None:
+        self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
+        # Only the settings that matter to the driver: the runtime's files may contain passwords of registries.
+        if isinstance(facts.runtime, Unread):
+            self.missing["runtime"] = facts.runtime.why
+        else:
+            self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
+
+    def _kubelet(self, kubelet: KubeletConfig | Unread | None) -> None:
+        """Adds the kubelet's settings, but not its files: those of k3s contain the token of the cluster."""
+        if isinstance(kubelet, KubeletConfig):
+            self.files[KUBELET] = json.dumps(archived(kubelet), indent=1)
+
+    def _kubelet_of_files(self) -> KubeletConfig | None:
+        root, config = self._settings.host_root, self._settings.config
+        return read_archived_kubelet(root) or read_kubelet(root, config.kubelet_root_dir, self._settings.node_name)
+
+    def _service(self) -> None:
+        client = StateClient(on_node(self._settings.host_root, self._settings.config.run_dir))
+        for name in _DOCUMENTS:
+            try:
+                self.files[f"{STATE}/{name}.json"] = json.dumps(client.document(f"/v1/{name}"), indent=1)
+            except NoServiceError as error:
+                self.missing[f"/v1/{name}"] = str(error)
+                if name == _DOCUMENTS[0]:
+                    return  # each of the others would wait as long
+        for name in _PAGES:
+            try:
+                self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)
+            except NoServiceError as error:
+                self.missing[f"/{name}"] = str(error)
+
+    def _machine(self) -> None:
+        host, at = RecordingTree(open_host(self._settings)), self._settings.config.cgroup_root
+        cgroups = RecordingTree(HostTree(on_node(self._settings.host_root, at)), at)
+        try:
+            machine = discover(host)
+            read_pod_pages(cgroups, machine.page_sizes)
+        except HostTreeError as error:
+            self.missing["machine"] = str(error)
+        for container in read_containers(json.loads(self.files.get(f"{STATE}/containers.json", "[]"))):
+            for name in KERNEL_FILES if container.cgroup and container.claims else ():
+                with suppress(HostTreeError):
+                    cgroups.read(f"/{container.cgroup.strip('/')}/{name}")
+        for tree in (host, cgroups):
+            self.files.update(tree.files())
+            self.directories += tree.directories()
+
+    def _claims(self) -> None:
+        config, root = self._settings.config, self._settings.host_root
+        directory, view = Path(on_node(root, config.cdi_dir)), claim_files(self._settings)
+        self.directories.append(config.cdi_dir)
+        self.missing.update({f"{config.cdi_dir}/{name}": problem for name, problem in view.problems.items()})
+        for key in view.files:
+            name = cdi_file_name(*key)
+            try:
+                data = read_regular(str(directory / name), MAX_CLAIM_FILE)
+                self.files[f"{config.cdi_dir}/{name}"] = data.decode(errors="replace")
+            except OSError as error:
+                self.missing[name] = str(error)
+        journal = Journal(Path(on_node(root, config.run_dir), CLAIMS_JOURNAL))
+        entries = journal.read()
+        present = [
+            {"driver": driver, "uid": uid, "namespace": namespace, "name": name}
+            for (driver, uid), (namespace, name) in entries.present.items()
+        ]
+        releasing = [file.record.model_dump(mode="json") for file in entries.releasing.values() if file.record]
+        said = {"present": present, "releasing": releasing, "unlisted": entries.unlisted, "problem": journal.problem}
+        self.files[JOURNAL] = json.dumps(said, indent=1)
+
+    def mask(self) -> None:
+        """Replaces the names in everything but the kernel's files, which have none."""
+        masks = Masks()
+        masks.add("node", self._settings.node_name)
+        texts = {path: text for path, text in self.files.items() if not path.startswith(("/sys/", "/proc/"))}
+        documents = {path: found for path, text in texts.items() if (found := _json(text)) is not None}
+        masks.learn(list(documents.values()))
+        for text in (*texts.values(), *self.missing.values()):
+            masks.learn_text(text)
+        self._learn_published(masks)
+        for path, text in texts.items():
+            known = path in documents
+            self.files[path] = json.dumps(masks.document(documents[path]), indent=1) if known else masks.text(text)
+        self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
+
+    def _learn_published(self, masks: Masks) -> None:
+        """Takes the names of what this node publishes, as far as the machine can be read: sentences have them."""
+        node = self._settings.node_name
+        with suppress(HostTreeError, InventoryError):
+            for pool in read_node(self._settings, node, empty=True).inventory.pools:
+                masks.learn_pools([pool.name])
+                for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
+                    if pool.name not in name:  # it was too long
+                        masks.add("slice", name)
+
+    def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
+        """Writes the archive, most telling files first; returns its manifest. Raises OSError."""
+        archive = ArchiveWriter(file)
+        ordered = sorted(self.files, key=lambda path: (path.startswith("/"), path))
+        left_out = [path for path in ordered if not archive.add(path, self.files[path])]
+        left_out += [path for path in self.directories if not archive.add_directory(path)]
+        manifest = {
+            "version": __version__,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "masked": masked,
+            "files": len(self.files),
+            "missing": self.missing,
+            "leftOut": left_out[:100],
+        }
+        archive.add(MANIFEST, json.dumps(manifest, indent=1))
+        archive.close()
+        return manifest
+
+
+def _json(text: str) -> Any:
+    """Returns what a text is as JSON; None where it is none, such as a damaged claim file."""
+    try:
+        return parse_json(text.encode(errors="replace"), MOST_BYTES, "file", "")
+    except MalformedError:
+        return None
+
+
+def gather(settings: Settings, output: str, *, masked: bool) -> str:
+    """Writes the archive to a file for its owner alone, or to standard output (``-``); returns a summary.
+
+    Raises ConfigError for a file that cannot be made, and OSError.
+    """
+    bundle = Bundle(settings)
+    bundle.collect()
+    if masked:
+        bundle.mask()
+    if output == "-":
+        manifest = bundle.write(sys.stdout.buffer, masked=masked)
+        sys.stdout.buffer.flush()
+    else:
+        with _created(output) as file:
+            manifest = bundle.write(file, masked=masked)
+    where = "standard output" if output == "-" else output
+    lines = [f"{where}: {manifest['files']} files" + (", names masked" if masked else ", with names (see --mask)")]
+    lines += [f"not read: {path}: {why}" for path, why in manifest["missing"].items()]
+    return "\n".join(map(printable, lines))
+
+
+def _created(path: str) -> BinaryIO:
+    """Returns a file, empty and for its owner alone, also where one was there already; a device stays as it is."""
+    made = -1
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if stat.S_ISREG(os.fstat(made).st_mode):
+            os.fchmod(made, 0o600)
+            os.ftruncate(made, 0)
+    except OSError as error:
+        if made >= 0:
+            os.close(made)
+        raise ConfigError(path, [f"cannot be written: {error.strerror}"]) from error
+    return os.fdopen(made, "wb")
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Path]:
+    """Gives the host root in an archive, or in the directory that one was unpacked into. Raises ConfigError."""
+    for root in (Path(path), Path(path, "node")):
+        if (root / MANIFEST).is_file():
+            yield root
+            return
+    with TemporaryDirectory(prefix="dra-driver-numa-") as into:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - as every other file that is given
+                root = extract(file, Path(into))
+        except OSError as error:
+            raise ConfigError(path, [f"cannot be read: {error.strerror or error}"]) from error
+        except ArchiveError as error:
+            raise ConfigError(path, [str(error)]) from error
+        yield root
+
+
+def node_of(root: Path) -> str | None:
+    """Returns the node that an archive is of, by its own service; None where that did not answer."""
+    try:
+        name = read_archived(root / STATE / "version.json")["node"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``dra-frontend inspect`` shows of a machine: plain values for JSON and YAML, a table for people. Pure."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.memory import nearest_nodes
+from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.pagesize import kubernetes_page_size
+
+from numa_tools.commands.forms import table
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def report(machine: Machine) -> dict[str, Any]:
+    """Returns the report. The first five keys have the form of the captured machines' expectations; CPUs are ids."""
+    nodes = [node for node in machine.numa_nodes.values() if node.online]
+
+    def pools(pages: Callable[[HugepagePool], int]) -> dict[str, dict[str, int]]:
+        return {str(node.id): {str(pool.page_bytes): pages(pool) for pool in node.hugepages} for node in nodes}
+
+    totals = pools(lambda pool: pool.total)
+    return {
+        "cpus": sorted(machine.cpus),
+        "cores": _groups(machine, lambda cpu: cpu.core),
+        "packages": _groups(machine, lambda cpu: cpu.package),
+        "l3": _groups(machine, lambda cpu: cpu.l3),
+        "numaNodes": [
+            {
+                "id": node.id,
+                "cpus": sorted(node.cpus),
+                "memoryBytes": node.memory_bytes,
+                "hugepages": totals[str(node.id)],
+            }
+            for node in nodes
+        ],
+        "basePageBytes": machine.base_page_bytes,
+        "smt": machine.smt,
+        "isolated": sorted(machine.isolated),
+        "offline": sorted(machine.offline),
+        "offlineNumaNodes": {
+            str(node.id): sorted(node.cpus) for node in machine.numa_nodes.values() if not node.online
+        },
+        "coreTypes": {kind.value: cpus for kind, cpus in _core_types(machine) if cpus},
+        "packageIds": sorted({cpu.package for cpu in machine.cpus.values()}),
+        "l3Ids": {str(cpu.l3): cpu.l3_id for cpu in machine.cpus.values() if cpu.l3 is not None},
+        "hugepagesFree": pools(lambda pool: pool.free),
+        "hugepagesSurplus": pools(lambda pool: pool.surplus),
+        "pcieRoots": {name: format_cpu_list(cpus) for name, cpus in machine.pcie_roots.items()},
+        "distances": {str(node.id): {str(other): value for other, value in node.distances.items()} for node in nodes},
+        "memory": {str(node.id): _memory(machine, node) for node in nodes},
+    }
+
+
+def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
+    """Returns the kind of a node's memory, its performance if the kernel reports it, and the nodes of nearest CPUs."""
+    traits = node.traits
+    return {
+        "kind": traits.kind.value,
+        "bandwidthMBps": traits.bandwidth,
+        "latencyNanoseconds": traits.latency,
+        "kernelTier": traits.kernel_tier,
+        "nearestNumaNodes": list(nearest_nodes(machine, node)),
+    }
+
+
+def claimable(inventory: Inventory) -> dict[str, Any]:
+    """Returns what is kept for the system, how its memory came about, and the plain memory that is left for claims."""
+    reserve = inventory.reserve
+    return {
+        "reserved": {
+            "cpus": format_cpu_list(inventory.reserved_cpus),
+            "memory": {
+                "source": reserve.source,
+                "text": reserve.text,
+                "bytes": {str(number): size for number, size in reserve.by_node.items()},
+            },
+        },
+        "claimableMemory": {str(number): size for number, size in _claimable_memory(inventory).items()},
+    }
+
+
+def claimable_table(inventory: Inventory) -> str:
+    """Returns the same for a person."""
+    reserve, offered, rows = inventory.reserve, _claimable_memory(inventory), []
+    for node in inventory.machine.numa_nodes.values():
+        huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
+        parts = (node.memory_bytes, huge, reserve.by_node.get(node.id, 0), offered[node.id])
+        rows.append([node.id, *map(_size, parts)])
+    cpus = format_cpu_list(inventory.reserved_cpus) or "none"
+    lines = [f"Reserved CPUs:    {cpus}", f"Reserved memory:  {reserve.text}", ""]
+    return "\n".join([*lines, table([["NODE", "MEMORY", "HUGEPAGES", "RESERVED", "FOR CLAIMS"], *rows])])
+
+
+def _claimable_memory(inventory: Inventory) -> dict[int, int]:
+    """Returns the bytes of plain memory that are offered, by NUMA node."""
+    devices = [device for pool in inventory.pools for device in pool.devices]
+    plain = [device for device in devices if isinstance(device, MemoryDevice) and not device.hugepages]
+    return dict.fromkeys(inventory.machine.numa_nodes, 0) | {device.numa_node: device.amount for device in plain}
+
+
+def _groups(machine: Machine, key: Callable[[Cpu], Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for cpu in machine.cpus.values():
+        if key(cpu) is not None:
+            groups[key(cpu)].append(cpu.id)
+    return sorted(sorted(group) for group in groups.values())
+
+
+def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
+    return [(kind, sorted(cpu.id for cpu in machine.cpus.values() if cpu.core_type == kind)) for kind in CoreType]
+
+
+def machine_table(machine: Machine) -> str:
+    """Returns a machine for a person: a summary, then one row for each NUMA node."""
+    nodes = list(machine.numa_nodes.values())
+    sizes = machine.page_sizes
+    pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
+    header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", "KIND", "NEAREST", *pages, "DISTANCES"]
+    lines = [f"{name + ':':<12}{value}" for name, value in _summary(machine) if value]
+    return "\n".join([*lines, "", table([header, *(_row(machine, node, sizes) for node in nodes)])])
+
+
+def _summary(machine: Machine) -> Iterable[tuple[str, str]]:
+    cores, packages = (_groups(machine, key) for key in (lambda cpu: cpu.core, lambda cpu: cpu.package))
+    counts = [
+        f"{len(found)} {name}{'s'[len(found) == 1 :]}" for found, name in ((packages, "package"), (cores, "core"))
+    ]
+    kinds = [f"{kind.value} {format_cpu_list(cpus)}" for kind, cpus in _core_types(machine) if cpus]
+    yield "CPUs", f"{len(machine.cpus)} online ({format_cpu_list(machine.cpus)})"
+    yield "Topology", f"{', '.join(counts)}, SMT {'on' if machine.smt else 'off'}"
+    yield "Core types", "" if kinds[0].startswith(CoreType.STANDARD) else ", ".join(kinds)
+    yield "Offline", format_cpu_list(machine.offline)
+    yield "Isolated", format_cpu_list(machine.isolated)
+    yield "Memory", _size(sum(node.memory_bytes for node in machine.numa_nodes.values()))
+    yield "Base page", _size(machine.base_page_bytes)
+
+
+def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[object]:
+    cpus = [machine.cpus[cpu] for cpu in node.cpus]
+    pools = {pool.page_bytes: pool for pool in node.hugepages}
+    return [
+        node.id,
+        format_cpu_list(node.cpus) or "-",
+        len({cpu.core for cpu in cpus}),
+        len({cpu.l3 for cpu in cpus} - {None}),
+        _size(node.memory_bytes) if node.online else "offline",
+        node.traits.kind.value if node.memory_bytes else "-",
+        format_cpu_list(nearest_nodes(machine, node)) or "-",
+        *(f"{pools[size].free}/{pools[size].total}" if size in pools else "-" for size in sizes),
+        " ".join(f"{other}:{distance}" for other, distance in node.distances.items()) or "-",
+    ]
+
+
+def _size(amount: int) -> str:
+    """Returns bytes with one decimal, cut and not rounded, so that nothing looks larger than it is."""
+    unit = min(max(amount.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    tenths = amount * 10 >> (10 * unit)
+    return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''} {_UNITS[unit]}"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node as its files show it: the machine, the claims in the claim files, and the CPUs and memory that are left.
+
+The service is asked for one figure, which no file contains: the memory that the kubelet reserves.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.reserves import is_explicit
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pages
+from dra_frontend.machine.model import Machine
+from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.settings import Settings, open_host
+from numa_contract.config import Config
+from numa_contract.nesting import TOO_DEEP, json_too_deep
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
+
+from numa_tools.state_client import NoServiceError, StateClient
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """One look at them."""
+
+    inventory: Inventory
+    claims: DirectoryView
+    """The claim files; none of a machine that has no CDI directory."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Returns what the claim files hold."""
+        return Ledger(self.claims.files)
+
+
+def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
+    """Reads the node; ``empty``: without its claims. Raises HostTreeError, and InventoryError for unusable names."""
+    machine = discover(open_host(settings))
+    claims = DirectoryView() if empty else claim_files(settings)
+    inventory = build_inventory(
+        machine,
+        settings.config,
+        node,
+        held=Ledger(claims.files).held_cpus(),
+        host_pages={} if empty else _host_pages(machine, settings.host_root, settings.config),
+        kubelet_reserve=kubelet_reserve(settings),
+    )
+    return NodeFiles(inventory, claims)
+
+
+def kubelet_reserve(settings: Settings) -> int | None:
+    """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported them.
+
+    An archive contains the service's report. On a node the service itself is asked.
+    """
+    from numa_tools.bundle.archive import STATE  # noqa: PLC0415 - the service imports this module and no archives
+
+    if is_explicit(settings.config):
+        return None
+    kept = Path(settings.host_root, STATE)
+    try:
+        if kept.is_dir():
+            machine = read_archived(kept / "machine.json")
+        else:
+            machine = StateClient(on_node(settings.host_root, settings.config.run_dir)).document("/v1/machine")
+        found = machine["kubeletReservedBytes"]
+    except (OSError, ValueError, NoServiceError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) and found >= 0 else None
+
+
+def read_archived(path: Path) -> Any:
+    """Returns the value of a JSON file of an archive. Raises OSError or ValueError.
+
+    The nesting is limited and nothing else: an archive may contain odd values, which the commands then show.
+    """
+    data = path.read_bytes()
+    if json_too_deep(data):
+        raise ValueError(TOO_DEEP)
+    return json.loads(data)
+
+
+def claim_files(settings: Settings) -> DirectoryView:
+    """Returns the claim files of the node; none where it has no CDI directory."""
+    return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
+
+
+def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
+    """Prints what does not fit to standard error; raises InventoryError where a driver can offer nothing."""
+    for text in inventory.refused.values():
+        raise InventoryError(text)
+    for text in (*inventory.warnings, *(claims.problems.values() if claims else ())):
+        print(f"dra-frontend: warning: {text}", file=sys.stderr)
+
+
+def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
+    """Returns the hugepages that no pod holds and that are not free, where cgroups tell what pods hold."""
+    cgroups = HostTree(on_node(host_root, config.cgroup_root))
+    pods = read_pod_pages(cgroups, machine.page_sizes)
+    return {
+        (node.id, pool.page_bytes): held_pages(node.id, pool, pods.get(pool.page_bytes))
+        for node in machine.numa_nodes.values()
+        for pool in node.hugepages
+    }

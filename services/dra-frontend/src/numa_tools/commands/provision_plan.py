@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``HugePageProvision`` files, and how many pages each NUMA node shall have by them. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from dra_frontend.machine.model import LOCAL_TIER, Machine
+from numa_contract.config import ConfigError
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import MalformedError
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size
+from pydantic import BeforeValidator, Field
+
+from numa_tools.commands.forms import Input, validated
+
+
+def _page_bytes(size: object) -> int:
+    if not isinstance(size, str):
+        raise ValueError("must be a text such as 2Mi")
+    try:
+        return parse_page_size(size)
+    except MalformedError as error:
+        raise ValueError(f"{size!r} {error.reason}") from error
+
+
+PageSize = Annotated[int, BeforeValidator(_page_bytes)]
+
+
+class Pages(Input):
+    """Pages of one size: on one node, or on all of them together."""
+
+    size: PageSize
+    count: Annotated[int, Field(ge=0)]
+    node: Annotated[int, Field(ge=0)] | None = None
+
+
+class _Spec(Input):
+    pages: list[Pages]
+    default_hugepages_size: PageSize | None = None
+    """A boot parameter of the kernel: accepted, and of no effect on a machine that runs."""
+
+
+class _File(Input):
+    kind: Literal["HugePageProvision"]
+    api_version: str = ""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    spec: _Spec
+    status: dict[str, Any] = Field(default_factory=dict)
+
+
+Requested = tuple[str, Pages]
+"""Where it is requested, file and place in it, and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How many pages of one size one node shall have in all."""
+
+    page_bytes: int
+    node: int
+    pages: int
+    source: str
+
+
+def read_requested(document: Any, source: str) -> list[Requested]:
+    """Returns the entries of one file; raises ConfigError naming every fault."""
+    pages = validated(_File, document, source).spec.pages
+    return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
+
+
+def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
+    """Returns the targets of all entries together, by page size and node; raises ConfigError where they cannot be.
+
+    An entry without a node is split evenly, the remainder going to the lowest nodes; memory without CPUs (CXL, HBM)
+    takes part only where there is no other.
+    """
+    targets: dict[tuple[int, int], Target] = {}
+    for target in (target for source, pages in requested for target in _targets(machine, source, pages)):
+        other = targets.setdefault((target.page_bytes, target.node), target)
+        if other.pages != target.pages:
+            what = f"{target.pages} pages of {kubernetes_page_size(target.page_bytes)} on node {target.node}"
+            reason = f"{what}, but {other.source} says {other.pages}; leave one of them out"
+            raise ConfigError(target.source, [reason])
+    _check_memory(machine, list(targets.values()))
+    return [targets[key] for key in sorted(targets)]
+
+
+def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
+    if pages.size not in machine.page_sizes:
+        known = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
+        raise ConfigError(source, [f"this kernel has no pages of {kubernetes_page_size(pages.size)}; it has {known}"])
+    nodes = {node.id: node for node in machine.numa_nodes.values() if node.online and node.memory_bytes}
+    if not nodes:
+        raise ConfigError(source, ["no NUMA node of this machine has memory"])
+    if pages.node is not None and pages.node not in nodes:
+        raise ConfigError(
+            source, [f"there is no NUMA node {pages.node} with memory; there are {format_cpu_list(nodes)}"]
+        )
+    local = [number for number, node in nodes.items() if node.tier == LOCAL_TIER]
+    ids = sorted(local or nodes) if pages.node is None else [pages.node]
+    each, rest = divmod(pages.count, len(ids))
+    return [Target(pages.size, number, each + (place < rest), source) for place, number in enumerate(ids)]
+
+
+def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
+    """A slip of the pen must not make the kernel throw out everything else that is in memory.
+
+    Pools of sizes that no file names for a node stay as they are, and count as they are.
+    """
+    for node in machine.numa_nodes.values():
+        own = [target for target in targets if target.node == node.id]
+        sizes = {target.page_bytes for target in own}
+        wanted = sum(target.pages * target.page_bytes for target in own)
+        present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
+        if own and wanted + present > node.memory_bytes:
+            sources = ", ".join(dict.fromkeys(target.source for target in own))
+            beside = f" beside {present} bytes of other sizes, which stay" if present else ""
+            raise ConfigError(
+                sources, [f"{wanted} bytes of hugepages on node {node.id}{beside}, which has {node.memory_bytes}"]
+            )

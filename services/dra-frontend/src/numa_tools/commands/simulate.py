@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulates claims and pods on this node: allocated as kube-scheduler does, prepared by the driver's own code."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dra_frontend.devices.quantity import format_quantity
+from numa_contract.config import Config, ConfigError
+from numa_contract.names import DRIVERS
+
+from numa_tools.commands.classes import known_classes
+from numa_tools.commands.forms import table
+from numa_tools.commands.manifest_files import read_manifests
+from numa_tools.commands.node_files import NodeFiles
+from numa_tools.scheduling.fit import NO_CLASS
+from numa_tools.scheduling.manifests import Workload
+from numa_tools.scheduling.published import of_node, read_slices
+from numa_tools.scheduling.reading import ManifestError, mapping
+from numa_tools.scheduling.simulation import Row, Simulation
+
+_ADD = "; add it to the files, and this node's ResourceSlices of its driver"
+
+
+def prepared(
+    claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
+) -> tuple[Simulation, list[Workload]]:
+    """Reads manifests: those whose claims and those whose pods are simulated. Raises ConfigError naming the fault.
+
+    Templates, classes and slices of other drivers may be in any of the files. If the files have slices of several
+    nodes, only those of the node ``name`` count.
+    """
+    of_claims, of_pods = read_manifests(claims), read_manifests(pods)
+    everything = of_claims.with_all(of_pods)
+    classes = known_classes(node.inventory.machine) | everything.classes
+    try:
+        workloads = of_claims.of_claims() + of_pods.of_pods(everything, classes)
+        others = read_slices(_of_others(everything.slices, name))
+    except ManifestError as error:
+        raise ConfigError("manifests", [str(error)]) from error
+    if not workloads:
+        kinds = "no ResourceClaim or ResourceClaimTemplate" if claims else "no Pod, and nothing that makes pods"
+        raise ConfigError(", ".join(claims or pods), [f"has {kinds}"])
+    return Simulation(node.inventory, config, classes, dict(node.claims.files), others), workloads
+
+
+def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+    """Returns this node's slices of other drivers; the nodes are those that all slices name. Raises ManifestError."""
+
+    def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
+
+    return foreign(of_node(slices, node)) if foreign(slices) else []
+
+
+def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
+    """Runs each workload a number of times.
+
+    Returns an outcome for each, how many fit, for how many that is unknown, and the shared pool at the end.
+    """
+    rows = [
+        simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")
+        for number in range(1, times + 1)
+        for workload in workloads
+    ]
+    for row in rows:
+        if "reasons" in row:
+            row["reasons"] = [f"{why}{_ADD}" if why.startswith(NO_CLASS) else why for why in row["reasons"]]
+    counts = {"fit": sum(row["fits"] is True for row in rows), "unknown": sum(row["fits"] is None for row in rows)}
+    return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool()}
+
+
+def outcome_table(outcome: Row) -> str:
+    """Returns the outcome as a table and lines of text."""
+    rows: list[list[object]] = [["NAME", "CLAIM", "REQUEST", "DEVICE", "GETS"]]
+    faults = []
+    for row in outcome["outcomes"]:
+        for claim in row.get("claims", []) if row["fits"] else ():
+            rows += [
+                [row["name"], claim["name"], one["request"], one["device"], _gets(one)] for one in claim["devices"]
+            ]
+        if row["fits"] and not row["claims"]:
+            rows.append([row["name"], "-", "-", "-", "nothing of a driver"])
+        faults += [f"{row['name']}: does not fit ({row['stage']}): {why}" for why in row.get("reasons", ())]
+        faults += [f"{row['name']}: unknown ({row['stage']}): {why}" for why in row.get("unknown", ())]
+        faults += [f"{row['name']}: note: {note}" for note in row.get("notes", ())]
+    unknown = f", {outcome['unknown']} unknown" if outcome["unknown"] else ""
+    summary = f"{outcome['fit']} of {outcome['of']} fit{unknown}; the shared pool has CPUs {outcome['pool'] or 'none'}"
+    return "\n".join([*([table(rows)] if len(rows) > 1 else []), *faults, summary])
+
+
+def _gets(one: Row) -> str:
+    if "cpus" in one:
+        return f"CPUs {one['cpus']}"
+    if "bytes" in one:
+        return f"{format_quantity(one['bytes'], binary=True)} of NUMA node {one['numaNode']}"
+    return "the device"

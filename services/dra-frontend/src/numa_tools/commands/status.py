@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``dra-frontend status`` shows: who has what on this node, and what is wrong with it, on one screen.
+
+The service is asked. While it is down, the claim files, the journal and the machine say the same, but for containers.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.node.host_tree import on_node
+from dra_frontend.pod_faults import seen_faults
+from dra_frontend.publishing.offer import Snapshot, snapshot
+from dra_frontend.settings import Settings
+from dra_frontend.state_endpoint.views import cpus_view, devices_view, memory_view
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import printable
+from numa_contract.names import CLAIMS_JOURNAL
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
+
+from numa_tools.commands.forms import table
+from numa_tools.doctor.gather import read_machine
+from numa_tools.doctor.model import Unread, known
+from numa_tools.doctor.sources.directories import read_claims
+from numa_tools.doctor.sources.endpoint import find_service, read_service
+from numa_tools.state_client import NoServiceError
+
+Document = dict[str, Any]
+_POOL: Final = "; kept apart by the pool"
+_REFUSED: Final = "; claims for one container are refused (cpuExclusivity: partition)"
+_KEPT_BY: Final = {"partition": "kernel", "isolated": "kernel, isolated", "pool": "pool"}
+
+
+def read_status(settings: Settings) -> Document:
+    """Returns the status of this node. Blocks. Raises ConfigError for the overlay."""
+    run = Path(on_node(settings.host_root, settings.config.run_dir))
+    client = find_service(run, settings.pod_uid)
+    service, backend = read_service(client)
+    if isinstance(service, Unread):
+        return _from_files(settings, run, service.why)
+    try:
+        cpus, memory = client.document("/v1/cpus"), client.document("/v1/memory")
+        machine = client.document("/v1/machine")
+    except NoServiceError as error:
+        return _from_files(settings, run, str(error))
+    lease = known(backend)
+    problems = [*service.hindrances, machine["problem"]]
+    problems += lease.problems if lease else ()
+    problems += [f"{name}: {text}" for name, text in service.quarantine.items()]
+    problems += _troubles(service.containers)
+    kept = {"kept by the kernel": format_cpu_list(lease.partitioned)} if lease and lease.partitioned else {}
+    return {
+        "node": settings.node_name,
+        "source": "service",
+        "version": service.version,
+        "problems": list(dict.fromkeys(filter(None, problems))),
+        "warnings": list(service.warnings),
+        "devices": list(service.devices),
+        "memory": memory,
+        "cpus": _uses(cpus) | kept,
+        "cpuExclusivity": settings.config.cpu_exclusivity,
+        "exclusivity": lease.exclusivity if lease else "",
+        "exclusivityReason": lease.exclusivity_reason if lease else "",
+        "claims": [_claim(record, service.containers) for record in service.records],
+    }
+
+
+def _from_files(settings: Settings, run: Path, why: str) -> Document:
+    cdi = Path(on_node(settings.host_root, settings.config.cdi_dir))
+    machine, claims = read_machine(settings), read_claims(cdi)
+    journal = Journal(run / CLAIMS_JOURNAL)
+    noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else Entries()
+    files = {} if isinstance(claims, Unread) else claims.files
+    ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
+    faults = seen_faults(settings)
+    problems = [f"the service is down ({why}); this is what files say", *(str(one) for one in faults if one.fatal)]
+    problems.append(journal.problem)
+    problems += [one.why for one in (machine, claims) if isinstance(one, Unread)]
+    problems += [] if isinstance(claims, Unread) else claims.problems.values()
+    problems += [f"claim {'/'.join(noted.present[key])} was prepared, and its file is gone" for key in ledger.absent]
+    found: Document = {"node": settings.node_name, "source": "files", "version": ""}
+    found |= {"devices": [], "memory": [], "cpus": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
+    found |= {"exclusivity": "", "exclusivityReason": "", "warnings": [str(one) for one in faults if not one.fatal]}
+    if not isinstance(machine, Unread):
+        problems += machine.refused.values()
+        found["warnings"] += machine.warnings
+        found["devices"] = devices_view(snapshot(machine, ledger, Snapshot()))
+        found["memory"] = memory_view(machine, ledger)
+        found["cpus"] = _uses(cpus_view(machine, ledger, BackendView(time.monotonic)))
+    records = [*ledger.records, *(file.record for file in noted.releasing.values() if file.record)]
+    return {**found, "problems": list(filter(None, problems)), "claims": [_claim(record, ()) for record in records]}
+
+
+def _troubles(containers: Iterable[ContainerReport]) -> Iterator[str]:
+    for one in containers:
+        who = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"
+        if one.refused:
+            yield f"{who} was refused: {one.refused}"
+        elif one.pooled:
+            yield f"the kernel does not keep the CPUs of {who}: {one.pooled}"
+
+
+def _uses(cpus: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the CPUs by use, as lists."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for cpu in cpus:
+        found[str(cpu["use"])].add(int(cpu["cpu"]))
+    return {use: format_cpu_list(members) for use, members in found.items()}
+
+
+def _claim(record: AllocationRecord, containers: Sequence[ContainerReport]) -> Document:
+    users = [one for one in containers if any(_is(use, record) for use in one.claims) and one.alive and not one.refused]
+    return {
+        "claim": f"{record.claim.namespace}/{record.claim.name}",
+        "uid": record.claim.uid,
+        "driver": record.driver,
+        "cpus": format_cpu_list(record.cpus_of()),
+        "memory": [{"device": one.device, "bytes": one.size} for one in record.memory],
+        "containers": [f"{one.pod_namespace}/{one.pod_name}/{one.name}" for one in users],
+        "exclusivity": sorted({one.exclusivity for one in users if record.cpus} - {""}),
+    }
+
+
+def _is(use: Any, record: AllocationRecord) -> bool:
+    return (use.driver, use.uid) == (record.driver, record.claim.uid)
+
+
+def status_screen(status: Document) -> str:
+    """Returns the status for a person."""
+    source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
+    cpus = "  ".join(f"{use} {members or '-'}" for use, members in status["cpus"].items())
+    head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
+    parts = [*map(printable, head), _devices(status), _claims(status)]
+    lines = [f"PROBLEM  {text}" for text in status["problems"]] or ["no problems"]
+    lines += [f"WARNING  {text}" for text in status["warnings"]]
+    return "\n\n".join([*parts, "\n".join(map(printable, lines))])
+
+
+def _kept_apart(status: Document) -> str:
+    """Returns what follows where the kernel keeps no other processes off claimed CPUs, or "" where it does.
+
+    The CPUs that the kernel keeps are in the list of CPUs by use.
+    """
+    if status["exclusivity"] != "pool":
+        return ""
+    why = status["exclusivityReason"]
+    effect = _REFUSED if why and status["cpuExclusivity"] == "partition" else _POOL
+    return effect + (f": {why}" if why else "")
+
+
+def _devices(status: Document) -> str:
+    amounts = {one["device"]: one for one in status["memory"]}
+    rows = [["DEVICE", "CAPACITY", "CLAIMED", "FREE", "HEALTH"]]
+    for one in status["devices"]:
+        huge = amounts.get(one["name"])
+        capacity, claimed = (huge["capacityBytes"], huge["claimedBytes"]) if huge else (one["capacity"], one["claimed"])
+        shown = [_size(amount) if huge else str(amount) for amount in (capacity, claimed, max(0, capacity - claimed))]
+        rows.append([one["name"], *shown, " ".join(filter(None, (one["health"], one["message"], *one["taints"])))])
+    return table(rows)
+
+
+def _claims(status: Document) -> str:
+    rows = [["CLAIM", "HAS", "CONTAINERS", "KEPT BY"]]
+    for one in status["claims"]:
+        memory = [f"{_size(part['bytes'])} of {part['device']}" for part in one["memory"]]
+        kept = ", ".join(_KEPT_BY.get(word, word) for word in one["exclusivity"])
+        has = ", ".join(filter(None, (f"CPUs {one['cpus']}" if one["cpus"] else "", *memory)))
+        rows.append([one["claim"], has, ", ".join(one["containers"]) or "-", kept or "-"])
+    return table(rows) if len(rows) > 1 else "no claims"
+
+
+def _size(amount: int) -> str:
+    return f"{amount >> 20} MiB"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the driver itself runs, is whole, and is one. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from dra_frontend.devices.inventory import Inventory
+from numa_contract import __version__
+from numa_contract.config import Config
+from numa_contract.reports import BackendStatus
+
+from numa_tools.doctor.causes import Cause, cause_of
+from numa_tools.doctor.facts import PodFault, RunDirectory, Service
+from numa_tools.doctor.model import Check, Finding, Unread, note, problem
+
+_LOG: Final = "see the log of the container frontend"
+_LOG_OF_FORMER: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "; ".join(text.rstrip(".? ") for text in texts)
+
+
+def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
+    for fault in pod:
+        why = "the service does not start without it" if fault.fatal else "the service works without it"
+        found = problem if fault.fatal else note
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "do what the sentence names")
+
+
+def _endpoint(service: object) -> Iterator[Finding]:
+    if isinstance(service, Unread):
+        why = "nothing is prepared and nothing released on this node; containers keep what they have"
+        yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
+
+
+def _ready(service: Service) -> Iterator[Finding]:
+    if service.problems:
+        why = "claims are not prepared, or the scheduler does not see the devices"
+        yield problem(f"The service is not ready: {_joined(service.problems)}.", why, f"do what it says; {_LOG}")
+
+
+def _warnings(service: Service, machine: Inventory) -> Iterator[Finding]:
+    for text in service.warnings:
+        if text not in machine.warnings:
+            yield note(
+                f"The service warns: {_joined([text])}.", "it works on, without what the text names", "do what it says"
+            )
+
+
+def _backend(service: Service) -> Iterator[Finding]:
+    if service.backend_problem:
+        why = "a claim is prepared only while it can be enforced"
+        yield problem(
+            f"No claim can be prepared: {_joined([service.backend_problem])}.",
+            why,
+            "see the log of the container backend",
+        )
+
+
+def _backend_problems(backend: BackendStatus) -> Iterator[Finding]:
+    for text in backend.problems:
+        yield problem(
+            f"The backend reports: {_joined([text])}.",
+            "something is not enforced as it should be",
+            cause_of(text).remedy,
+        )
+
+
+def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
+    if backend.exclusivity != "pool" or not backend.exclusivity_reason:
+        return
+    cause, reason = cause_of(backend.exclusivity_reason), _joined([backend.exclusivity_reason])
+    if config.cpu_exclusivity == "partition":
+        what = f"CPU claims for one container are refused: {reason}."
+        yield problem(what, "cpuExclusivity: partition demands partitions of the kernel", _other_mode(cause))
+        return
+    what = f"Claims are enforced by the shared pool and not by the kernel: {reason}."
+    why = "new plain containers run on claimed CPUs while the driver is down"
+    remedy = cause.remedy
+    if not config.host_slices:
+        why = f"host daemons stay on claimed CPUs, and {why}"
+        remedy += "; hostSlices: true keeps host daemons off claimed CPUs without it" if cause.kernel else ""
+    yield (note if cause.kernel else problem)(what, why, remedy)
+
+
+def _other_mode(cause: Cause) -> str:
+    """Returns the remedy with the mode that needs no partition, where the remedy does not contain it already."""
+    return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
+
+
+def _enforced(backend: BackendStatus) -> Iterator[Finding]:
+    if not (backend.active or backend.enforced):
+        yield problem(
+            "No backend on this node holds the lock and serves the runtime.",
+            "nothing is audited, and no claim is prepared",
+            "a standby takes over within 6 s; if none does, delete the driver's pods on this node",
+        )
+
+
+def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]:
+    if backend.software and len({backend.software, service.version, __version__}) > 1:
+        yield note(
+            f"The frontend is {service.version}, the backend {backend.software}, this command {__version__}.",
+            "neighbouring releases work together, as in a roll-out",
+            "use images of one release in the chart",
+        )
+
+
+def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
+    active, where = run_directory.active, f"{run_directory.path}/state.sock"
+    if not run_directory.instances.get(active or "", False):
+        leads = f"leads to {active}, which does not answer" if active else "is not there"
+        why = "people and tools that ask the node ask nobody; the active instance should have set it within 2 s"
+        yield problem(f"The link {where} {leads}.", why, f"see driver.enforced; {_LOG}")
+
+
+def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
+    dead = [uid for uid, alive in run_directory.instances.items() if not alive and uid != run_directory.active]
+    if dead:
+        why = "these pods were killed; what is left of them is in nobody's way"
+        yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them below {run_directory.path}")
+
+
+def _private(run_directory: RunDirectory) -> Iterator[Finding]:
+    if run_directory.mode & 0o077:
+        yield problem(
+            f"{run_directory.path} has mode {run_directory.mode:04o}.",
+            "others than root may see what claims have, or hold the driver's locks",
+            f"chmod 700 {run_directory.path}; the service does so when it starts",
+        )
+
+
+def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
+    if run_directory.journal_problem:
+        why = "after a loss of claim files nobody could tell which claims were prepared"
+        yield problem(
+            f"The journal is not usable: {run_directory.journal_problem}.", why, "check the file and the disk"
+        )
+
+
+CHECKS: Final = (
+    Check("driver.pod", "The pod has the node's directories and a way to the API server.", ("pod",), _pod),
+    Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
+    Check("driver.ready", "The service is ready.", ("service",), _ready),
+    Check("driver.backend", "Claims can be prepared.", ("service",), _backend),
+    Check("driver.enforced", "Some backend of the node enforces.", ("backend",), _enforced),
+    Check("driver.backend-problems", "The backend reports no problem.", ("backend",), _backend_problems),
+    Check(
+        "driver.exclusivity",
+        "The kernel keeps other processes off claimed CPUs, where the configuration allows it.",
+        ("backend", "config"),
+        _exclusivity,
+    ),
+    Check("driver.versions", "Frontend and backend are of one release.", ("backend", "service"), _same_version),
+    Check("driver.hand-over", "The link state.sock leads to an instance that answers.", ("run_directory",), _hand_over),
+    Check("driver.left-behind", "No dead instance left anything.", ("run_directory",), _left_behind),
+    Check("driver.run-directory", "The run directory is for root alone.", ("run_directory",), _private),
+    Check("driver.journal", "The journal can be read.", ("run_directory",), _journal),
+    Check("driver.warnings", "The service warns of nothing.", ("service", "machine"), _warnings),
+)

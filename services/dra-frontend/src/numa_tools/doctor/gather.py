@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads every source once. The service may be down, and the API server away."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import FileTree, HostTreeError
+from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.pod_faults import seen_faults
+from dra_frontend.settings import Settings, open_host
+from numa_contract.records import AllocationRecord
+
+from numa_tools.doctor.facts import Claims, Facts, PodFault, Service
+from numa_tools.doctor.model import Unread, known
+from numa_tools.doctor.runtime_in_use import reported_runtime, runtime_in_use, with_endpoint
+from numa_tools.doctor.sources.cluster import nobody_asked, read_cluster
+from numa_tools.doctor.sources.directories import read_claims, read_run_directory, read_sockets
+from numa_tools.doctor.sources.endpoint import find_service, read_service
+from numa_tools.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
+from numa_tools.doctor.sources.kubelet import choose_kubelet, read_given_kubelet
+from numa_tools.doctor.sources.runtimes import ELSEWHERE, read_given_runtime, read_runtimes
+
+
+def read_machine(settings: Settings) -> Inventory | Unread:
+    """Returns what this node can offer by machine and configuration. Blocks. Raises ConfigError for the overlay."""
+    try:
+        return build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
+    except (HostTreeError, InventoryError) as error:
+        return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
+
+
+async def gather(settings: Settings, kubelet_config: str = "", runtime_config: str = "") -> Facts:
+    """Returns the facts; takes a few seconds where a source does not answer. Raises ConfigError.
+
+    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it, and
+    ``runtime_config`` one with what the container runtime prints of its own.
+    """
+    config, name = settings.config, settings.node_name
+    given = await asyncio.to_thread(read_given_kubelet, kubelet_config, name) if kubelet_config else None
+    machine = await asyncio.to_thread(read_machine, settings)
+    node = await asyncio.to_thread(_read_node, settings, machine)
+    if settings.host_root != "/" and not config.kubeconfig:
+        cluster = dict(nobody_asked())
+    else:
+        records = _records(node["service"], node["claims"])
+        load = kubeconfig(config.kubeconfig)
+        cluster = dict(await read_cluster(load, settings.node_name, known(machine), records, config))
+    asked = settings.host_root, config.kubelet_root_dir, name, cluster.pop("configz")
+    node["kubelet"] = given or await asyncio.to_thread(choose_kubelet, *asked)
+    reported = reported_runtime(cluster["node"], node["backend"])
+    if runtime_config:
+        node["runtime"] = await asyncio.to_thread(read_given_runtime, runtime_config, reported)
+    else:
+        found = with_endpoint(node["runtime"], node["kubelet"])
+        node["runtime"] = runtime_in_use(found, reported, ELSEWHERE)
+    return Facts(config=config, node_name=name, machine=machine, **node, **cluster)
+
+
+def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
+    config = settings.config
+    run, cgroups, root, cdi = (
+        Path(on_node(settings.host_root, one))
+        for one in (config.run_dir, config.cgroup_root, config.kubelet_root_dir, config.cdi_dir)
+    )
+    service, backend = read_service(find_service(run, settings.pod_uid))
+    inventory, tree = known(machine), open_host(settings)
+    hardware = None if inventory is None else inventory.machine
+    return {
+        "kernel": read_kernel(tree),
+        "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
+        "runtime": read_runtimes(HostTree(settings.host_root)),
+        "sockets": read_sockets(root),
+        "pod": _read_pod(settings),
+        "service": service,
+        "backend": backend,
+        "run_directory": read_run_directory(run),
+        "claims": read_claims(cdi),
+        "open_files": own_limits(),
+    }
+
+
+def _read_pod(settings: Settings) -> tuple[PodFault, ...]:
+    return tuple(PodFault(one.what, one.remedy, one.fatal) for one in seen_faults(settings))
+
+
+def _mounts(tree: FileTree) -> str:
+    try:
+        return tree.read("/proc/self/mountinfo") or ""
+    except HostTreeError:
+        return ""
+
+
+def _records(service: Service | Unread, claims: Claims | Unread) -> Sequence[AllocationRecord]:
+    source = known(claims) or known(service)
+    return source.records if source is not None else ()

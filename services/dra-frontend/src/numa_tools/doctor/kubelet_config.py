@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merges the parts of a kubelet's configuration as the kubelet does. Pure.
+
+The kubelet reads the file of ``--config``, applies each drop-in of ``--config-dir`` as a JSON merge patch (RFC 7396) in
+the order of a directory walk, and finally parses its command line over the result (mergeKubeletConfigurations and
+kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part wins, maps are merged and lists
+are replaced. Feature gates of the command line are added to those of the files.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from numa_contract.config import ConfigError
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError
+
+from numa_tools.doctor.facts import Document, KubeletConfig
+from numa_tools.doctor.kubelet_command import FLAGS
+from numa_tools.doctor.model import Unread
+
+API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
+KIND: Final = "KubeletConfiguration"
+POLICIES: Final = {"cpu": "cpuManagerPolicy", "memory": "memoryManagerPolicy"}
+"""Settings of the managers that write a state file."""
+_GATES: Final = "featureGates"
+_RESERVED_CPUS: Final = "reservedSystemCPUs"
+_RESERVED_MEMORY: Final = "reservedMemory"
+_ENDPOINT: Final = "containerRuntimeEndpoint"
+SETTINGS: Final = (*POLICIES.values(), "topologyManagerPolicy", _GATES, _RESERVED_CPUS, _RESERVED_MEMORY, _ENDPOINT)
+"""Fields of a KubeletConfiguration that the doctor examines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One document of the configuration, in the form of a KubeletConfiguration."""
+
+    origin: str
+    """Path of the file, or the process or unit whose command line sets the fields."""
+    settings: Document
+    is_command_line: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The effective settings of several parts."""
+
+    settings: Document
+    origins: Mapping[str, str]
+    """Origin of each setting that a part sets; feature gates have the names ``featureGates.GATE``.
+
+    That of a setting on a command line begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything that was found of a kubelet's configuration without asking the kubelet."""
+
+    parts: tuple[Part, ...] = ()
+    """In the order in which the kubelet applies them."""
+    running: Mapping[str, str] = field(default_factory=dict)
+    """Policy by manager (``cpu``, ``memory``), from the state files that the running kubelet wrote."""
+    unseen: str = ""
+    """Reason why the parts may not be all; empty if they are."""
+
+
+def merge(parts: Iterable[Part]) -> Merged:
+    """Returns the settings after every part was applied to those before it."""
+    settings: Any = {}
+    origins: dict[str, str] = {}
+    for part in parts:
+        settings = merge_patch(settings, part.settings)
+        for key, value in part.settings.items():
+            inner = value if key == _GATES and isinstance(value, dict) else None
+            for name, one in {key: value}.items() if inner is None else _named(inner):
+                if one is None:
+                    origins = {other: origin for other, origin in origins.items() if not _covers(name, other)}
+                else:
+                    origins[name] = f"{FLAGS[key]} in {part.origin}" if part.is_command_line else part.origin
+    return Merged(settings, origins)
+
+
+def _named(gates: Document) -> Iterable[tuple[str, Any]]:
+    return ((f"{_GATES}.{gate}", on) for gate, on in gates.items())
+
+
+def _covers(name: str, other: str) -> bool:
+    return other == name or other.startswith(f"{name}.")
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Returns a value after a JSON merge patch. The parser has limited the nesting of both."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
+
+def misspelled(settings: Document) -> list[str]:
+    """Returns the keys that differ from a known setting in upper and lower case only.
+
+    The kubelet ignores them in the file of ``--config``. In a drop-in they may hide the correctly spelled key, because
+    Go's JSON decoder compares names without regard to case.
+    """
+    known = {name.lower(): name for name in SETTINGS}
+    return sorted(key for key in map(str, settings) if known.get(key.lower(), key) != key)
+
+
+def kubelet_config(settings: object, source: str) -> KubeletConfig:
+    """Returns a KubeletConfiguration as values. Raises ConfigError and MalformedError."""
+    if not isinstance(settings, dict):
+        raise ConfigError(source, ["is not a map"])
+    reserved, gates, memory = (settings.get(key) for key in (_RESERVED_CPUS, _GATES, _RESERVED_MEMORY))
+    cpu, memory_manager = (
+        str(settings.get("cpuManagerPolicy") or "none"),
+        str(settings.get("memoryManagerPolicy") or "None"),
+    )
+    return KubeletConfig(
+        source=source,
+        cpu_manager=cpu,
+        memory_manager=memory_manager,
+        topology_manager=str(settings.get("topologyManagerPolicy") or "none"),
+        gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
+        # configz reports an empty text if the file has no such key.
+        reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
+        reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
+        configured={"cpu": cpu, "memory": memory_manager},
+        runtime_endpoint=str(settings.get(_ENDPOINT) or ""),
+    )
+
+
+def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
+    """Returns what a reading says of the kubelet, or None if nothing at all was found.
+
+    ``remedy`` is the remedy of checks that an incomplete reading leaves open. A value that the kubelet would refuse
+    makes the reading incomplete, too.
+    """
+    if not reading.parts and not reading.running:
+        return None
+    merged, unseen = merge(reading.parts), reading.unseen
+    source = ", ".join(dict.fromkeys(part.origin for part in reading.parts)) or "the managers' state files"
+    try:
+        found = kubelet_config(merged.settings, source)
+    except MalformedError as error:
+        origin = merged.origins.get(_RESERVED_CPUS, source)
+        unseen = f"{origin}: {_RESERVED_CPUS}: {error}"
+        found = kubelet_config({**merged.settings, _RESERVED_CPUS: None}, source)
+    configured = {
+        manager: policy
+        for manager, policy in found.configured.items()
+        if POLICIES[manager] in merged.origins or not unseen
+    }
+    return replace(
+        found,
+        cpu_manager=reading.running.get("cpu", found.cpu_manager),
+        memory_manager=reading.running.get("memory", found.memory_manager),
+        origins=merged.origins,
+        running=reading.running,
+        configured=configured,
+        # A part that was not seen may set another one.
+        runtime_endpoint="" if unseen else found.runtime_endpoint,
+        unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
+    )
+
+
+def archived(kubelet: KubeletConfig) -> Document:
+    """Returns the document of an archive for a kubelet's configuration. It contains no field that may be a secret."""
+    settings = {
+        **{POLICIES[manager]: policy for manager, policy in kubelet.configured.items()},
+        "topologyManagerPolicy": kubelet.topology_manager,
+        _GATES: dict(kubelet.gates),
+        _RESERVED_CPUS: format_cpu_list(kubelet.reserved_cpus or frozenset()),
+        _RESERVED_MEMORY: list(kubelet.reserved_memory),
+        _ENDPOINT: kubelet.runtime_endpoint,
+    }
+    unseen = kubelet.unseen
+    return {
+        "source": kubelet.source,
+        "settings": settings,
+        "origins": dict(kubelet.origins),
+        "running": dict(kubelet.running),
+        "unseen": None if unseen is None else {"why": unseen.why, "remedy": unseen.remedy},
+    }
+
+
+def unarchived(document: object) -> KubeletConfig:
+    """Returns the configuration of an archive's document. Raises ConfigError and MalformedError."""
+    if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
+        raise ConfigError("kubelet.json", ["is not what gather writes"])
+    settings, running = document["settings"], _texts(document.get("running"))
+    found = kubelet_config(settings, str(document.get("source")))
+    unseen = _texts(document.get("unseen"))
+    configured = {manager: str(settings[key]) for manager, key in POLICIES.items() if settings.get(key)}
+    return replace(
+        found,
+        cpu_manager=running.get("cpu", found.cpu_manager),
+        memory_manager=running.get("memory", found.memory_manager),
+        origins=_texts(document.get("origins")),
+        running=running,
+        configured=configured,
+        unseen=Unread(unseen.get("why", ""), unseen.get("remedy", "")) if document.get("unseen") else None,
+    )
+
+
+def _texts(found: object) -> dict[str, str]:
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}

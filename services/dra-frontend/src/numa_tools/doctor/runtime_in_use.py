@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime that the kubelet uses, among those whose files are on a node. Pure.
+
+A node may have the files of several runtimes: Docker's containerd beside that of k3s, or what a removed distribution
+left. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend is
+connected to; the runtimes that run; the socket in the kubelet's configuration; a containerd without CRI service; and
+the sockets that exist. If more than one runtime remains, the checks are unknown, and the finding names all of them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from numa_contract.reports import BackendStatus
+from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, same_place
+
+from numa_tools.doctor.facts import KubeletConfig
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.runtime_settings import (
+    CONTAINERD,
+    CRI_O,
+    NotTheKubeletsError,
+    RuntimeConfig,
+    containerd_settings,
+    crio_settings,
+    printed_settings,
+    unclear,
+)
+
+CRIO_STATUS: Final = "crio status config"
+_K3S: Final = ("k3s", "RKE2")
+_REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
+# The first release of containerd 2 whose dump contains the settings that stand under names of 1.7.
+_WHOLE_DUMPS: Final = (2, 0, 6)
+# Releases of containerd by the version of their dump: from the first to before the second.
+_DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A runtime as a distribution installs it."""
+
+    owner: str
+    software: str
+    config: str
+    """Its configuration file."""
+    socket: str
+    """Socket on which it serves the kubelet; empty if it is not known."""
+    program: str = "containerd"
+    """Program on the node that prints the settings in use."""
+
+    @property
+    def command(self) -> str:
+        """Returns the command that prints the settings in use."""
+        if self.software == CRI_O:
+            return CRIO_STATUS
+        option = "" if self.config == _PLAIN.config else f" --config {self.config}"
+        return f"{self.program}{option} config dump"
+
+
+_PLAIN: Final = Place(CONTAINERD, CONTAINERD, "/etc/containerd/config.toml", "/run/containerd/containerd.sock")
+_K3S_SOCKET: Final = "/run/k3s/containerd/containerd.sock"
+PLACES: Final = (
+    _PLAIN,
+    Place(
+        "k3s",
+        CONTAINERD,
+        "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        _K3S_SOCKET,
+        "/var/lib/rancher/k3s/data/current/bin/containerd",
+    ),
+    Place(
+        "RKE2",
+        CONTAINERD,
+        "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        _K3S_SOCKET,
+        "/var/lib/rancher/rke2/bin/containerd",
+    ),
+    Place("k0s", CONTAINERD, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", "/var/lib/k0s/bin/containerd"),
+    Place(
+        "MicroK8s",
+        CONTAINERD,
+        "/var/snap/microk8s/current/args/containerd.toml",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        "/snap/microk8s/current/bin/containerd",
+    ),
+    Place("Talos", CONTAINERD, "/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),
+    Place(CRI_O, CRI_O, "/etc/crio/crio.conf", "/run/crio/crio.sock", "crio"),
+)
+"""Distributions whose places are known; their pages and units name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A runtime whose files are on the node."""
+
+    place: Place
+    documents: Documents
+    """Its files in the order in which it reads them."""
+    fault: str = ""
+    """Reason why these files do not determine its settings; empty if they do."""
+    remedy: str = ""
+    """What to do about the fault; empty if the command that prints the settings answers."""
+    runs: bool = False
+    stray: tuple[str, ...] = ()
+    """Drop-ins that mention NRI or CDI and that no file imports."""
+
+    @property
+    def path(self) -> str:
+        """Returns its first file."""
+        return self.documents[0][0] if self.documents else self.place.config
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRuntimes:
+    """The runtimes of a node, as far as its files and processes show them."""
+
+    candidates: tuple[Candidate, ...]
+    sockets: frozenset[str] = frozenset()
+    """Sockets of known places and of the candidates that exist."""
+    endpoint: str = ""
+    """Runtime endpoint that the kubelet uses, with or without ``unix://``; empty if it was not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The runtime as the kubelet or the runtime itself reports it."""
+
+    software: str
+    """CONTAINERD, CRI_O, or the name of a runtime that this command does not know."""
+    release: Release | None
+    """None if it is not a number that can be compared."""
+    suffix: str
+    """Text after the release, such as ``-k3s1``."""
+
+
+def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> Reported | None:
+    """Returns the runtime that the Node's status names, else the one that the backend is connected to, else None."""
+    texts = []
+    if not isinstance(node, Unread):
+        info = (node.get("status") or {}).get("nodeInfo") or {}
+        texts.append(str(info.get("containerRuntimeVersion", "")))
+    if not isinstance(backend, Unread):
+        texts.append(backend.runtime)
+    found = next(filter(None, (_REPORTED.match(text) for text in texts)), None)
+    if found is None:
+        return None
+    software = {"containerd": CONTAINERD, "cri-o": CRI_O, "crio": CRI_O}.get(found[1].lower(), found[1])
+    release = tuple(int(found[number]) for number in (2, 3, 4)) if found[2] else None
+    return Reported(software, release, found[5])
+
+
+def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
+    """Returns the runtimes with the endpoint of the kubelet's configuration, which includes its command line.
+
+    Without one, the endpoint on the command line of a running kubelet remains.
+    """
+    configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
+    return replace(found, endpoint=configured or found.endpoint)
+
+
+def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> RuntimeConfig | Unread:
+    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy where no file is visible."""
+    left = _of_the_kubelet(found, reported)
+    if not left:
+        return _nothing_seen(found, reported, elsewhere)
+    useful = [one for one in left if _has_cri(one, reported)]
+    if not useful:
+        files = " and ".join(one.path for one in left)
+        return Unread(
+            f"{files} switches containerd's CRI service off, so it is not the configuration of the kubelet's runtime",
+            _dump_remedy(_PLAIN.command),
+        )
+    if len(useful) > 1:
+        owners = " and ".join(f"{one.place.owner} ({one.path})" for one in useful)
+        return Unread(
+            f"which runtime the kubelet uses cannot be determined: there are files of {owners}",
+            " or ".join(dict.fromkeys(_dump_remedy(one.place.command) for one in useful)),
+        )
+    return _config_of(useful[0], reported)
+
+
+def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unread:
+    """Returns the settings of a text that the runtime printed. Raises RuntimeConfigError for another text."""
+    software, settings, dump = printed_settings(text)
+    command = CRIO_STATUS if software == CRI_O else "containerd config dump"
+    if reported is not None and reported.software != software:
+        right = CRIO_STATUS if reported.software == CRI_O else "containerd config dump"
+        return Unread(f"the given text is {software}'s, but the kubelet uses {reported.software}", _dump_remedy(right))
+    if dump is not None and (doubt := _doubt_of(dump, reported.release if reported else None)):
+        return doubt
+    return RuntimeConfig(
+        software,
+        f"the output of {command}",
+        command,
+        settings,
+        reported.release if reported else None,
+        incomplete="the files that the runtime does not read are not in it",
+        remedy=_NO_DUMP,
+    )
+
+
+def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
+    """Returns the reason why a dump does not show the settings of the kubelet's containerd, or None."""
+    first, end = _DUMP_OF[dump.version]
+    if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
+        why = "the given dump is of a containerd without CRI service, which is not the kubelet's"
+        return Unread(why, f"name the configuration of the kubelet's containerd by --config; or {_NO_DUMP}")
+    if release is not None and not first <= release < end:
+        why = f"the given dump is not of containerd {'.'.join(map(str, release))}, which the kubelet uses"
+        return Unread(why, f"run the containerd that the kubelet uses; or {_NO_DUMP}")
+    if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
+        why = "containerd 2.0.0 to 2.0.5 prints a dump without the settings that have the names of 1.7"
+        return Unread(why, f"update containerd; or {_NO_DUMP}")
+    return None
+
+
+_NO_DUMP: Final = "run the doctor with --host-root, without --runtime-config (docs/doctor.md)"
+
+
+def _dump_remedy(command: str) -> str:
+    return f"on the node as root, run {command} >FILE, and give FILE to the doctor by --runtime-config (docs/doctor.md)"
+
+
+def remedy_of(runtime: RuntimeConfig) -> str:
+    """Returns the remedy for settings that the runtime's files, or its output, leave open."""
+    return runtime.remedy or _dump_remedy(runtime.command)
+
+
+def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> Unread:
+    places = [one for one in PLACES if _may_be(one, reported)]
+    if not places:
+        why = (
+            f"the kubelet uses {reported.software if reported else ''}, whose configuration this command does not read"
+        )
+        return Unread(why, "docs/runtime.md lists the settings that the driver needs")
+    others = [one.path for one in found.candidates]
+    why = f"the files that are there are of another runtime: {', '.join(others)}"
+    commands = dict.fromkeys(one.command for one in places if one.owner in (CONTAINERD, CRI_O, *_K3S))
+    if reported is None:
+        commands = dict.fromkeys((_PLAIN.command, CRIO_STATUS))
+    return Unread(
+        "the configuration of the container runtime that the kubelet uses is not visible from here: "
+        + (why if others else f"there is no {', '.join(one.config for one in places)}"),
+        f"on the node as root, run {' or '.join(commands)}, and give its output by --runtime-config (docs/doctor.md); "
+        f"or {elsewhere}",
+    )
+
+
+def _may_be(place: Place, reported: Reported | None) -> bool:
+    """Returns True if a place can be that of the reported runtime. The containerd of k3s and RKE2 has a suffix."""
+    return reported is None or (
+        place.software == reported.software and (place.owner in _K3S) == ("k3s" in reported.suffix)
+    )
+
+
+def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Candidate]:
+    """Returns the candidates that no evidence rules out."""
+    left = [one for one in found.candidates if _may_be(one.place, reported)]
+    if any(one.runs for one in found.candidates):
+        left = [one for one in left if one.runs]
+    sockets = [_path_of(found.endpoint)] if found.endpoint else found.sockets
+    if sockets:
+        serving = set(map(same_place, sockets))
+        left = [one for one in left if not one.place.socket or same_place(one.place.socket) in serving]
+    return left
+
+
+def _path_of(endpoint: str) -> str:
+    """Returns the path of a socket. The kubelet parses an endpoint as a URL, and accepts a bare path."""
+    return f"/{endpoint.removeprefix('unix:').lstrip('/')}"
+
+
+def _has_cri(candidate: Candidate, reported: Reported | None) -> bool:
+    try:
+        _settings(candidate, reported)
+    except NotTheKubeletsError:
+        return False
+    return True
+
+
+def _settings(candidate: Candidate, reported: Reported | None) -> Mapping[str, Any]:
+    release = reported.release if reported else None
+    if candidate.place.software == CRI_O:
+        found: Mapping[str, Any] = crio_settings(candidate.documents, release)
+    else:
+        found = containerd_settings(candidate.documents, release)
+    return unclear(candidate.fault) if candidate.fault else found
+
+
+def _config_of(candidate: Candidate, reported: Reported | None) -> RuntimeConfig:
+    place = candidate.place
+    return RuntimeConfig(
+        software=place.software,
+        source=candidate.path,
+        command=place.command,
+        settings=_settings(candidate, reported),
+        release=reported.release if reported else None,
+        files=tuple(path for path, _ in candidate.documents),
+        stray=candidate.stray,
+        incomplete=candidate.fault,
+        remedy=candidate.remedy,
+    )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server says: of itself, of our rights, of this node, its slices and its claims.
+
+Nothing is stored: the trial of a slice is a dry run.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from dra_frontend.api_server.client import KubeClient
+from dra_frontend.api_server.connection import CALL_SECONDS, Connection
+from dra_frontend.api_server.credentials import Load
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnreadableError
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.publishing.plan import canonical, differences, variants
+from numa_contract.config import Config
+from numa_contract.names import DRIVERS, OVERCLAIMED_TAINTS
+from numa_contract.records import AllocationRecord
+
+from numa_tools.doctor.facts import Document, Trial
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.sources.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
+
+_MOST_CLAIMS: Final = 100
+"""Claims that are looked up, of those that are prepared here."""
+_KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
+_ELSEWHERE: Final = Unread(
+    "with --host-root and without a kubeconfig the API server is not asked: rights would not be the driver's",
+    "run the command in the driver's pod for these",
+    on_purpose=True,
+)
+_NO_CONFIGZ: Final = (
+    "kubectl get --raw /api/v1/nodes/NODE/proxy/configz prints it; kubectl numa doctor NODE reads it with your own "
+    "rights and passes it on (--kubelet-config); or let the driver read it: doctor.kubeletProxy: true in the chart's "
+    "values grants get on nodes/proxy (docs/doctor.md)"
+)
+_Answer = TypeVar("_Answer")
+
+
+def nobody_asked() -> Mapping[str, Any]:
+    """Returns the facts where the command runs beside the driver's pod, with rights that are not the driver's."""
+    return dict.fromkeys(_KEYS, _ELSEWHERE)
+
+
+class Cluster:
+    """The questions of one run."""
+
+    def __init__(self, connection: Connection, node_name: str) -> None:
+        self._client, self._inquiry = KubeClient(connection), Inquiry(connection)
+        self._node_name = node_name
+
+    async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
+        """Returns which of the rights that the driver needs it has."""
+        needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
+        answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
+        return dict(zip(needed, answers, strict=True))
+
+    async def slices(self) -> tuple[Document, ...]:
+        """Returns the slices of both drivers on this node."""
+        found = [await self._client.list_slices(driver, self._node_name) for driver in DRIVERS]
+        return tuple(item for items, _ in found for item in items)
+
+    async def claims(self, records: Sequence[AllocationRecord]) -> dict[str, Document | None]:
+        """Returns the claims of records by UID; None for one that is gone, or has another UID now."""
+        found: dict[str, Document | None] = {}
+        for record in records[:_MOST_CLAIMS]:
+            wanted = record.claim
+            if wanted.uid in found:
+                continue
+            # One claim that can never be read does not hide the others.
+            with suppress(UnreadableError):
+                claim = await self._client.get_claim(wanted.namespace, wanted.name, patience=1.0)
+                found[wanted.uid] = claim if claim and claim["metadata"]["uid"] == wanted.uid else None
+        return found
+
+    async def trial(self, inventory: Inventory, *, counted: bool) -> Trial:
+        """Returns what the server makes of a slice with every field that may be in one."""
+        pools = [pool for pool in inventory.pools if pool.devices]
+        if not pools:
+            raise KubeError("try a slice", "this node has no device to offer; see the group config")
+        wanted = slice_documents(pools[0], self._node_name, counted=counted)[0]
+        taint = {"key": OVERCLAIMED_TAINTS[pools[0].driver], "value": "true", "effect": "NoSchedule"}
+        wanted["spec"]["devices"] = [wanted["spec"]["devices"][0] | {"taints": [taint]}]
+        for (document,), left_out in variants([wanted]):
+            sent = {**document, "metadata": {"generateName": "dry-run-"}}
+            try:
+                answer = await self._client.create_slice(sent, dry_run=True)
+            except InvalidError as error:
+                refusal = error
+                continue
+            ahead = _stamp(answer) - time.time()
+            dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
+            return Trial(tuple(sorted(set(dropped))), left_out, ahead)
+        raise refusal
+
+    async def node(self) -> Document:
+        """Returns the Node object."""
+        return await self._client.get_node(self._node_name)
+
+    async def server(self) -> str:
+        """Returns the server's version."""
+        return await self._inquiry.server_version()
+
+    async def configz(self) -> Document | Unread:
+        """Returns the kubelet's configuration. The driver works without the right to read it."""
+        try:
+            return await self._inquiry.kubelet_config(self._node_name)
+        except ForbiddenError:
+            return Unread("the driver may not ask the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
+        except KubeError as error:
+            return Unread(f"the kubelet does not answer through the API server: {error.detail}", _NO_CONFIGZ)
+
+    async def classes(self) -> frozenset[str]:
+        """Returns the names of all classes."""
+        return await self._inquiry.list_classes()
+
+
+def _stamp(answer: Document) -> float:
+    try:
+        return datetime.fromisoformat(str(answer["metadata"]["creationTimestamp"])).timestamp()
+    except (ValueError, KeyError):
+        return time.time()
+
+
+async def read_cluster(
+    load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], config: Config
+) -> Mapping[str, Any]:
+    """Returns the facts by their names; each fails by itself, all of them where the server cannot be reached."""
+    connection = Connection(load, CALL_SECONDS)
+    try:
+        await connection.open()
+        cluster = Cluster(connection, node_name)
+        server = await _softly(cluster.server())
+        if isinstance(server, Unread):
+            return dict.fromkeys(_KEYS, server)
+        found: dict[str, Any] = {"server": server}
+        counted = config.publish_node_allocatable_resource_mapping
+        machine = Unread("the machine cannot be read", "see config.machine")
+        trial = machine if inventory is None else await _softly(cluster.trial(inventory, counted=counted))
+        found |= {"trial": trial, "classes": await _softly(cluster.classes()), "node": await _softly(cluster.node())}
+        found |= {"configz": await cluster.configz()}
+        found |= {"rights": await _softly(cluster.rights(config)), "slices": await _softly(cluster.slices())}
+        return found | {"api_claims": await _softly(cluster.claims(records))}
+    except (KubeError, OSError, ValueError) as error:
+        return dict.fromkeys(_KEYS, Unread(f"the API server cannot be asked: {error}", "see api.reachable"))
+    finally:
+        await connection.close()
+
+
+async def _softly(call: Awaitable[_Answer]) -> _Answer | Unread:
+    try:
+        return await call
+    except ForbiddenError as error:
+        return Unread(str(error), "grant what is named; the chart's ClusterRole has it")
+    except KubeError as error:
+        return Unread(str(error), "see api.reachable")

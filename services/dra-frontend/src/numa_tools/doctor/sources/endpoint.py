@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state endpoint of the service of this pod, asked over its unix socket. Every call blocks, for a few seconds."""
+
+import socket
+from pathlib import Path
+from typing import Final
+
+from dra_frontend.allocation.ledger import Ledger
+from numa_contract.names import STATE_SOCKET
+from numa_contract.reports import BackendStatus
+from pydantic import ValidationError
+
+from numa_tools.doctor.facts import Service
+from numa_tools.doctor.model import Unread
+from numa_tools.explain.known import read_containers, read_records
+from numa_tools.state_client import NoServiceError, StateClient
+
+_SECONDS: Final = 5.0
+_UNAVAILABLE: Final = 503
+
+
+def find_service(run_directory: Path, pod_uid: str) -> StateClient:
+    """Returns the service of this pod, or the active one of the node where this is not the driver's pod."""
+    own = run_directory / pod_uid
+    return StateClient(own if (own / STATE_SOCKET).exists() else run_directory)
+
+
+def is_served(path: Path) -> bool:
+    """Tells whether somebody listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_SECONDS)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus | Unread]:
+    """Returns what the service says of itself and of its backend."""
+    try:
+        lines = client.text("/readyz", also=_UNAVAILABLE).splitlines()
+        backend = client.document("/v1/backend")
+        service = Service(
+            version=str(client.document("/v1/version").get("version", "")),
+            problems=tuple(one for one in lines if one != "ok" and not one.startswith("warning: ")),
+            warnings=tuple(one.removeprefix("warning: ") for one in lines if one.startswith("warning: ")),
+            backend_problem=str(backend["problem"]),
+            records=tuple(Ledger(read_records(client.document("/v1/claims"))).records),
+            containers=read_containers(client.document("/v1/containers")),
+            quarantine=dict(client.document("/v1/quarantine")),
+            devices=tuple(client.document("/v1/devices")),
+        )
+        said = backend["status"]
+    except (NoServiceError, KeyError, TypeError, ValueError, AttributeError) as error:
+        down = Unread(str(error), "see the log of the container frontend, and driver.endpoint")
+        return down, down
+    try:
+        return service, BackendStatus.model_validate(said)
+    except ValidationError:
+        return service, Unread("the backend has not reported yet", "see the log of the container backend")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to the API server that the doctor sends and the service does not. Each is sent once, without a retry."""
+
+from typing import Final
+
+from dra_frontend.api_server.answers import MOST_BYTES, read_list
+from dra_frontend.api_server.connection import Connection
+from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.api_server.requests import Call, Document
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
+from numa_contract.names import DRIVERS
+
+_RESOURCES: Final = "resource.k8s.io"
+RIGHTS: Final = (
+    *((verb, _RESOURCES, "resourceslices", "") for verb in ("list", "watch", "create", "update", "delete")),
+    *((verb, _RESOURCES, "resourceclaims", "") for verb in ("get", "list")),
+    ("patch", _RESOURCES, "resourceclaims/status", ""),
+    *(("associated-node:patch", _RESOURCES, "resourceclaims/driver", driver) for driver in DRIVERS),
+    *((verb, _RESOURCES, "deviceclasses", "") for verb in ("get", "list")),
+    ("get", "", "nodes", ""),
+    *((verb, "events.k8s.io", "events", "") for verb in ("create", "patch")),
+)
+"""What the driver may do: verb, group, resource, name. The rules of the chart's ClusterRole."""
+RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
+"""What it does besides where hugepagesOnDemand is set."""
+
+
+class _Version(Call):
+    """The one path that belongs to no API group. Everybody may read it (system:public-info-viewer)."""
+
+    @property
+    def path(self) -> str:
+        """The path on the server."""
+        return "/version"
+
+
+class _Configz(Call):
+    """Request for the kubelet's effective configuration, flags included, through the API server's proxy to the node."""
+
+    @property
+    def path(self) -> str:
+        """The path on the server."""
+        return f"{super().path}/configz"
+
+
+class Inquiry:
+    """Questions on one connection. Every failure is a KubeError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def server_version(self) -> str:
+        """The server's version, ``v1.36.1``."""
+        document = await self._ask(_Version("get", "", "version"))
+        return str(document.get("gitVersion", ""))
+
+    async def kubelet_config(self, node: str) -> Document:
+        """The effective KubeletConfiguration of a node. Needs ``get`` on ``nodes/proxy``."""
+        document = await self._ask(_Configz("get", "", "nodes/proxy", node))
+        found = document.get("kubeletconfig")
+        if not isinstance(found, dict):
+            raise UnavailableError("get nodes/proxy", f"the answer has no kubeletconfig: {shown(document)}")
+        return found
+
+    async def list_classes(self) -> frozenset[str]:
+        """The names of all DeviceClasses."""
+        call = Call("list", "resource.k8s.io", "deviceclasses")
+        items, _ = read_list(call, await self._connection.ask(call), "DeviceClass")
+        return frozenset(item["metadata"]["name"] for item in items)
+
+    async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
+        """Whether RBAC lets us do that to an object of that name, or to any. Everybody may ask (system:basic-user)."""
+        base, _, part = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": base, "subresource": part, "name": name}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+        }
+        document = await self._ask(Call("create", "authorization.k8s.io", "selfsubjectaccessreviews", body=body))
+        status = document.get("status")
+        return isinstance(status, dict) and status.get("allowed") is True
+
+    async def _ask(self, call: Call) -> Document:
+        try:
+            document = parse_json(await self._connection.ask(call), MOST_BYTES, "answer", call.operation)
+        except MalformedError as error:
+            raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+        if not isinstance(document, dict):
+            raise UnavailableError(call.operation, f"the answer is {shown(document)}; is this an API server?")
+        return document

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a kubelet's configuration: of configz, a given file, an archive, or the files of the node. Every call blocks.
+
+A container of the driver sees none of the files unless they are mounted. With ``--host-root`` they are there.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from numa_contract.config import ConfigError
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError
+from numa_node.config_file import MAX_FILE, parse_yaml, read_yaml
+from numa_node.files import read_regular
+
+from numa_tools.bundle.archive import KUBELET
+from numa_tools.doctor.facts import Document, KubeletConfig
+from numa_tools.doctor.kubelet_command import Command, FlagError, parse_command
+from numa_tools.doctor.kubelet_config import (
+    API_VERSION,
+    KIND,
+    SETTINGS,
+    Part,
+    Reading,
+    kubelet_config,
+    kubelet_of_reading,
+    misspelled,
+    unarchived,
+)
+from numa_tools.doctor.kubelet_places import PLACES, ROOT, Place
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.sources.kubelet_files import HostFiles, UnseenError, read_drop_ins
+from numa_tools.doctor.sources.kubelet_launch import find_launch
+from numa_tools.doctor.sources.processes import START_SLACK_SECONDS
+
+_STATES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
+_MOST_BYTES: Final = 1 << 20
+_ASK: Final = (
+    "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints all of it, and --kubelet-config reads that; "
+    "kubectl numa doctor {node} does both"
+)
+
+
+def read_given_kubelet(path: str, node: str) -> KubeletConfig:
+    """Returns a KubeletConfiguration or an answer of ``configz``; ``-`` is standard input. Raises ConfigError."""
+    # Not by opening /dev/stdin, which fails if the runtime passes a socket to the command.
+    document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
+    try:
+        if isinstance(document, dict) and "kubeletconfig" in document:
+            return kubelet_config(document["kubeletconfig"], path)
+        why = f"{path} is one file, and drop-ins and flags of the kubelet may override it"
+        found = kubelet_config(document, path)
+    except MalformedError as error:
+        raise ConfigError(path, [str(error)]) from error
+    reading = Reading((_part(found.source, document),), unseen=why)
+    return kubelet_of_reading(reading, _ASK.format(node=node)) or found
+
+
+def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unread) -> KubeletConfig | Unread:
+    """Returns the kubelet's configuration: its own answer, else an archive's, else that of the node's files.
+
+    ``root`` is the kubelet's root directory, ``answer`` what the API server returned for configz.
+    """
+    if not isinstance(answer, Unread):
+        try:
+            return kubelet_config(answer, "configz")
+        except (ConfigError, MalformedError) as error:
+            answer = Unread(f"the kubelet's configz cannot be read: {error}", _ASK.format(node=node))
+    if (found := read_archived_kubelet(host_root) or read_kubelet(host_root, root, node)) is not None:
+        return found
+    why = f"the kubelet's configuration is not visible from here: there is no {root}/config.yaml, and {answer.why}"
+    return Unread(why, _ASK.format(node=node) if answer.on_purpose else answer.remedy, answer.on_purpose)
+
+
+def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
+    """Returns the configuration in an archive of ``gather``; None for a host root that is not one."""
+    path = Path(host_root, KUBELET)
+    try:
+        data = read_regular(str(path), _MOST_BYTES)
+        return unarchived(parse_json(data, _MOST_BYTES, "kubelet's configuration", path.name))
+    except (OSError, ConfigError, MalformedError):
+        return None
+
+
+def read_kubelet(host_root: str, root: str, node: str) -> KubeletConfig | None:
+    """Returns the configuration in the files of a node, or None if there are none."""
+    return kubelet_of_reading(read_files(host_root, root), _ASK.format(node=node))
+
+
+def read_files(host_root: str, root: str) -> Reading:
+    """Returns all parts of the configuration that the files of a node contain."""
+    files = HostFiles(host_root)
+    try:
+        launch = find_launch(files, root)
+        command = parse_command(launch.arguments if launch else ())
+    except (UnseenError, FlagError) as error:
+        return Reading(running=_states(files, root), unseen=str(error))
+    unseen = "its command line is not visible" if launch is None else launch.unclear
+    documents, parts = HostFiles(host_root), []
+    try:
+        for part in _parts(documents, command, root, certain=not unseen):
+            parts.append(part)  # noqa: PERF402 - the parts before an error are kept
+    except UnseenError as error:
+        unseen = str(error)
+    if launch and command.settings:
+        parts.append(Part(launch.origin, command.settings, is_command_line=True))
+    if launch and launch.started:
+        changed = documents.changed | {path: time for path, time in files.changed.items() if path == launch.origin}
+        late = [path for path, time in changed.items() if time > launch.started + START_SLACK_SECONDS]
+        unseen = f"{late[0]} was changed after the kubelet had started" if late else unseen
+    return Reading(tuple(parts), _states(files, command.root_dir or root), unseen)
+
+
+def _parts(files: HostFiles, command: Command, root: str, *, certain: bool) -> Iterator[Part]:
+    """Yields the file of ``--config`` and the drop-ins. Raises UnseenError."""
+    place = Place(command.config, command.config_dir)
+    if not certain and not place.config:
+        likely = _likely_place(files, root)
+        place = Place(likely.config, place.drop_ins or likely.drop_ins)
+    for path in filter(None, (place.config, place.drop_ins)):
+        if not path.startswith("/"):
+            raise UnseenError(f"{path} is relative to the kubelet's working directory")
+    if place.config:
+        yield _part(place.config, _base(files, place.config, certain=certain))
+    for path, document in read_drop_ins(files, place.drop_ins) if place.drop_ins else ():
+        yield _part(path, document)
+        if odd := misspelled(document):
+            raise UnseenError(f"{path} has {odd[0]!r}, which may hide the setting of that name in other letters")
+
+
+def _part(path: str, document: dict[str, Any]) -> Part:
+    return Part(path, {key: document[key] for key in SETTINGS if key in document})
+
+
+def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
+    document = files.document(path)
+    if document is None:
+        raise UnseenError(f"{path}, which the kubelet's command line names, is not visible")
+    if not _is_configuration(document, bare=not certain):
+        raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, and the kubelet does not start with it")
+    settings: dict[str, Any] = document
+    return settings
+
+
+def _is_configuration(document: object, *, bare: bool) -> bool:
+    """Returns True for a KubeletConfiguration. A ``bare`` one may lack the fields that name its type."""
+    if not isinstance(document, dict):
+        return False
+    return (document.get("apiVersion", API_VERSION if bare else ""), document.get("kind", KIND if bare else "")) == (
+        API_VERSION,
+        KIND,
+    )
+
+
+def _likely_place(files: HostFiles, root: str) -> Place:
+    """Returns the place of the distribution whose files are there. Raises UnseenError if there are several."""
+    own = f"{root}/config.yaml"
+    places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
+    found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
+    if len(found) > 1:
+        raise UnseenError(f"each of {', '.join(one.config for one in found)} may be its configuration")
+    drop_ins = [one.drop_ins for one in found or places if one.drop_ins and files.names(one.drop_ins)]
+    return Place(found[0].config if found else "", drop_ins[0] if len(drop_ins) == 1 else "")
+
+
+def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
+    """Returns True for a KubeletConfiguration, and for a file that cannot be read, whose use then fails."""
+    try:
+        return _is_configuration(files.document(path), bare=bare)
+    except UnseenError:
+        return True
+
+
+def _states(files: HostFiles, root: str) -> dict[str, str]:
+    """Returns the policies that the managers run with, from their state files, by manager."""
+    found: dict[str, str] = {}
+    for manager, name in _STATES.items():
+        try:
+            data = files.data(f"{root}/{name}", _MOST_BYTES) or b""
+            policy = parse_json(data, _MOST_BYTES, "kubelet state", name)["policyName"]
+        except (UnseenError, MalformedError, TypeError, KeyError):
+            continue
+        if isinstance(policy, str) and policy:
+            found[manager] = policy
+    return found

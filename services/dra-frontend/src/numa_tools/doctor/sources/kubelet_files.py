@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads files of a kubelet's configuration below a host root: bounded, following no link out of the root."""
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any, Final
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import on_node
+from numa_contract.config import ConfigError
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError
+from numa_node.config_file import parse_yaml
+from numa_node.files import read_regular
+
+from numa_tools.doctor.kubelet_config import API_VERSION, KIND
+
+_MOST_BYTES: Final = 256 << 10
+"""Bytes of one file. A KubeletConfiguration is a screen of text."""
+_MOST_IN_ALL: Final = 4 << 20
+"""Bytes of all files together."""
+_MOST_DROP_INS: Final = 256
+_MOST_ENTRIES: Final = 4096
+_MOST_LEVELS: Final = 16
+_SUFFIX: Final = ".conf"
+
+
+class UnseenError(Exception):
+    """A part of the configuration could not be read; the text names it and the reason."""
+
+
+class HostFiles:
+    """Files of the node. Every call blocks."""
+
+    def __init__(self, host_root: str) -> None:
+        self.root = host_root
+        self._left = _MOST_IN_ALL
+        self.changed: dict[str, float] = {}
+        """Time of the last change of each file and directory that was read, in seconds since the epoch."""
+
+    def where(self, path: str) -> str:
+        """Returns where a path of the node is. Raises UnseenError."""
+        try:
+            return on_node(self.root, path)
+        except HostTreeError as error:
+            raise UnseenError(str(error)) from error
+
+    def data(self, path: str, most_bytes: int = _MOST_BYTES) -> bytes | None:
+        """Returns the content of a file, or None if there is none. Raises UnseenError."""
+        try:
+            real = self.where(path)
+            data = read_regular(real, min(most_bytes, self._left), follow=True)
+            self._left -= len(data)
+            self._remember(path, real)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UnseenError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise UnseenError(f"{path[:200]!r} is not a path: {error}") from error
+        return data
+
+    def text(self, path: str, most_bytes: int = _MOST_BYTES) -> str | None:
+        """Returns the text of a file, or None if there is none. Raises UnseenError."""
+        data = self.data(path, most_bytes)
+        try:
+            return None if data is None else data.decode()
+        except UnicodeDecodeError as error:
+            raise UnseenError(f"{path} is not UTF-8: {error.reason}") from error
+
+    def names(self, path: str, most: int = _MOST_ENTRIES) -> list[str]:
+        """Returns the names in a directory in the order of Go's os.ReadDir. Raises UnseenError.
+
+        A directory that does not exist has no names.
+        """
+        try:
+            found = os.listdir(self.where(path))  # noqa: PTH208 - names are all that is needed
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise UnseenError(f"{path} cannot be listed: {error.strerror}") from error
+        if len(found) > most:
+            raise UnseenError(f"{path} has more than {most} entries")
+        return sorted(found, key=os.fsencode)
+
+    def document(self, path: str) -> Any:
+        """Returns the value of a YAML or JSON file, or None if there is none. Raises UnseenError."""
+        data = self.data(path)
+        if data is None:
+            return None
+        try:
+            if data.lstrip()[:1] == b"{":
+                return _json_or_yaml(data, path)
+            return parse_yaml(data, path)
+        except ConfigError as error:
+            raise UnseenError(str(error)) from error
+
+    def drop_ins(self, directory: str) -> Iterator[str]:
+        """Yields the drop-ins of ``--config-dir`` in the order of the kubelet. Raises UnseenError.
+
+        The kubelet walks the directory with filepath.WalkDir: entries in lexical order, each directory at its place,
+        no symbolic link to a directory followed, the first directory included. It reads every other entry whose name
+        ends in .conf. A kubelet whose directory is missing does not start.
+        """
+        mode = self._mode(directory)
+        if mode is None:
+            raise UnseenError(f"{directory} does not exist, and the kubelet does not start without it")
+        if stat.S_ISDIR(mode):
+            yield from self._walk(directory, _MOST_LEVELS, [_MOST_ENTRIES])
+
+    def _walk(self, directory: str, levels: int, left: list[int]) -> Iterator[str]:
+        if not levels:
+            raise UnseenError(f"{directory} is nested more than {_MOST_LEVELS} directories deep")
+        names = self.names(directory)
+        self._remember(directory, self.where(directory))
+        for name in names:
+            left[0] -= 1
+            if left[0] < 0:
+                raise UnseenError(f"{directory}: the drop-in directory has more than {_MOST_ENTRIES} entries")
+            path = f"{directory}/{name}"
+            if stat.S_ISDIR(self._mode(path) or 0):
+                yield from self._walk(path, levels - 1, left)
+            elif name.endswith(_SUFFIX):
+                yield path
+
+    def _mode(self, path: str) -> int | None:
+        """Returns the mode of an entry itself: of a symbolic link that of the link."""
+        above, _, name = path.rstrip("/").rpartition("/")
+        try:
+            return os.lstat(f"{self.where(above or '/')}/{name}").st_mode
+        except (OSError, ValueError):
+            return None
+
+    def _remember(self, path: str, real: str) -> None:
+        self.changed[path] = os.stat(real).st_mtime  # noqa: PTH116 - a path that was just opened
+
+
+def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields path and content of each drop-in. Raises UnseenError, also if the kubelet would refuse a drop-in."""
+    for number, path in enumerate(files.drop_ins(directory)):
+        if number >= _MOST_DROP_INS:
+            raise UnseenError(f"{directory} has more than {_MOST_DROP_INS} drop-ins")
+        document = files.document(path)
+        if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
+            raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, and the kubelet does not start with it")
+        yield path, document
+
+
+def _json_or_yaml(data: bytes, path: str) -> Any:
+    """Returns the value of a text that begins with a brace: JSON, or YAML in its flow style."""
+    try:
+        return parse_json(data, _MOST_BYTES, "file", path)
+    except MalformedError:
+        return parse_yaml(data, path)

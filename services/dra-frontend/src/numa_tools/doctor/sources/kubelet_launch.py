@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the command line of the kubelet: of its process, its systemd unit, or its distribution. Every call blocks."""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
+
+from numa_tools.doctor.kubelet_places import (
+    ENVIRONMENT_FILES,
+    MICROK8S_ARGUMENTS,
+    RANCHERS,
+    ROOT,
+    UNIT_DIRECTORIES,
+    VARIABLES,
+    Rancher,
+)
+from numa_tools.doctor.sources.kubelet_files import HostFiles, UnseenError
+from numa_tools.doctor.sources.processes import find_processes
+from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
+
+_MOST_UNIT_BYTES: Final = 256 << 10
+_MOST_DROP_INS: Final = 64
+_PROGRAMS: Final = ("kubelet", "kubelite")
+"""The second one is MicroK8s' program, which contains the kubelet."""
+_UNIT: Final = "kubelet.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The arguments with which the kubelet runs, or would be started."""
+
+    origin: str
+    arguments: tuple[str, ...]
+    unclear: str = ""
+    """Reason why the arguments may not be all."""
+    started: float | None = None
+    """Start of the process, in seconds since the epoch."""
+
+
+class _Started(NamedTuple):
+    """The way in which a unit starts a program."""
+
+    arguments: tuple[str, ...]
+    variables: frozenset[str]
+    """Names of its environment variables."""
+
+
+def find_launch(files: HostFiles, root: str) -> Launch | None:
+    """Returns the command line, or None if nothing of one was found. Raises UnseenError if it cannot be told apart.
+
+    A running process is certain. Without one, exactly one unit or distribution must be there, since a node may have
+    leftovers of another. Flags in environment files without the unit that uses them are some of the flags at most.
+    """
+    if running := list(_running(files)):
+        if len({one.arguments for one in running}) > 1:
+            raise UnseenError(f"several kubelets run: {', '.join(one.origin for one in running)}")
+        return running[0]
+    installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
+    if len(installed) > 1:
+        raise UnseenError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
+    # The unit of a wrapper script uses the same environment files.
+    if installed and not (installed[0].unclear and not installed[0].arguments):
+        return installed[0]
+    return _of_environment_files(files, root, installed[0].unclear if installed else "")
+
+
+def _running(files: HostFiles) -> Iterator[Launch]:
+    """Yields the kubelets that run: as root, and in the PID namespace of the host, where no ordinary pod can be.
+
+    Raises UnseenError.
+    """
+    try:
+        found = [one for one in find_processes(HostTree(files.root), _PROGRAMS) if one.is_root and one.namespaces == 1]
+    except HostTreeError as error:
+        raise UnseenError(str(error)) from error
+    for process in found:
+        origin = f"the command line of process {process.number}"
+        if process.program == "kubelet":
+            unclear = "" if process.command else f"{origin} cannot be read"
+            yield Launch(origin, process.command[1:], unclear, process.started)
+            continue
+        given = [one.partition("=")[2] for one in process.command if one.startswith("--kubelet-args-file=")]
+        launch = _of_microk8s(files, given[0]) if given else None
+        if launch is None:
+            yield Launch(origin, (), f"{origin}: its --kubelet-args-file is not visible")
+        else:
+            yield replace(launch, started=process.started)
+
+
+def _of_unit(files: HostFiles) -> Launch | None:
+    origin = f"the unit {_UNIT}"
+    try:
+        found = _unit_arguments(files, _UNIT, "kubelet")
+    except (UnitError, UnseenError) as error:
+        return Launch(origin, (), f"{origin}: {error}")
+    return None if found is None else Launch(origin, found.arguments)
+
+
+def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | None:
+    """Returns how a unit starts a program, or None if there is no such unit. Raises UnitError and UnseenError."""
+    texts = _unit_texts(files, unit)
+    if not texts:
+        return None
+    service = parse_service(texts, unit)
+    environment: dict[str, str] = {}
+    for file in service.files:
+        path = file.removeprefix("-")
+        text = files.text(path, _MOST_UNIT_BYTES)
+        if text is None and not file.startswith("-"):
+            raise UnitError(f"its environment file {path} is not visible")
+        environment |= parse_environment(text or "")
+    variables = {*environment, *(one.partition("=")[0] for one in service.variables)}
+    return _Started(arguments_of(service, environment, program), frozenset(variables))
+
+
+def _unit_texts(files: HostFiles, unit: str) -> list[str]:
+    """Returns the texts of a unit's fragment and its drop-ins as systemd orders them; none without a fragment."""
+    fragment = next((text for place in UNIT_DIRECTORIES if (text := _unit_text(files, f"{place}/{unit}"))), None)
+    if fragment is None:
+        return []
+    drop_ins: dict[str, str] = {}
+    for place in UNIT_DIRECTORIES:
+        for name in files.names(f"{place}/{unit}.d"):
+            if name.endswith(".conf"):
+                drop_ins.setdefault(name, f"{place}/{unit}.d/{name}")
+    if len(drop_ins) > _MOST_DROP_INS:
+        raise UnseenError(f"{unit} has more than {_MOST_DROP_INS} drop-ins")
+    return [fragment, *(_unit_text(files, drop_ins[name]) or "" for name in sorted(drop_ins))]
+
+
+def _unit_text(files: HostFiles, path: str) -> str | None:
+    return files.text(path, _MOST_UNIT_BYTES)
+
+
+def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
+    """Returns the arguments in MicroK8s' file: one in a line, with variables of the snap."""
+    try:
+        text = files.text(path, _MOST_UNIT_BYTES)
+    except UnseenError as error:
+        return Launch(path, (), str(error))
+    if text is None:
+        return None
+    variables = {"SNAP_DATA": posixpath.dirname(posixpath.dirname(path)), "SNAP_COMMON": "/var/snap/microk8s/common"}
+    lines = (line.strip() for line in text.splitlines())
+    kept = [one for one in lines if one and not one.startswith("#")]
+    for name, value in variables.items():
+        kept = [one.replace(f"${{{name}}}", value).replace(f"${name}", value) for one in kept]
+    try:
+        return Launch(path, tuple(word for one in kept for word in words(one)))
+    except UnitError as error:
+        return Launch(path, (), f"{path}: {error}")
+
+
+def _of_ranchers(files: HostFiles) -> list[Launch]:
+    found = []
+    for rancher in RANCHERS:
+        try:
+            launch = _of_rancher(files, rancher)
+        except (UnitError, UnseenError) as error:
+            launch = Launch(rancher.name, (), f"{rancher.name}: {error}")
+        if launch:
+            found.append(launch)
+    return found
+
+
+def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
+    """Returns the arguments of k3s or RKE2. Raises UnitError and UnseenError.
+
+    The lists of configuration file and command line are joined. The file of ``--config`` and the directory of
+    ``--config-dir`` are copied into a drop-in directory of its own, from which alone the kubelet reads
+    (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
+    """
+    started = next((one for unit in rancher.units if (one := _unit_arguments(files, unit, rancher.name))), None)
+    given = started.arguments if started else ()
+    settings = _rancher_settings(files, rancher, given)
+    kubelet_arguments = [*_listed(settings.get("kubelet-arg")), *_values(given, "--kubelet-arg")]
+    data = (_values(given, "--data-dir", "-d") or _listed(settings.get("data-dir")) or [rancher.data])[-1]
+    own = f"{data}/agent/etc/kubelet.conf.d"
+    has_own = bool(files.names(own))
+    if started is None and not settings and not has_own:
+        return None
+    arguments = [f"--{one.removeprefix('--')}" for one in kubelet_arguments]
+    if has_own:
+        arguments = [one for one in arguments if one.partition("=")[0] not in ("--config", "--config-dir")]
+        arguments.append(f"--config-dir={own}")
+    unclear = "" if started else f"no unit of {rancher.name} is visible, whose command line has flags, too"
+    if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
+        unclear = f"a variable in the environment of {rancher.name} moves its files"
+    if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
+        unclear = f"{rancher.name} is given a kubelet-arg that extends another"
+    return Launch(f"the configuration of {rancher.name}", tuple(arguments), unclear)
+
+
+def _rancher_settings(files: HostFiles, rancher: Rancher, given: tuple[str, ...]) -> Mapping[str, Any]:
+    """Returns the configuration file with its drop-ins: later files replace keys, those that end in + are added."""
+    path = ([*_values(given, "--config", "-c"), rancher.configuration])[0]
+    directory = f"{path}.d"
+    drop_ins = [f"{directory}/{name}" for name in files.names(directory) if name.endswith((".yaml", ".yml"))]
+    settings: dict[str, Any] = {}
+    for one in [path, *drop_ins[:_MOST_DROP_INS]]:
+        document = files.document(one)
+        for key, value in document.items() if isinstance(document, dict) else ():
+            name = str(key).removesuffix("+")
+            added = _listed(settings.get(name)) if str(key).endswith("+") else []
+            settings[name] = [*added, *_listed(value)]
+    return settings
+
+
+def _listed(value: object) -> list[str]:
+    if value is None:
+        return []
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
+
+
+def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
+    """Returns the values of a flag in a command line: ``--flag value`` and ``--flag=value``."""
+    found = []
+    for place, one in enumerate(arguments):
+        name, equals, value = one.partition("=")
+        if name in names:
+            found.append(value if equals else "".join(arguments[place + 1 : place + 2]))
+    return found
+
+
+def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | None:
+    """Returns the flags in environment files of a unit that is not visible or runs a script."""
+    origins, arguments = [], []
+    for path in (one.replace(ROOT, root) for one in ENVIRONMENT_FILES):
+        try:
+            text = files.text(path, _MOST_UNIT_BYTES)
+            variables = parse_environment(text or "")
+            flags = [word for name, one in variables.items() if name.startswith(VARIABLES) for word in words(one)]
+        except (UnitError, UnseenError) as error:
+            why = why or f"{path}: {error}"
+            continue
+        if flags:
+            origins.append(path)
+            arguments += flags
+    if not arguments and not why:
+        return None
+    return Launch(", ".join(origins), tuple(arguments), why or "the unit that passes flags to it is not visible")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the programs that run on a node, in /proc below a host root. Every call blocks.
+
+A container of the driver sees none of them, since it has a PID namespace of its own.
+"""
+
+import posixpath
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
+from numa_node.files import read_regular
+
+START_SLACK_SECONDS: Final = 2.0
+"""A file may look younger than a process by so much and be older: the kernel reports the time of boot in seconds."""
+_MOST_PROCESSES: Final = 1 << 17
+_MOST_BYTES: Final = 2 << 20
+"""Bytes of a file of a process. execve(2) accepts a command line of 2 MiB on a default stack."""
+_TICKS: Final = 100
+"""USER_HZ, the unit of times in /proc/PID/stat."""
+_START: Final = 19
+"""Place of ``starttime`` among the fields after the name in /proc/PID/stat (proc_pid_stat(5))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, as far as its files can be read."""
+
+    program: str
+    number: str
+    command: tuple[str, ...]
+    """The command line; empty if the process has ended or may not be read."""
+    namespaces: int | None
+    """Number of its nested PID namespaces, 1 on the node itself; None if the kernel does not report it."""
+    is_root: bool
+    """True if its real and effective users are root."""
+    started: float | None
+    """Seconds since the epoch; None if the kernel does not report it."""
+
+
+def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Process]:
+    """Yields the processes of these programs in the order of their PIDs. Raises HostTreeError if /proc is too large."""
+    numbers = [name for name in tree.names("/proc") or () if name.isascii() and name.isdigit()]
+    if len(numbers) > _MOST_PROCESSES:
+        raise HostTreeError("/proc", f"has more than {_MOST_PROCESSES} processes")
+    for number in sorted(numbers, key=int):
+        program = _text(tree, number, "comm").strip()
+        if program not in programs:
+            continue
+        fields = dict(line.split(":", 1) for line in _text(tree, number, "status").splitlines() if ":" in line)
+        command = _text(tree, number, "cmdline").rstrip("\0")
+        yield Process(
+            program,
+            number,
+            tuple(command.split("\0")) if command else (),
+            len(fields["NSpid"].split()) if "NSpid" in fields else None,
+            fields.get("Uid", "").split()[:2] == ["0", "0"],
+            _start(tree, number),
+        )
+
+
+def variables_of(tree: HostTree, process: Process) -> frozenset[str]:
+    """Returns the names of a process's environment variables; none if it has ended or may not be read."""
+    return frozenset(one.partition("=")[0] for one in _text(tree, process.number, "environ").split("\0"))
+
+
+def _text(tree: HostTree, number: str, name: str) -> str:
+    """Returns a file of a process, or of all without a number; empty if the process has ended or may not be read."""
+    try:
+        path = tree.real(posixpath.join("/proc", number, name))
+        # What is not UTF-8 is replaced: a path with it is then not found, and texts of findings can be printed.
+        return read_regular(path, _MOST_BYTES, follow=True).decode(errors="replace")
+    except (OSError, ValueError, HostTreeError):
+        return ""
+
+
+def _start(tree: HostTree, number: str) -> float | None:
+    boot = re.search(r"^btime (\d{1,12})$", _text(tree, "", "stat"), re.MULTILINE | re.ASCII)
+    # The second field is the name in parentheses, which may contain anything.
+    fields = _text(tree, number, "stat").rpartition(")")[2].split()
+    if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):
+        return None
+    return int(boot[1]) + int(fields[_START]) / _TICKS

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and processes of the container runtimes of a node. Every call blocks.
+
+A container of the driver sees neither, unless they are mounted; with ``--host-root`` both are there. Numbers and sizes
+of files are limited, since imports may name anything.
+"""
+
+import posixpath
+import re
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
+from numa_contract.config import ConfigError
+from numa_node.files import read_regular
+from numa_node.runtimes.containerd import Documents, RuntimeConfigError, UndeterminedError, imports_of
+from numa_node.toml_text import parse_toml
+
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.runtime_in_use import PLACES, Candidate, FoundRuntimes, Place, Reported, given_runtime
+from numa_tools.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig
+from numa_tools.doctor.sources.processes import START_SLACK_SECONDS, Process, find_processes, variables_of
+
+ELSEWHERE: Final = (
+    "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
+    "dra-frontend doctor --host-root /host"
+)
+_MOST_FILES: Final = 64
+_MOST_IMPORTS: Final = 256
+_MOST_BYTES: Final = 1 << 20
+_MOST_GIVEN: Final = 4 << 20
+_MOST_TOGETHER: Final = 4 << 20
+"""Characters of all files of a runtime."""
+_DROP_INS: Final = "/etc/containerd/conf.d"
+_PROGRAMS: Final = ("containerd", "crio", "kubelet")
+_GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
+_CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
+# Options of containerd with a value, and those of CRI-O that replace keys of its files (internal/criocli).
+_CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "state", "log-level", "l"})
+_CRIO_REPLACES: Final = re.compile(r"enable-nri|nri-.*|cdi-spec-dirs", re.ASCII)
+_CRIO_VARIABLES: Final = frozenset({"CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_CDI_SPEC_DIRS"})
+
+
+def read_runtimes(tree: HostTree) -> FoundRuntimes:
+    """Returns the runtimes of the node whose file tree this is."""
+    processes = _processes(tree)
+    running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
+    known = {one.place.config for one in running}
+    there = [_candidate(tree, place) for place in PLACES if place.config not in known]
+    candidates = (*running, *(one for one in there if one))
+    sockets = {place.socket for place in (*PLACES, *(one.place for one in candidates))}
+    return FoundRuntimes(candidates, frozenset(one for one in sockets if _is_socket(tree, one)), _endpoint(processes))
+
+
+def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
+    """Returns the settings of a text that a runtime printed; ``-`` is standard input. Raises ConfigError."""
+    try:
+        # Not by opening /dev/stdin, which fails if the runtime passes a socket to the command.
+        data = sys.stdin.buffer.read(_MOST_GIVEN + 1) if path == "-" else read_regular(path, _MOST_GIVEN, follow=True)
+        if len(data) > _MOST_GIVEN:
+            raise RuntimeConfigError(f"has more than {_MOST_GIVEN >> 20} MiB")
+        return given_runtime(data.decode(errors="replace"), reported)
+    except OSError as error:
+        raise ConfigError(path, [error.strerror or str(error)]) from error
+    except RuntimeConfigError as error:
+        raise ConfigError("standard input" if path == "-" else path, [str(error)]) from error
+
+
+def _candidate(
+    tree: HostTree, place: Place, *, runs: bool = False, directory: str = _CRIO_DIRECTORY
+) -> Candidate | None:
+    """Returns a runtime with its files, or None if it has none and is not seen running."""
+    read = _Files(tree)
+    if place.software == CRI_O:
+        read.crio(place.config, directory)
+    else:
+        read.containerd(place.config)
+    if not read.documents and not read.fault and not runs:
+        return None
+    if place.software == CONTAINERD and (address := _address(read.documents)):
+        place = replace(place, socket=address)
+    stray = _stray(tree, read.documents) if posixpath.dirname(place.config) == posixpath.dirname(_DROP_INS) else ()
+    return Candidate(place, tuple(read.documents), read.fault, runs=runs, stray=stray)
+
+
+def _address(documents: Documents) -> str:
+    """Returns the address of containerd's gRPC server in its files; empty if they have none.
+
+    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file counts.
+    """
+    found = ""
+    for _, document in documents:
+        plugins = document.get("plugins")
+        for section in (document.get("grpc"), plugins.get(_GRPC_SERVER) if isinstance(plugins, dict) else None):
+            address = section.get("address") if isinstance(section, dict) else None
+            found = address if isinstance(address, str) and address else found
+    return found
+
+
+class _Files:
+    """Reads the files of one runtime in its order, until one cannot be used."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self.documents: list[tuple[str, dict[str, Any]]] = []
+        self.fault = ""
+        self._left = _MOST_TOGETHER
+
+    def containerd(self, config: str) -> None:
+        """Reads config.toml and its imports, breadth first."""
+        pending, imported = [config], {config: ""}
+        try:
+            while pending:
+                path = pending.pop(0)
+                document = self._document(path)
+                if document is None and path == config:
+                    return
+                if document is None:
+                    raise UndeterminedError(f"{imported[path]} imports {path}, which does not exist")
+                if len(patterns := imports_of(path, document)) > _MOST_IMPORTS:
+                    raise UndeterminedError(f"{path} imports more than {_MOST_IMPORTS} patterns")
+                for pattern in patterns:
+                    new = [one for one in _matching(self._tree, pattern) if one not in imported]
+                    pending += new
+                    imported |= dict.fromkeys(new, path)
+                if len(imported) > _MOST_IMPORTS:
+                    raise UndeterminedError(f"{config} imports more than {_MOST_IMPORTS} files")
+        except (UndeterminedError, HostTreeError) as error:
+            self.fault = str(error)
+
+    def crio(self, config: str, directory: str) -> None:
+        """Reads crio.conf, then every file below the drop-in directory in the order of their names."""
+        try:
+            self._document(config)
+            for path in _below(self._tree, directory):
+                self._document(path)
+        except (UndeterminedError, HostTreeError) as error:
+            self.fault = str(error)
+
+    def _document(self, path: str) -> dict[str, Any] | None:
+        if len(self.documents) >= _MOST_FILES:
+            raise UndeterminedError(f"there are more than {_MOST_FILES} files; {path} was not read")
+        if (text := _text(self._tree, path)) is None:
+            return None
+        self._left -= len(text)
+        if self._left < 0:
+            raise UndeterminedError(f"the files have more than {_MOST_TOGETHER >> 20} MiB; {path} was not read")
+        try:
+            document = parse_toml(text)
+        except ValueError as error:
+            raise UndeterminedError(f"{path} is not TOML: {error}") from error
+        self.documents.append((path, document))
+        return document
+
+
+def _text(tree: HostTree, path: str) -> str | None:
+    """Returns the text of a file, or None if there is none. Raises UndeterminedError."""
+    try:
+        return read_regular(tree.real(path), _MOST_BYTES, follow=True).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UndeterminedError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UndeterminedError(f"{path} is not a UTF-8 text, or no path: {error}") from error
+
+
+def _matching(tree: HostTree, pattern: str) -> list[str]:
+    """Returns the files that a pattern of imports matches, in the order of Go's filepath.Glob.
+
+    Raises UndeterminedError and HostTreeError.
+
+    Only a pattern with a star is one (resolveImports). Any other path must exist.
+    """
+    if "*" not in pattern:
+        return [pattern]
+    if "[" in pattern or "\\" in pattern:
+        raise UndeterminedError(f"the pattern {pattern} in imports has signs that this command does not expand")
+    found, is_literal = ["/"], True
+    for part in pattern.strip("/").split("/"):
+        is_literal = is_literal and not set(part) & set("*?")
+        if is_literal:
+            found = [posixpath.join(one, part) for one in found]
+            continue
+        expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+        found = [f"{one}/{name}" for one in found for name in tree.names(one) or () if expression.fullmatch(name)]
+        if len(found) > _MOST_IMPORTS:
+            raise UndeterminedError(f"the pattern {pattern} in imports matches more than {_MOST_IMPORTS} files")
+    return found
+
+
+def _below(tree: HostTree, directory: str) -> Iterator[str]:
+    """Yields the files below a directory in the order of filepath.Walk. Raises UndeterminedError and HostTreeError."""
+    pending, seen = [directory], 0
+    while pending:
+        path = pending.pop()
+        names = tree.names(path) if path == directory or _is_directory(tree, path) else None
+        if names is None:
+            if path != directory:
+                yield path
+            continue
+        seen += len(names)
+        if seen > _MOST_IMPORTS:
+            raise UndeterminedError(f"{directory} has more than {_MOST_IMPORTS} files")
+        pending += [f"{path}/{name}" for name in reversed(names)]
+
+
+def _is_directory(tree: HostTree, path: str) -> bool:
+    """Returns True for a directory. A link to one is a file to filepath.Walk, and CRI-O then does not start."""
+    try:
+        parent, _, name = path.rpartition("/")
+        return stat.S_ISDIR(Path(tree.real(parent), name).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _is_socket(tree: HostTree, path: str) -> bool:
+    try:
+        return Path(tree.real(path)).is_socket()
+    except (OSError, HostTreeError):
+        return False
+
+
+def _stray(tree: HostTree, documents: Documents) -> tuple[str, ...]:
+    """Returns the drop-ins that mention NRI or CDI and are not among the files that containerd reads."""
+    read = {path for path, _ in documents}
+    try:
+        others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
+        return tuple(one for one in others[:_MOST_FILES] if one not in read and _is_ours(_text(tree, one) or ""))
+    except (UndeterminedError, HostTreeError):
+        return ()
+
+
+def _is_ours(text: str) -> bool:
+    return "nri" in text or "cdi" in text
+
+
+def _processes(tree: HostTree) -> list[Process]:
+    """Returns runtimes and kubelets that run on the node itself, not in its containers; none if /proc is not there."""
+    try:
+        return [one for one in find_processes(tree, _PROGRAMS) if one.command and one.namespaces in (None, 1)]
+    except HostTreeError:
+        return []
+
+
+def _arguments(process: Process) -> tuple[str, ...]:
+    return tuple(filter(None, process.command[1:]))
+
+
+def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
+    """Returns a running candidate, with a fault if one of its files is newer than its process."""
+    if found is None or found.fault or process.started is None:
+        return found
+    for path, _ in found.documents:
+        if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
+            why = f"{path} was changed after the runtime was started, and is not in force until it is restarted"
+            return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
+    return found
+
+
+def _changed_at(tree: HostTree, path: str) -> float:
+    try:
+        return Path(tree.real(path)).stat().st_mtime
+    except (OSError, ValueError, HostTreeError):
+        return 0.0
+
+
+def _running(tree: HostTree, process: Process) -> Candidate | None:
+    """Returns the runtime that a process is, or None for another process or a command that only prints."""
+    arguments = _arguments(process)
+    if process.program == "crio":
+        return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)
+    if process.program != "containerd" or _has_command(arguments):
+        return None
+    config = _option(arguments, "config", "c") or PLACES[0].config
+    address = _option(arguments, "address", "a")
+    known = next((one for one in PLACES if one.software == CONTAINERD and one.config == config), None)
+    found = _candidate(tree, known or Place(CONTAINERD, CONTAINERD, config, PLACES[0].socket), runs=True)
+    if found and address:
+        found = replace(found, place=replace(found.place, socket=address))
+    if found and not config.startswith("/"):
+        return replace(found, fault=f"containerd is started with the relative path {config}")
+    return found
+
+
+def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
+    arguments = _arguments(process)
+    crio = next(one for one in PLACES if one.software == CRI_O)
+    place = replace(crio, config=_option(arguments, "config", "c") or crio.config)
+    found = _candidate(tree, place, runs=True, directory=_option(arguments, "config-dir", "d") or _CRIO_DIRECTORY)
+    options = [name for name in map(_name, arguments) if _CRIO_REPLACES.fullmatch(name)]
+    variables = variables_of(tree, process) & _CRIO_VARIABLES
+    if found and (options or variables):
+        what = ", ".join([*(f"--{one}" for one in options), *sorted(variables)])
+        return replace(found, fault=f"CRI-O is started with {what}, which wins over its files")
+    return found
+
+
+def _has_command(arguments: Sequence[str]) -> bool:
+    """Returns True if containerd was started with a command, such as ``config dump``, so that it is not the service."""
+    takes_value = False
+    for one in arguments:
+        if not one.startswith("-") and not takes_value:
+            return True
+        takes_value = one.startswith("-") and "=" not in one and _name(one) in _CONTAINERD_VALUES
+    return False
+
+
+def _option(arguments: Sequence[str], *names: str) -> str:
+    """Returns the value of an option, ``--name=value`` or ``--name value``; the last one counts. Empty without it."""
+    found = ""
+    for one, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        if one.startswith("-") and _name(one) in names:
+            found = one.partition("=")[2] if "=" in one else following
+    return found
+
+
+def _name(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("-") if argument.startswith("-") else ""
+
+
+def _endpoint(processes: Sequence[Process]) -> str:
+    """Returns the endpoint of the runtime on the kubelet's command line; empty if it has none."""
+    kubelets = [one for one in processes if one.program == "kubelet"]
+    given = [_option(_arguments(one), "container-runtime-endpoint") for one in kubelets]
+    return next(filter(None, given), "")

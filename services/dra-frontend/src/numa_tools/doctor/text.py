@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``dra-frontend doctor`` prints: findings by group, then what could not be checked. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from numa_contract.errors import printable
+
+from numa_tools.doctor.model import Check, Finding, Level
+from numa_tools.doctor.table import Verdict
+
+
+def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
+    """Returns the findings for a person: three lines each, and one line that counts them."""
+    lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
+    return "\n".join(map(printable, lines))
+
+
+def rules_text(checks: Sequence[Check]) -> str:
+    """Returns the checks for a person: one line each, what holds on a good node."""
+    return "\n".join(f"{check.id:<32} {check.rule}" for check in checks)
+
+
+def _findings(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    group = ""
+    for verdict in verdicts:
+        for finding in (one for one in verdict.findings if one.level is not Level.UNKNOWN):
+            if verdict.check.group != group:
+                group = verdict.check.group
+                yield f"== {group}"
+            yield from _lines(verdict.check.id, finding)
+
+
+def _lines(name: str, finding: Finding) -> Iterator[str]:
+    yield f"{finding.level.value.upper():<9}{finding.what} [{name}]"
+    yield f"{'WHY':<9}{finding.why}"
+    yield f"{'REMEDY':<9}{finding.remedy}"
+    yield ""
+
+
+def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """One source that cannot be read keeps many checks from being made: it is named once."""
+    sources: dict[tuple[str, str], list[str]] = {}
+    for verdict in verdicts:
+        for one in verdict.findings:
+            if one.level is Level.UNKNOWN:
+                sources.setdefault((one.why, one.remedy), []).append(verdict.check.id)
+    if sources:
+        yield "== not checked"
+    for (why, remedy), names in sources.items():
+        yield f"{'UNKNOWN':<9}{', '.join(names)}"
+        yield f"{'WHY':<9}{why}"
+        yield f"{'REMEDY':<9}{remedy}"
+        yield ""
+
+
+def _summary(verdicts: Sequence[Verdict], node_name: str) -> str:
+    counts = Counter(verdict.result for verdict in verdicts)
+    parts = [f"{counts[word]} {text}" for word, text in _WORDS.items() if counts[word] or word == "good"]
+    return f"{node_name}: {', '.join(parts)}, of {len(verdicts)} checks"
+
+
+_WORDS = {"good": "good", "problem": "with problems", "note": "with notes", "unknown": "not made"}

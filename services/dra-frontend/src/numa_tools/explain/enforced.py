@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a claim's containers where they belong, as backend and kernel show it, and what is not as it should be."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dra_frontend.allocation.entitlement import entitled_cpus
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
+
+from numa_tools.explain.known import Known
+
+KERNEL_FILES: Final = (
+    "cpuset.cpus.effective",
+    "cpuset.cpus.partition",
+    "cpuset.mems.effective",
+    "memory.max",
+    "memory.low",
+    "memory.min",
+)
+"""Files of a container's cgroup that are shown."""
+_KEEPERS: Final = {
+    "partition": "the kernel (cpuset partition)",
+    "isolated": "the kernel (isolated cpuset partition)",
+    "pool": "the driver (shared pool without these CPUs)",
+}
+Problem = dict[str, str]
+
+
+def problem(what: str, why: str, remedy: str) -> Problem:
+    """Returns a problem, in the order in which it is read."""
+    return {"problem": what, "why": why, "remedy": remedy}
+
+
+def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
+    """Returns a container: what the backend has seen of it, and its cgroup's files where they can be read."""
+    found: dict[str, Any] = {
+        "container": report.name,
+        "pod": f"{report.pod_namespace}/{report.pod_name}",
+        "state": "refused" if report.refused else report.state,
+        "cpus": format_cpu_list(report.cpus),
+        "numaNodes": format_cpu_list(report.mems),
+    }
+    if report.exclusivity:
+        found["keptBy"] = _KEEPERS.get(report.exclusivity, report.exclusivity)
+    node_reason = known.exclusivity_reason if report.exclusivity == "pool" else ""
+    why = report.pooled or report.pool_requested or node_reason
+    shown = {"why": why, "refused": report.refused, "limits": dict(report.limits)}
+    return found | {key: value for key, value in shown.items() if value} | _kernel(known, report)
+
+
+def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
+    files = known.kernel.get(report.id)
+    return {"kernel": dict(files)} if files else {}
+
+
+def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
+    """Returns what is not as the records say."""
+    if known.silent:
+        return [problem("enforcement is not known", known.silent, "start the driver's pod on this node")]
+    found = []
+    if not known.backend.get("live", True):
+        why = str(known.backend.get("problem") or "its lease is over")
+        found.append(problem("nothing enforces claims", why, "see the nri-backend container's log"))
+    cpus, uid = frozenset[int]().union(*(one.cpus_of() for one in records)), records[0].claim.uid
+    for report in known.users(uid):
+        who = f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"
+        if report.refused:
+            found.append(problem(f"{who} was refused", report.refused, "as the sentence says"))
+        elif report.alive and cpus and _holds(report, uid):
+            found += _overlap(known, report, who, _effective(known.kernel.get(report.id), report.cpus))
+    return found
+
+
+def _holds(report: ContainerReport, uid: str) -> bool:
+    return any(use.uid == uid for use in report.claims)
+
+
+def _effective(files: Mapping[str, str] | None, reported: frozenset[int]) -> frozenset[int]:
+    try:
+        return parse_cpu_list((files or {})["cpuset.cpus.effective"].strip())
+    except (KeyError, MalformedError):
+        return reported
+
+
+def _overlap(known: Known, report: ContainerReport, who: str, effective: frozenset[int]) -> list[Problem]:
+    entitled = entitled_cpus(report, known.ledger)
+    if not entitled or effective <= entitled:
+        return []
+    why = f"its cgroup says {format_cpu_list(effective)}, its claims have {format_cpu_list(entitled)}"
+    return [problem(f"{who} runs on other CPUs", why, "the audit mends it within seconds; report it if it stays")]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim that this node has not prepared: which of its devices fit, what is missing, and what preparing would say."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
+from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.decide import decide, judge
+from numa_contract.names import DRIVERS
+
+from numa_tools.explain.enforced import Problem, problem
+from numa_tools.explain.known import Known
+from numa_tools.scheduling.fit import Verdict
+from numa_tools.scheduling.manifests import Claim, Workload
+from numa_tools.scheduling.reading import ManifestError, mapping, value
+from numa_tools.scheduling.simulation import Simulation
+from numa_tools.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
+
+_CLEAR = "make room on this node, ask for less, or let another node have it"
+_WAITS = (
+    "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
+    "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
+)
+_UNDECIDED = "read the pod's events, which contain the scheduler's own answer; or write the selector in other words"
+_UNASKED = "the kubelet has not asked for it yet: see the pod's events"
+
+
+def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
+    """Returns other drivers' devices whose attributes decide which CPUs a claim gets; none if it cannot be read."""
+    with suppress(Refused):
+        return needed_devices(read_claim(document), known.inventory)
+    return frozenset()
+
+
+def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> str:
+    """Returns why a claim that is allocated is not prepared here; nothing for one that is not allocated."""
+    try:
+        view = read_claim(document)
+        if not view.allocated:
+            return ""
+        if not view.is_for(node, view.claim.uid):
+            names = ", ".join(sorted(frozenset[str]().union(*view.nodes)))
+            return f"it is allocated to node {names}; ask there"
+        view.check_usable(view.claim.uid)
+        for driver in (driver for driver, results in view.results.items() if results):
+            judged = judge(view, driver, known.inventory, known.config, others=others)
+            decide(judged, known.inventory, known.ledger)
+    except Refused as refusal:
+        return str(refusal)
+    if not any(view.results.values()):
+        return "it is allocated, and has no device of these drivers"
+    hindered = "; ".join(known.hindrances)
+    return f"it is allocated to this node and fits; {hindered or _UNASKED}"
+
+
+def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
+    """Returns what each device of this node is to each request.
+
+    And the requests that are for such devices, and why some can be met nowhere: a class or a selector is at fault.
+    """
+    rows: list[dict[str, Any]] = []
+    ours: list[Request] = []
+    faults: list[str] = []
+    for request in wanted.requests:
+        mine = []
+        for wish in request.wishes:
+            row: dict[str, Any] = {"request": wish.name, "class": wish.device_class, "devices": []}
+            rows.append(row)
+            try:
+                found = simulation.search.verdicts(wish)
+            except ManifestError as error:
+                row["problem"] = str(error)
+                faults.append(str(error))
+                continue
+            row["devices"] = [_row(one) for one in found]
+            if found:
+                mine.append(wish)
+            else:
+                row["problem"] = "is for no CPUs or memory of this node"
+        if mine:
+            ours.append(replace(request, wishes=tuple(mine)))
+    return rows, ours, faults
+
+
+def _row(one: Verdict) -> dict[str, Any]:
+    row: dict[str, Any] = {"device": one.device.name, "fits": None if one.unknown else not one.missing}
+    return row | {key: text for key, text in (("missing", one.missing), ("unknown", one.unknown)) if text}
+
+
+def explain_pending(
+    known: Known,
+    document: Mapping[str, Any],
+    classes: Mapping[str, DeviceClass],
+    node: str,
+    others: OtherDevices = NO_OTHERS,
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns what stands in the way of a claim, and that as problems; nothing stands there if there are none.
+
+    ``others`` contains the devices of :func:`joined_devices`.
+    """
+    metadata = mapping(document, "metadata")
+    namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
+    found: dict[str, Any] = {"claim": f"{namespace}/{name}", "uid": metadata.get("uid", ""), "state": "pending"}
+    if why := allocation_problem(known, document, node, others):
+        return found | {"state": "allocated"}, [problem("the claim is not prepared here", why, "as the sentence says")]
+    try:
+        wanted = read_wanted(mapping(document, "spec"))
+    except ManifestError as error:
+        return found, [problem("the claim cannot be explained", str(error), "change the claim")]
+    simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
+    found["requests"], ours, faults = verdicts(simulation, wanted)
+    hindered = [problem("this node takes no claim now", one, "run dra-frontend doctor") for one in known.hindrances]
+    unreadable = [
+        problem("a request cannot be met anywhere", one, "make the class, or change the claim") for one in faults
+    ]
+    if not ours:
+        why = f"no request is for a device of {' or '.join(DRIVERS)} on this node"
+        return found, hindered + (unreadable or [problem("nothing of this node fits", why, _CLEAR)])
+    names = {one.name for one in ours}
+    near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
+    row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
+    if row["fits"]:
+        found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAITS
+        return found, hindered + unreadable
+    if row["fits"] is None:
+        text = "it is unknown whether this node can serve the claim"
+        return found, hindered + unreadable + [problem(text, why, _UNDECIDED) for why in row["unknown"]]
+    who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
+    return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to say of a claim, a pod, a CPU or a device of this node."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dra_frontend.devices.model import CpuDevice, Device
+from dra_frontend.devices.quantity import format_quantity
+from numa_contract.cdi import ClaimFile
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.records import AllocationRecord
+
+from numa_tools.explain.enforced import Problem, container_view, problem, problems_of
+from numa_tools.explain.known import Known
+from numa_tools.explain.why import claim_name, cpu_reasons
+
+Explained = tuple[dict[str, Any], list[Problem]]
+KINDS: Final = ("claim", "pod", "cpu", "device")
+# Of a number alone no more digits: a claim may be called so, too.
+_CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
+
+
+class UnknownSubjectError(Exception):
+    """Nothing of that name is known; the text says where it was looked for."""
+
+
+def split_kind(subject: str) -> tuple[str, str]:
+    """Returns kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``; no kind where the name alone must tell.
+
+    Raises UnknownSubjectError for ``cpu/`` and no number.
+    """
+    if match := _CPU.fullmatch(subject):
+        return "cpu", match[1] or match[2]
+    kind, _, name = subject.partition("/")
+    if kind == "cpu" and name:
+        raise UnknownSubjectError("a CPU is one number, such as cpu/3")
+    return (kind, name) if kind in KINDS and name else ("", subject)
+
+
+def explain_known(known: Known, subject: str) -> Explained | None:
+    """Returns what this node knows of a subject; None where it knows nothing of that name. UnknownSubjectError."""
+    kind, name = split_kind(subject)
+    if kind == "cpu":
+        return explain_cpu(known, int(name))
+    if kind in ("", "device") and name in known.devices:
+        return explain_device(known, name)
+    if kind in ("", "claim") and (uids := _claims_named(known, name)):
+        return _joined([explain_claim(known, uid) for uid in uids], "claims")
+    if kind in ("", "pod") and (uids := _pods_named(known, name)):
+        return _joined([explain_pod(known, uid) for uid in uids], "pods")
+    return None
+
+
+def _joined(found: Sequence[Explained], key: str) -> Explained:
+    if len(found) == 1:
+        return found[0]
+    return {key: [one for one, _ in found]}, [each for _, problems in found for each in problems]
+
+
+def _same(asked: str, namespace: str, name: str, uid: str) -> bool:
+    return asked in (uid, name, f"{namespace}/{name}")
+
+
+def _claims_named(known: Known, asked: str) -> list[str]:
+    claims = {record.claim.uid: record.claim for record in known.ledger.records}
+    return [uid for uid, claim in claims.items() if _same(asked, claim.namespace, claim.name, uid)]
+
+
+def _pods_named(known: Known, asked: str) -> list[str]:
+    return sorted({uid for uid, namespace, name in _pods(known) if _same(asked, namespace, name, uid)})
+
+
+def _pods(known: Known) -> set[tuple[str, str, str]]:
+    """Returns UID, namespace and name of every pod that is known."""
+    reserved = {(pod.uid, one.claim.namespace, pod.name) for one in known.ledger.records for pod in one.reserved_for}
+    return reserved | {(one.pod_uid, one.pod_namespace, one.pod_name) for one in known.containers}
+
+
+def explain_claim(known: Known, uid: str) -> Explained:
+    """Returns what a prepared claim has, why, and what enforces it."""
+    records = known.records_of(uid)
+    first = records[0]
+    found: dict[str, Any] = {
+        "claim": f"{first.claim.namespace}/{first.claim.name}",
+        "uid": uid,
+        "state": "prepared",
+        "pods": [pod.name for pod in first.reserved_for],
+        "sharing": first.sharing,
+        "has": [row for record in records for row in _given(known, record)],
+        "containers": [container_view(known, one) for one in known.users(uid)],
+    }
+    if any(record.rebuilt for record in records):
+        found["rebuilt"] = "the record was lost and made anew from what its containers held"
+    return found, problems_of(known, records)
+
+
+def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for part in record.cpus:
+        place = {"driver": record.driver, "request": part.request, "device": part.device}
+        rows.append({**place, "cpus": format_cpu_list(part.cpus), "why": cpu_reasons(known, record, part)})
+    for memory in record.memory:
+        place = {"driver": record.driver, "request": memory.request, "device": memory.device}
+        said = record.memory_parameters_of(memory.request).model_dump(mode="json", exclude_defaults=True)
+        amount = {"bytes": memory.size, "pageBytes": memory.page_bytes, "numaNode": memory.numa_node}
+        rows.append({**place, **amount, **({"parameters": said} if said else {})})
+    return rows
+
+
+def explain_pod(known: Known, uid: str) -> Explained:
+    """Returns a pod's claims and containers."""
+    reports = [one for one in known.containers if one.pod_uid == uid]
+    # A refused container names a claim, although the record of the claim may not name the pod yet.
+    named = frozenset[str]().union(*(one.named_claims for one in reports))
+    records = known.ledger.records
+    claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}
+    names = {(namespace, name) for each, namespace, name in _pods(known) if each == uid}
+    found = [explain_claim(known, claim) for claim in claims]
+    problems = [each for _, several in found for each in several]
+    view = {
+        "pod": "/".join(min(names)),
+        "uid": uid,
+        "claims": [one for one, _ in found],
+        "containers": [container_view(known, one) for one in reports],
+    }
+    refused = [one for one in reports if one.refused and all(one.refused != each["why"] for each in problems)]
+    return view, problems + [
+        problem(f"container {one.name} was refused", one.refused, "as the sentence says") for one in refused
+    ]
+
+
+def explain_cpu(known: Known, number: int) -> Explained | None:
+    """Returns where a CPU is, who has it and who keeps others off it; None for one that there cannot be."""
+    machine = known.inventory.machine
+    uid = known.ledger.cpu_holders().get(number)
+    cpu = machine.cpus.get(number)
+    if cpu is None and uid is None and number not in machine.offline | machine.possible:
+        return None
+    found: dict[str, Any] = {"cpu": number, "online": cpu is not None}
+    if cpu is not None:
+        siblings = {one.id for one in machine.cpus.values() if one.core == cpu.core}
+        found |= {"core": format_cpu_list(siblings), "l3": cpu.l3, "numaNode": cpu.numa_node, "socket": cpu.package}
+        found |= {"coreType": str(cpu.core_type), "isolcpus": number in machine.isolated}
+    devices = [name for name, (_, one) in known.devices.items() if isinstance(one, CpuDevice) and number in one.cpus]
+    found["device"] = devices[0] if devices else None
+    found["use"] = _use(known, number, uid, online=cpu is not None)
+    if uid is None:
+        return found, []
+    if not known.records_of(uid):
+        return found | {"claimUid": uid}, []
+    claim, problems = explain_claim(known, uid)
+    if cpu is None:
+        problems.append(
+            problem(
+                f"CPU {number} is offline", "a claim has it", f"echo 1 > /sys/devices/system/cpu/cpu{number}/online"
+            )
+        )
+    return found | {"claim": claim["claim"], "claimUid": uid, "containers": claim["containers"]}, problems
+
+
+def _remark(known: Known, uid: str) -> str:
+    if known.records_of(uid):
+        return ""
+    if any(uid == other for _, other in known.releasing):
+        return ", which is released: a container of it may still run"
+    return ", whose record is not known"
+
+
+def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
+    if uid is not None:
+        return f"claimed by {claim_name(known, uid)}{_remark(known, uid)}"
+    if not online:
+        return "offline" + (", although reservedCPUs names it" if number in known.inventory.reserved_cpus else "")
+    if number in known.inventory.reserved_cpus:
+        return "reserved (reservedCPUs): no claim gets it"
+    if number in known.inventory.withheld_cpus:
+        return "shared, and kept for containers without a claim (minSharedCPUs): no claim gets it"
+    return "shared by containers without a claim"
+
+
+def explain_device(known: Known, name: str) -> Explained:
+    """Returns what a device offers, who has how much of it, and what is left."""
+    driver, device = known.devices[name]
+    shown = next((one for one in known.published if one.name == name), None)
+    binary = not isinstance(device, CpuDevice)
+    claimed = {
+        claim_name(known, uid): amount
+        for (owner, uid), file in sorted({**known.releasing, **known.files}.items())
+        if owner == driver and (amount := _amount(file, device))
+    }
+    found: dict[str, Any] = {
+        "device": name,
+        "driver": driver,
+        "attributes": dict(device.attributes),
+        "capacity": format_quantity(device.amount, binary=binary),
+        "free": format_quantity(_free(known, device), binary=binary),
+        "claims": {claim: format_quantity(amount, binary=binary) for claim, amount in claimed.items()},
+    }
+    if isinstance(device, CpuDevice):
+        found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(_free_cpus(known, device))}
+    problems = []
+    if shown and shown.health != "healthy":
+        found["health"] = shown.health
+        problems.append(problem(f"{name} is {shown.health}", shown.message, "see docs/live-machine.md"))
+    if shown and shown.taints:
+        found["taints"] = list(shown.taints)
+        why = f"{', '.join(shown.taints)}: the scheduler gives none of it away"
+        problems.append(problem(f"{name} is tainted", why, "see docs/live-machine.md"))
+    return found, problems
+
+
+def _free_cpus(known: Known, device: CpuDevice) -> frozenset[int]:
+    return device.cpus - known.ledger.held_cpus()
+
+
+def _free(known: Known, device: Device) -> int:
+    if isinstance(device, CpuDevice):
+        return len(_free_cpus(known, device))
+    return max(0, device.amount - known.ledger.claimed_bytes().get(device.name, 0))
+
+
+def _amount(file: ClaimFile, device: Device) -> int:
+    if not isinstance(device, CpuDevice):
+        return file.memory.get(device.name, 0)
+    if file.record is None:
+        return len(file.cpus & device.cpus)
+    return sum(len(part.cpus) for part in file.record.cpus if part.device == device.name)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a request has these CPUs: by which parameters, out of what, and what was worse. All as things are now."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dra_frontend.allocation.alignment import narrowed
+from dra_frontend.allocation.parameters import CpuConfig
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import CpuDevice, DeviceKind
+from dra_frontend.machine.model import Machine
+from dra_frontend.placement.allocator import NoCpusError, allocate, suitable
+from dra_frontend.placement.place import Place, has
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
+from pydantic import ValidationError
+
+from numa_tools.explain.known import Known
+
+
+def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
+    """Returns where CPUs are: cores, L3 groups, NUMA nodes and sockets, those that are online."""
+    found = [machine.cpus[cpu] for cpu in sorted(cpus & machine.online)]
+    siblings: dict[int, set[int]] = {}
+    for cpu in machine.cpus.values():
+        siblings.setdefault(cpu.core, set()).add(cpu.id)
+    cores = {cpu.core for cpu in found}
+    return {
+        "wholeCores": sum(siblings[core] <= cpus for core in cores),
+        "sharedCores": sum(not siblings[core] <= cpus for core in cores),
+        "l3": len({cpu.l3 for cpu in found if cpu.l3 is not None}),
+        "numaNodes": format_cpu_list({cpu.numa_node for cpu in found}),
+        "sockets": format_cpu_list({cpu.package for cpu in found if cpu.package >= 0}),
+    }
+
+
+def stated(parameters: CpuParameters) -> dict[str, Any]:
+    """Returns how the CPUs were to be chosen: the strategy, and what else is not the default."""
+    given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {"strategy": parameters.strategy, **given}
+
+
+def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
+    """Returns why a request has its CPUs, or that nobody can tell any more."""
+    inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
+    _, device = known.devices.get(part.device, ("", None))
+    found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
+    if not part.cpus:
+        return {**found, "text": "the record has no CPUs for it: nothing was to be chosen"}
+    if not isinstance(device, CpuDevice):
+        return {**found, "text": f"this node does not offer {part.device} any more; the claim keeps what it has"}
+    if device.kind is DeviceKind.CPU:
+        return {**found, "text": "the scheduler chose this CPU: each CPU is a device (cpuDeviceMode: individual)"}
+    if parameters.cpuset is not None:
+        return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
+    if _of_another_release(parameters):
+        return {**found, "text": "another release chose them, by parameters that this one does not know"}
+    if part.joined:
+        joined = {one.attribute: list(one.values) for one in part.joined}
+        found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
+    held = known.ledger.held_cpus(besides=uid) | (record.cpus_of() - part.cpus)
+    found["taken"] = _taken(known, device, uid)
+    found["free"] = format_cpu_list(device.cpus - held - part.cpus)
+    found["places"] = _places(inventory, device, held, part.cpus, parameters)
+    return {**found, **_again(inventory, device, held, part.cpus, parameters)}
+
+
+def _of_another_release(parameters: CpuParameters) -> bool:
+    said = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolated", "core_type"})
+    try:
+        CpuConfig.model_validate(said)
+    except ValidationError:
+        return True
+    return False
+
+
+def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]]:
+    by_claim: dict[str, set[int]] = {}
+    for cpu, uid in known.ledger.cpu_holders(besides=besides).items():
+        if cpu in device.cpus:
+            by_claim.setdefault(uid, set()).add(cpu)
+    return [{"claim": claim_name(known, uid), "cpus": format_cpu_list(cpus)} for uid, cpus in by_claim.items()]
+
+
+def claim_name(known: Known, uid: str) -> str:
+    """Returns namespace and name of a claim, the UID where no record tells them."""
+    released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
+    return next((f"{one.claim.namespace}/{one.claim.name}" for one in [*known.records_of(uid), *released]), uid)
+
+
+def _again(
+    inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
+) -> dict[str, Any]:
+    try:
+        chosen = allocate(device.cpus, held, len(mine), inventory.layout, parameters)
+    except NoCpusError as error:
+        return {"text": f"these CPUs were free when the claim was prepared; an allocation made now would fail: {error}"}
+    if chosen == mine:
+        return {"text": "an allocation made now would choose the same CPUs"}
+    now = f"an allocation made now would choose {format_cpu_list(chosen)}"
+    return {"text": f"{now}; some of these CPUs were not free when the claim was prepared"}
+
+
+def _places(
+    inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
+) -> list[dict[str, Any]]:
+    """Returns each place of the device with CPUs that the request could have had, and how good it is."""
+    places = suitable(device.cpus, held, inventory.layout, parameters, mine)
+    own = [place for place in places if not mine.isdisjoint(place.cpus)]
+    return [
+        {
+            "place": _named(place),
+            "cpus": format_cpu_list(place.cpus),
+            "size": place.size,
+            "wholeCores": len(place.whole),
+            "verdict": "chosen" if place in own else _verdict(place, own, len(mine), parameters),
+        }
+        for place in places
+    ]
+
+
+def _named(place: Place) -> str:
+    l3 = "" if place.l3 is None else f"L3 of CPU {place.l3}, "
+    return f"{l3}NUMA node {place.node}"
+
+
+def _verdict(place: Place, own: Sequence[Place], need: int, parameters: CpuParameters) -> str:
+    """Returns why a place was not taken, in the order in which the allocator compares."""
+    if parameters.numa == "distribute" or len(own) != 1:
+        return "not needed" if own else "free"
+    if not has(place.amounts, need):
+        return f"too small: {place.size} of {need} CPUs"
+    ((_, breaks, size), _), ((_, own_breaks, own_size), _) = place.best(need), own[0].best(need)
+    if breaks != own_breaks:
+        return "would break a whole core" if breaks else "better now: breaks no core"
+    if size != own_size:
+        return f"emptier: {size} CPUs against {own_size}" if size > own_size else "better now: a tighter fit"
+    return "as good: lower numbers win" if place.key > own[0].key else "better now: lower numbers"

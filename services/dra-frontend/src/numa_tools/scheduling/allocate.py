@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses devices for all claims of a pod at once, as kube-scheduler does: depth first, the first that fit.
+
+A selector that cannot be evaluated makes the outcome unknown, unless two searches show otherwise:
+
+* The exact search takes the scheduler's steps. If it ends before it comes to a device for which a selector is unknown,
+  the scheduler ends there as well, and the outcome is certain.
+* Else the generous search lets every unknown selector be what suits the request best, and passes over devices for which
+  a selector fails. If even this search finds no devices, there are none whatever the selectors evaluate to.
+
+Devices that a claim with an unknown outcome may have are disputed: later claims only fit for certain without them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from numa_tools.scheduling.asked import Asked, Way, asked, room, too_large, unmet
+from numa_tools.scheduling.constraints import Agreement, Effort
+from numa_tools.scheduling.fit import Candidate, InUse, Verdict, budget, class_of, matching, verdict
+from numa_tools.scheduling.published import Key, Published
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
+
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to some seconds.
+_MOST_EFFORT: Final = 2_000_000
+_MOST_TOGETHER: Final = 640
+"""Maximum sum of devices and requests of all claims: the search recurses once for each of them."""
+_STEP, _CAPACITY, _TAINT = 10, 10, 2
+
+
+class UnschedulableError(Exception):
+    """No devices of this node meet all requests; ``reasons`` name the missing devices, one for each request."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(reasons))
+
+
+class UndecidedError(Exception):
+    """It is unknown whether the devices of this node meet all requests; ``reasons`` contain the cause."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(reasons))
+
+
+class _TooManyStepsError(UndecidedError):
+    """The search ended before it was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A device that is allocated to a claim."""
+
+    claim: int
+    """Index of the claim among those of the pod."""
+    wish: Wish
+    device: Published
+    consumed: Mapping[str, Fraction] | None
+
+
+class Search:
+    """Search on one node: its devices, the cluster's classes, and the devices in use."""
+
+    def __init__(
+        self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
+    ) -> None:
+        self._devices, self._classes = devices, classes
+        self.in_use = in_use or InUse()
+        # Shared by all calls of verdicts(), since explain makes one for each request.
+        self._budget = budget()
+        self._requests: list[Asked] = []
+        self._room: list[int] = []
+        self._claims: Sequence[Wanted] = ()
+        self._agreements: list[Agreement] = []
+        self._chosen: list[Choice] = []
+        self._taken: Counter[int] = Counter()
+        self._steps, self._effort, self._limited = 0, Effort(), False
+        self._exact = True
+        self._disputed: set[Key] = set()
+
+    def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
+        """Returns devices for every request, which are in use from then on.
+
+        Raises UnschedulableError if there are none, and UndecidedError if that is unknown. The devices in use are then
+        as before.
+        """
+        self._claims = claims
+        try:
+            self._requests = asked(claims, self._classes, self._devices)
+            if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
+                raise UnschedulableError(reasons)
+            self._check_size()
+            self._room = room(self._requests)
+            return self._certain()
+        except ManifestError as error:
+            raise UnschedulableError([str(error)]) from error
+        except UndecidedError:
+            self._disputed |= self._allocatable()
+            raise
+
+    def _allocatable(self) -> set[Key]:
+        """Returns the devices that the requests may be allocated, each by itself."""
+        ways = [way for request in self._requests for way in request.ways]
+        tried = ((way.wish, one.device) for way in ways for one in way.found if one.usable)
+        return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
+
+    def _certain(self) -> list[Choice]:
+        """Returns the devices that the scheduler finds. Raises UnschedulableError and UndecidedError.
+
+        Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
+        """
+        wanting_all = [way for one in self._requests for way in one.ways if way.wants_all]
+        if failed := next((way.failed for way in wanting_all if way.failed), ""):
+            raise UnschedulableError([failed])
+        try:
+            if unknown := next((way.unknown for way in wanting_all if way.unknown), ""):
+                raise UndecidedError([unknown])
+            if self._search(exact=True):
+                return self._chosen
+        except _TooManyStepsError:
+            raise
+        except UndecidedError:
+            if self._search(exact=False, keep=False):
+                raise
+        raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
+
+    def _search(self, *, exact: bool, keep: bool = True) -> bool:
+        """Returns True if the requests can be met together. With ``keep`` the devices are then in use."""
+        self._steps, self._effort, self._limited = 0, Effort(), False
+        self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
+        self._chosen, self._taken, self._exact = [], Counter(), exact
+        before, done = self.in_use.copy(), False
+        try:
+            done = self._from(0)
+        finally:
+            if not done or not keep:
+                self.in_use = before
+        return done
+
+    def _check_size(self) -> None:
+        """Raises UndecidedError if there are too many requests and devices to search for them together."""
+        most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
+        if most > _MOST_TOGETHER:
+            many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
+            raise UndecidedError([f"{many} are more than can be simulated together; make several pods of it"])
+
+    def verdicts(self, wish: Wish) -> list[Verdict]:
+        """Returns the verdict on each device that the selectors admit or may admit.
+
+        Raises ManifestError if the class is missing or a selector fails.
+        """
+        way = Way(wish, matching(wish, class_of(wish, self._classes), self._devices, self._budget))
+        if way.failed:
+            raise ManifestError(way.failed)
+        judged = ((one, verdict(wish, one.device, self.in_use)) for one in way.found if one.usable)
+        return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
+
+    def _from(self, place: int) -> bool:
+        """Returns True if the requests from a place on can be met; their devices are in use then."""
+        if place == len(self._requests):
+            return True
+        request = self._requests[place]
+        left = self._room[place] - self._taken[request.claim]
+        for way in request.ways:
+            self._limited |= way.count > left
+            found = way.found if self._exact else way.possible
+            if found and way.count <= left and self._devices_for(place, way.wish, found, way.count, 0):
+                return True
+        return False
+
+    def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
+        """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
+        for index in range(start, len(found) - left + 1):
+            self._check_certain(found[index])
+            one = verdict(wish, found[index].device, self.in_use)
+            self._check_undisputed(one)
+            if self._take(self._requests[place].claim, wish, one):
+                if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
+                    return True
+                self._give_back()
+        # The scheduler also evaluates the selectors of the last devices, although too few are left for the request.
+        for other in found[max(start, len(found) - left + 1) :]:
+            self._check_certain(other)
+        return False
+
+    def _check_certain(self, candidate: Candidate) -> None:
+        """Raises UndecidedError if the selectors are unknown for a device, UnschedulableError if they fail."""
+        if not self._exact:
+            return
+        if candidate.failed:
+            raise UnschedulableError([candidate.failed])
+        if candidate.unknown:
+            raise UndecidedError([candidate.unknown])
+
+    def _check_undisputed(self, one: Verdict) -> None:
+        """Raises UndecidedError if a device that meets a request may be allocated to an undecided claim."""
+        if self._exact and not one.why and one.device.key in self._disputed:
+            text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
+            raise UndecidedError([text])
+
+    def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
+        """Allocates a device and returns True, unless a verdict or a constraint of the claim excludes it."""
+        self._count(one.device)
+        if one.why or not self._agreements[claim].add(wish.name, one.device):
+            return False
+        self._chosen.append(Choice(claim, wish, one.device, one.consumed))
+        self._taken[claim] += 1
+        self.in_use.add(one.device.key, one.consumed)
+        return True
+
+    def _give_back(self) -> None:
+        last = self._chosen.pop()
+        self._taken[last.claim] -= 1
+        self.in_use.add(last.device.key, last.consumed, -1)
+        self._agreements[last.claim].remove(last.wish.name, last.device)
+
+    def _count(self, device: Published) -> None:
+        """Counts one combination and its cost. Raises UndecidedError if all combinations together cost too much."""
+        self._steps += 1
+        self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
+        if self._effort.spent > _MOST_EFFORT:
+            simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
+            text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
+            raise _TooManyStepsError([f"{text}: ask for fewer devices together{simpler}"])
+
+    def _limits(self) -> str:
+        """Returns the constraints and limits that requests must meet together, as the end of a message."""
+        shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
+        with_that = f", with {' and '.join(shared)} as the constraints say" if shared else ""
+        return with_that + (f", of {MOST_RESULTS} devices for each claim at most" if self._limited else "")
+
+
+def allocated(
+    claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
+) -> dict[str, Any]:
+    """Returns the claim as the scheduler writes it to the API server; ``choices`` are those of this claim."""
+    results: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
+    for index, one in enumerate(choices):
+        driver, pool, device = one.device.key
+        result: dict[str, Any] = {"request": one.wish.name, "driver": driver, "pool": pool, "device": device}
+        if one.consumed is not None:
+            texts = {name: one.device.capacity[name].text(amount) for name, amount in one.consumed.items()}
+            result |= {"shareID": f"share-{index}", "consumedCapacity": texts}
+        results.append(result)
+    for wish in {one.wish.name: one.wish for one in choices}.values():
+        configs += [
+            {"source": "FromClass", "requests": [wish.name], **one} for one in classes[wish.device_class].configs
+        ]
+    configs += [{"source": "FromClaim", **one} for one in wanted.configs]
+    return {
+        **claim,
+        "spec": {"devices": {"constraints": wanted.constraint_documents}},
+        "status": {**claim.get("status", {}), "allocation": {"devices": {"results": results, "config": configs}}},
+    }

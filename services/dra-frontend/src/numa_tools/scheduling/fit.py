@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides whether a device meets a request, and names what is missing in the scheduler's terms."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import Final
+
+from numa_contract.errors import shown
+
+from numa_tools.cel.evaluate import selected
+from numa_tools.cel.tokens import CelUnsupportedError
+from numa_tools.cel.values import Budget, CelError
+from numa_tools.scheduling.published import Key, Published, Share
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.wanted import DeviceClass, Wish
+
+NO_CLASS: Final = "there is no DeviceClass"
+"""Beginning of the message about a request with an unknown class."""
+_MOST_VALUES: Final = 10_000_000
+_MOST_NAMED: Final = 4
+_EXHAUSTED: Final = "the selectors before it cost too much"
+_MOST_SHOWN: Final = 400
+"""Characters of a selector in a message."""
+_KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
+
+
+@dataclass(slots=True)
+class InUse:
+    """Allocations of devices to claims."""
+
+    whole: set[Key] = field(default_factory=set)
+    """Devices that are allocated to one claim as a whole."""
+    parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
+    """Consumed amount of each capacity of shared devices."""
+
+    def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
+        """Adds a result, or removes it with ``sign`` -1. If ``consumed`` is None, it is the whole device."""
+        if consumed is None:
+            (self.whole.add if sign > 0 else self.whole.discard)(key)
+            return
+        sums = self.parts.setdefault(key, {})
+        for name, amount in consumed.items():
+            sums[name] = sums.get(name, Fraction(0)) + sign * amount
+
+    def copy(self) -> "InUse":
+        """Returns an independent copy."""
+        return InUse(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
+
+    def free(self, device: Published, capacity: str) -> Fraction:
+        """Returns the free amount of a capacity."""
+        used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
+        return max(Fraction(0), device.capacity[capacity].value - used)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of comparing one device with one request."""
+
+    device: Published
+    why: Callable[[], str] | None = None
+    """Function that returns the reason why the device does not meet the request, or None if it does.
+
+    A search needs the text of few verdicts, so it is made on demand.
+    """
+    consumed: Mapping[str, Fraction] | None = None
+    """Amounts that the request consumes of a shared device, or None if it is allocated the whole device."""
+    unknown: str = ""
+    """The selector that decides and cannot be evaluated, or ""."""
+
+    @property
+    def missing(self) -> str:
+        """Reason why the device does not meet the request, or "" if it does."""
+        return self.why() if self.why else ""
+
+
+def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
+    """Returns the class that a request names. Raises ManifestError if it is unknown."""
+    if wish.device_class not in classes:
+        raise ManifestError(f"{NO_CLASS} {wish.device_class}")
+    return classes[wish.device_class]
+
+
+def budget() -> Budget:
+    """Returns the budget that the selectors of one pod share. It corresponds to some seconds."""
+    return Budget(_MOST_VALUES, "with all selectors before it, it handles")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that the selectors of class and request may admit, or for which one of them fails."""
+
+    device: Published
+    unknown: str = ""
+    """The selector whose value for this device is unknown, or "" if the device is admitted."""
+    failed: str = ""
+    """The selector that fails for this device, which ends the attempt once the scheduler comes to it, or ""."""
+    excluded: bool = False
+    """True if the request cannot be met with this device whatever the unknown selector evaluates to."""
+
+    @property
+    def usable(self) -> bool:
+        """True if the device can be allocated, for some value of the unknown selector."""
+        return not (self.failed or self.excluded)
+
+
+def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
+    """Returns the devices that the selectors of class and request do not exclude; the selectors share a budget."""
+    selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
+    selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
+    if whole.exhausted and selectors:
+        return [Candidate(device, f"{selectors[0][0]}: cannot be evaluated: {_EXHAUSTED}") for device in devices]
+    found = (_admitted(selectors, device, whole) for device in devices)
+    return [one for one in found if one is not None]
+
+
+def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
+    """Evaluates the selectors in the scheduler's order, which ends at the first that is false or fails.
+
+    A selector after an unknown one that is false or fails excludes the device. The device stays in the list all the
+    same: the unknown selector may fail in the cluster, which ends the attempt as soon as the scheduler comes to it.
+    """
+    unknown = ""
+    for where, expression in selectors:
+        try:
+            if not selected(expression, device.in_cel, whole):
+                return Candidate(device, unknown, excluded=True) if unknown else None
+        except CelError as error:
+            remedy = '; ask first, with: "name" in device.attributes["domain"]' if "no such key" in str(error) else ""
+            failed = "" if unknown else f"{where}: device {device.name}: {error}{remedy}"
+            return Candidate(device, unknown, failed, excluded=True)
+        except CelUnsupportedError as error:
+            unknown = unknown or f"{where}: cannot be evaluated: {error}: {shown(expression, _MOST_SHOWN)}"
+            if whole.exhausted:
+                break
+    return Candidate(device, unknown)
+
+
+def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    """Returns the verdict on a device that the selectors admit."""
+    for key, said, effect in device.taints:
+        tolerated = any(
+            one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
+            for one in wish.tolerations
+        )
+        if effect in _KEEPS_AWAY and not tolerated:
+            return Verdict(device, partial("has the taint {}".format, key))
+    if device.key in in_use.whole:
+        return Verdict(device, _allocated)
+    if unknown := wish.capacity.keys() - device.capacity.keys():
+        return Verdict(device, partial(_unknown, device, unknown))
+    return _shared(wish, device, in_use) if device.shared else _whole(wish, device, in_use)
+
+
+def _allocated() -> str:
+    return "is allocated to a claim"
+
+
+def _unknown(device: Published, names: Iterable[str]) -> str:
+    return f"has no capacity {min(names)} (it has: {', '.join(sorted(device.capacity)) or 'none'})"
+
+
+def _whole(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    if in_use.parts.get(device.key):
+        return Verdict(device, _allocated)
+    for name, asked in wish.capacity.items():
+        share = device.capacity[name]
+        if asked > share.value:
+            return Verdict(device, partial(_too_large, name, share, asked))
+    return Verdict(device)
+
+
+def _too_large(name: str, share: Share, asked: Fraction) -> str:
+    return f"has {share.text(share.value)} of {name}, {share.text(asked)} wanted"
+
+
+def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    consumed = {}
+    for name, share in device.capacity.items():
+        asked = wish.capacity.get(name)
+        amount = share.consumed(asked)
+        if amount is None:
+            return Verdict(device, partial(_too_much, name, share, share.default if asked is None else asked))
+        if amount > (free := in_use.free(device, name)):
+            return Verdict(device, partial(_too_little, name, share, free, amount))
+        consumed[name] = amount
+    return Verdict(device, consumed=consumed)
+
+
+def _too_much(name: str, share: Share, asked: Fraction) -> str:
+    largest = share.choices[-1] if share.choices else share.maximum or share.value
+    return f"gives {share.text(largest)} of {name} at most, {share.text(asked)} wanted"
+
+
+def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> str:
+    return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} wanted"
+
+
+def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
+    """Returns the devices that a request of ``count`` devices lacks by itself, or "" if it can be met."""
+    if not verdicts:
+        return f"no device of this node is of class {wish.device_class}" + (
+            " and meets the selectors" if wish.selectors else ""
+        )
+    missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.why]
+    fitting = len(verdicts) - len(missing)
+    if fitting >= count:
+        return ""
+    wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return "; ".join([*wanted, *([", ".join(missing[:_MOST_NAMED]) + more] if missing else [])])

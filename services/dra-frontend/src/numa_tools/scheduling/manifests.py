@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary manifests: claims, templates, classes, slices, pods and every object with pod templates."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from numa_contract.errors import shown
+
+from numa_tools.scheduling.pod_templates import PodTemplate, pod_templates
+from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, value
+from numa_tools.scheduling.wanted import DeviceClass, Wanted, read_class, read_wanted
+
+_PARENTS: Final = {
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "ReplicationController": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "PodTemplate": ("template",),
+}
+"""Kinds of Kubernetes itself, which must have a pod template at this place."""
+_GROUPS: Final = ("", "v1", "apps", "batch")
+"""Beginnings of the ``apiVersion`` of these kinds; other groups also have a Job."""
+_MOST_PODS: Final = 4096
+"""Maximum number of pods and pod templates of all files."""
+_DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
+_IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+_NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+Name = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim to simulate: an object of its own, made from a template, or made for extended resources."""
+
+    namespace: str
+    name: str
+    wanted: Wanted
+    users: tuple[str, ...] = ()
+    """Containers of the pod that use it at the same time."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The object before it is allocated."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name}}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Claims that must fit together: those of a pod, or one by itself."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...] = ()
+    """Remarks on the outcome, such as parts that are not simulated."""
+
+
+@dataclass(slots=True)
+class Manifests:
+    """Objects of the files."""
+
+    claims: dict[Name, Claim] = field(default_factory=dict)
+    templates: dict[Name, Claim] = field(default_factory=dict)
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    slices: list[Mapping[str, Any]] = field(default_factory=list)
+    pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
+    """Pods and pod templates with the name of their object."""
+    generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
+    """Number of objects of each kind and generated name."""
+
+    def add(self, document: Any) -> None:
+        """Adds one document, or each item of a list. Raises ManifestError that names the object."""
+        if document is None:
+            return
+        if not isinstance(document, dict):
+            raise ManifestError(f"is not a Kubernetes object: {shown(document)}")
+        kind = value(document, "kind", str)
+        if kind.endswith("List") and isinstance(document.get("items"), list):
+            for one in items(document, "items", lambda one: one):
+                self.add({"kind": kind.removesuffix("List"), **one})
+            return
+        try:
+            self._add(kind, document)
+        except ManifestError as error:
+            raise ManifestError(f"{kind}{_named(document)}: {error}") from error
+
+    def _add(self, kind: str, document: Mapping[str, Any]) -> None:
+        if kind not in _DEFINITIONS:
+            self._add_pods(kind, document)
+            return
+        metadata = mapping(document, "metadata")
+        name = value(metadata, "namespace", str, "default"), _name_of(metadata)
+        match kind:
+            case "ResourceClaim":
+                name = self._numbered(kind, name)
+                self.claims[name] = Claim(*name, read_wanted(mapping(document, "spec")))
+            case "ResourceClaimTemplate":
+                name = self._numbered(kind, name)
+                self.templates[name] = Claim(*name, read_wanted(mapping(document, "spec", "spec")))
+            case "DeviceClass":
+                self.classes[name[1]] = read_class(document)
+            case "ResourceSlice":
+                self.slices.append(document)
+
+    def _numbered(self, kind: str, name: Name) -> Name:
+        """Returns a name, with a number if it is generated and an earlier object has it."""
+        if not name[1].endswith("*"):
+            return name
+        self.generated[kind, name] += 1
+        number = self.generated[kind, name]
+        return name if number == 1 else (name[0], f"{name[1]}{number}")
+
+    def _add_pods(self, kind: str, document: Mapping[str, Any]) -> None:
+        """Adds a pod, or the pod templates of an object of any other kind."""
+        builtin = str(document.get("apiVersion") or "").partition("/")[0] in _GROUPS
+        found = pod_templates(document)
+        if builtin and (kind == "Pod" or kind in _PARENTS):
+            spec = mapping(document, *_PARENTS.get(kind, ()), "spec")
+            found = [PodTemplate("", spec, found[0].pods if len(found) == 1 else 1)]
+        if not found:
+            return
+        metadata = mapping(document, "metadata")
+        namespace, name = value(metadata, "namespace", str, "default"), _name_of(metadata)
+        for one in found:
+            self.pods.append(((namespace, f"{name}/{one.part}" if len(found) > 1 and one.part else name), one))
+        if len(self.pods) > _MOST_PODS:
+            raise ManifestError(f"the files have more than {_MOST_PODS} pods and pod templates")
+
+    def with_all(self, other: "Manifests") -> "Manifests":
+        """Returns the objects of both."""
+        return Manifests(
+            self.claims | other.claims,
+            self.templates | other.templates,
+            self.classes | other.classes,
+            self.slices + other.slices,
+            self.pods + other.pods,
+        )
+
+    def of_claims(self) -> list[Workload]:
+        """Returns each claim and each template by itself."""
+        return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
+
+    def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
+        """Returns the pods with their claims from ``definitions``. Raises ManifestError that names the pod."""
+        found = []
+        for name, template in self.pods:
+            try:
+                workload = _workload(name, template.spec, definitions, classes)
+            except ManifestError as error:
+                raise ManifestError(f"pod {name[1]}: {error}") from error
+            found.append(replace(workload, notes=(*workload.notes, *_number(template))))
+        return found
+
+
+def _number(template: PodTemplate) -> Iterable[str]:
+    """Yields a note on the number of pods of a template, of which one is simulated."""
+    if template.pods > 1:
+        yield f"one of the {template.pods} pods of its template is simulated; -n N simulates N on this node"
+
+
+def _named(document: Mapping[str, Any]) -> str:
+    """Returns the name of an object for an error, with a space before it, or "" if it has none."""
+    metadata = document.get("metadata")
+    name = metadata.get("name", metadata.get("generateName")) if isinstance(metadata, dict) else None
+    return "" if name is None else f" {name if isinstance(name, str) else shown(name)}"
+
+
+def _name_of(metadata: Mapping[str, Any]) -> str:
+    """Returns the name of an object. Where the API server completes ``generateName``, it ends with ``*``."""
+    generated = value(metadata, "generateName", str, "")
+    return value(metadata, "name", str, f"{generated}*" if generated else None)
+
+
+def _workload(
+    name: Name, spec: Mapping[str, Any], definitions: Manifests, classes: Mapping[str, DeviceClass]
+) -> Workload:
+    claims = dict(items(spec, "resourceClaims", lambda one: _claim_of_pod(name, one, definitions)))
+    before = items(spec, "initContainers", lambda one: one)
+    containers = [*before, *items(spec, "containers", lambda one: one)]
+    for container in containers:
+        try:
+            items(mapping(container, "resources"), "claims", lambda one: _check_use(one, claims))
+        except ManifestError as error:
+            raise ManifestError(f"container {value(container, 'name', str, '')}: resources.{error}") from error
+    extended, notes = _extended(containers, classes)
+    # An init container gives its claims back when it ends, unless it is a sidecar.
+    lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
+    claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
+    if claims and not any(map(_requests, (spec, *containers))):
+        notes.append("no container requests cpu or memory: the pod is BestEffort, and killed first (docs/workloads.md)")
+    made = [Claim(name[0], f"{name[1]}-extended-resources", extended)] if extended.requests else []
+    return Workload(name[1], (*claims.values(), *made), tuple(notes))
+
+
+def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the containers that use a claim at the same time; ``containers`` have their fields checked."""
+    return tuple(
+        value(container, "name", str, "")
+        for container in containers
+        if any(use.get("name") == claim for use in mapping(container, "resources").get("claims") or ())
+    )
+
+
+def _requests(document: Mapping[str, Any]) -> bool:
+    """Returns True if a container, or a pod for all of them, requests resources that determine the QoS class."""
+    resources = mapping(document, "resources")
+    return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
+
+
+def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -> tuple[str, Claim]:
+    inner = value(entry, "name", str)
+    template, claim = entry.get("resourceClaimTemplateName"), entry.get("resourceClaimName")
+    named, there = (
+        ("ResourceClaimTemplate", definitions.templates) if template else ("ResourceClaim", definitions.claims)
+    )
+    found = there.get((pod[0], str(template or claim)))
+    if found is None:
+        raise ManifestError(f"{named} {pod[0]}/{template or claim} is in none of the files")
+    return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.wanted)
+
+
+def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
+    name, request = value(use, "name", str), value(use, "request", str, "")
+    if name not in claims:
+        raise ManifestError(f"name: {name} is not in spec.resourceClaims")
+    if request and request not in {one.name for one in claims[name].wanted.requests}:
+        raise ManifestError(f"request: claim {name} has no request {request}")
+
+
+def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
+    """Returns what the scheduler makes of extended resources (KEP-5004), and notes on those that no class serves."""
+    requests, notes = [], []
+    for index, container in enumerate(containers):
+        resources = mapping(container, "resources")
+        asked = quantities(resources, "limits") | quantities(resources, "requests")
+        for place, resource in enumerate(sorted(asked)):
+            if not asked[resource] or resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
+                continue
+            served = next(
+                (one for one in classes.values() if resource in (one.extended_resource, _IMPLICIT + one.name)), None
+            )
+            if served is None:
+                notes.append(f"{resource}: no DeviceClass serves this resource, so it is not simulated")
+                continue
+            wish = {"deviceClassName": served.name, "count": int(asked[resource])}
+            requests.append({"name": f"container-{index}-request-{place}", "exactly": wish})
+    return read_wanted({"devices": {"requests": requests}}), notes

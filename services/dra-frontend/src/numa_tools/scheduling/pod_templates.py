@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the pods that an object of any kind makes, by one rule for all kinds.
+
+A pod template is a map with a list ``spec.containers`` or ``spec.resourceClaims``, under a key ``template`` or one that
+ends with ``Template``. The rule needs no knowledge of the kind: it finds the pods of JobSet, LeaderWorkerSet, MPIJob,
+RayCluster, Kueue's Workload and others. A whole Pod inside another object counts as well. The number of pods of a
+template is known if the maps around it have the usual fields.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numa_tools.scheduling.reading import ManifestError
+
+MOST_TEMPLATES: Final = 256
+"""Maximum number of pod templates of one object."""
+_MOST_LEVELS: Final = 64
+_MOST_VALUES: Final = 100_000
+_MOST_PODS: Final = 1_000_000
+_UNNAMED: Final = ("spec", "template", "items")
+"""Keys that do not distinguish the templates of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
+    """The specification of pods inside an object."""
+
+    part: str
+    """The part of the object that distinguishes this template from its others, such as the name of a replica group."""
+    spec: Mapping[str, Any]
+    pods: int
+    """Number of pods that exist at the same time, as far as the object contains it; else 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    value: Any
+    key: str
+    part: str
+    pods: int
+    level: int
+
+
+def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
+    """Returns the pod templates of an object, in their order. Raises ManifestError if it is too large or too deep."""
+    found: list[PodTemplate] = []
+    waiting = [_Place(document, "", "", 1, 0)]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return found
+        place = waiting.pop()
+        spec = _pod_spec(place)
+        if spec is None:
+            waiting += reversed(list(_below(place)))
+            continue
+        found.append(PodTemplate(place.part, spec, place.pods))
+        if len(found) > MOST_TEMPLATES:
+            raise ManifestError(f"has more than {MOST_TEMPLATES} pod templates")
+    raise ManifestError(f"has more than {_MOST_VALUES} values")
+
+
+def _pod_spec(place: _Place) -> Mapping[str, Any] | None:
+    if not isinstance(place.value, dict) or not (place.key.endswith(("template", "Template")) or _is_pod(place)):
+        return None
+    spec = place.value.get("spec")
+    if not isinstance(spec, dict):
+        return None
+    return spec if any(isinstance(spec.get(key), list) for key in ("containers", "resourceClaims")) else None
+
+
+def _is_pod(place: _Place) -> bool:
+    return place.level > 0 and place.value.get("kind") == "Pod"
+
+
+def _below(place: _Place) -> Iterator[_Place]:
+    """Yields the maps and lists inside a map or list. Raises ManifestError if they are too deep."""
+    inner: list[tuple[str, str, Any]] = []
+    if isinstance(place.value, dict):
+        inner = [(str(key), "" if str(key) in _UNNAMED else str(key), one) for key, one in place.value.items()]
+    elif isinstance(place.value, list):
+        inner = [(place.key, _name(one), one) for one in place.value]
+    for key, part, one in inner:
+        if not isinstance(one, dict | list):
+            continue
+        if place.level == _MOST_LEVELS:
+            raise ManifestError(f"is nested more than {_MOST_LEVELS} levels deep")
+        pods = min(place.pods * _replicas(place.value, key), _MOST_PODS)
+        yield _Place(one, key if isinstance(place.value, dict) else "", part or place.part, pods, place.level + 1)
+
+
+def _name(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return ""
+    metadata = entry.get("metadata")
+    inner = metadata.get("name") if isinstance(metadata, dict) else None
+    names = (entry.get("name"), entry.get("groupName"), inner)
+    return next((name for name in names if isinstance(name, str)), "")
+
+
+def _replicas(place: Any, key: str) -> int:
+    """Returns how many times a map has the pods under one of its keys."""
+    if not isinstance(place, dict):
+        return 1
+    # A Job and a group of replicas count the pods of the template that they contain, and nothing else.
+    if "template" in key.lower():
+        times = _count(place, "replicas") * _count(place, "count")
+        together = _count(place, "parallelism")
+        if isinstance(place.get("completions"), int):
+            together = min(together, _count(place, "completions"))
+        return times * together * _of_group(place, key)
+    return 1
+
+
+def _of_group(place: Mapping[str, Any], key: str) -> int:
+    """Returns the pods of a template in each group of a LeaderWorkerSet: one leader, the others are workers."""
+    if key != "workerTemplate" or "size" not in place:
+        return 1
+    return max(1, _count(place, "size") - ("leaderTemplate" in place))
+
+
+def _count(place: Mapping[str, Any], key: str) -> int:
+    found = place.get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= _MOST_PODS else 1

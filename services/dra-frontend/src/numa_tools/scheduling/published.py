@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices as ResourceSlices publish them, whoever their driver is, and how much of one a request consumes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from typing import Any, Final
+
+from dra_frontend.devices.quantity import format_quantity
+
+from numa_tools.cel.semver import Semver
+from numa_tools.cel.values import CelError, Domains, Quantity
+from numa_tools.scheduling.reading import ManifestError, items, mapping, quantity, value
+
+Key = tuple[str, str, str]
+"""Driver, pool and name of a device, as an allocation result says them."""
+Values = frozenset[tuple[type, Any]]
+"""Of an attribute, each with its type: values of different types are never the same."""
+_NONE: Final[Values] = frozenset()
+_MOST_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A capacity, and what becomes of requests for a part of it."""
+
+    value: Fraction
+    default: Fraction
+    """What a request has that asks for none."""
+    minimum: Fraction | None = None
+    maximum: Fraction | None = None
+    step: Fraction | None = None
+    choices: tuple[Fraction, ...] = ()
+    """The only amounts that there are, ascending; none: a range."""
+    binary: bool = False
+
+    def consumed(self, asked: Fraction | None) -> Fraction | None:
+        """Returns the amount by the request policy; None where it allows none that is enough."""
+        amount = self.default if asked is None else asked
+        if self.choices:
+            return next((one for one in self.choices if one >= amount), None)
+        if self.minimum is not None:
+            amount = max(amount, self.minimum)
+            if self.step:
+                amount = self.minimum + ceil((amount - self.minimum) / self.step) * self.step
+        return None if self.maximum is not None and amount > self.maximum else amount
+
+    def amount(self, text: str) -> Fraction:
+        """Returns what an allocation result says that it consumes; raises ManifestError."""
+        return quantity(text)
+
+    def text(self, amount: Fraction) -> str:
+        """Returns an amount in the unit of the capacity: bytes as ``2Gi``."""
+        return format_quantity(amount, binary=self.binary)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A device."""
+
+    driver: str
+    pool: str
+    name: str
+    attributes: Mapping[str, Any]
+    """Values by name with its domain. A list is a Python list, a version a Semver."""
+    capacity: Mapping[str, Share]
+    """By name as published."""
+    shared: bool
+    """Claims take parts of it until its capacity is used up; else one has all of it."""
+    taints: tuple[tuple[str, str, str], ...] = ()
+    """Key, value and effect."""
+
+    @property
+    def key(self) -> Key:
+        """What an allocation result names."""
+        return self.driver, self.pool, self.name
+
+    def values(self, attribute: str) -> Values:
+        """Returns a list attribute as a set (KEP-5491), another as a set of one; none where the device lacks it."""
+        return self.listed.get(attribute, _NONE)
+
+    @cached_property
+    def listed(self) -> Mapping[str, Values]:
+        """Every attribute as :meth:`values` returns it."""
+        listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
+        return {name: frozenset(map(_comparable, all_of_it)) for name, all_of_it in listed.items()}
+
+    @cached_property
+    def in_cel(self) -> Mapping[str, Any]:
+        """The device as selectors see it."""
+        return {
+            "driver": self.driver,
+            "attributes": _by_domain(self.driver, self.attributes),
+            "capacity": _by_domain(self.driver, {key: Quantity(one.value) for key, one in self.capacity.items()}),
+            "allowMultipleAllocations": self.shared,
+        }
+
+
+def _comparable(one: Any) -> tuple[type, Any]:
+    """Returns a value with its type. The scheduler compares the texts of versions."""
+    return type(one), one.text if isinstance(one, Semver) else one
+
+
+def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
+    domains: dict[str, dict[str, Any]] = {}
+    for name, one in values.items():
+        domain, _, short = name.rpartition("/")
+        domains.setdefault(domain or driver, {})[short] = one
+    return Domains(domains)
+
+
+def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+    """Returns the slices of one node and those of no single one; raises ManifestError.
+
+    Where all are of one node, that is this one: a machine that was captured seldom has its name.
+    """
+    named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
+    if len(named) < 2:
+        return list(documents)
+    if node not in named:
+        some = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+        alone = "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml"
+        raise ManifestError(
+            f"the ResourceSlices are of {len(named)} nodes ({some}): say which of them this is, with --node NAME, "
+            f"or give its own alone ({alone})"
+        )
+    specs = [(one, mapping(one, "spec")) for one in documents]
+    return [{**one, "spec": _part(spec, node)} for one, spec in specs if value(spec, "nodeName", str, node) == node]
+
+
+def _nodes(spec: Mapping[str, Any]) -> set[str]:
+    """Returns the nodes that a slice names: its own, or those of its devices."""
+    places = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
+    return {value(one, "nodeName", str, "") for one in places} - {""}
+
+
+def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+    """Returns a slice without the devices that only other nodes reach."""
+    if not spec.get("perDeviceNodeSelection"):
+        return spec
+    devices = items(spec, "devices", lambda one: one)
+    return {**spec, "devices": [one for one in devices if value(one, "nodeName", str, node) == node]}
+
+
+def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
+    """Returns the devices of slices in the scheduler's order, of each pool the newest generation; ManifestError."""
+    named = sorted(((value(mapping(one, "metadata"), "name", str), one) for one in documents), key=lambda one: one[0])
+    specs = [(name, mapping(one, "spec")) for name, one in named]
+    pools: dict[tuple[str, str], list[tuple[int, str, Mapping[str, Any]]]] = {}
+    for name, spec in specs:
+        pool = mapping(spec, "pool")
+        place = value(spec, "driver", str), value(pool, "name", str)
+        pools.setdefault(place, []).append((value(pool, "generation", int, 0), name, spec))
+    found: list[Published] = []
+    for (driver, pool_name), slices in sorted(pools.items()):
+        newest = max(generation for generation, _, _ in slices)
+        for _, name, spec in (one for one in slices if one[0] == newest):
+            try:
+                found += items(spec, "devices", lambda one, d=driver, p=pool_name: _device(d, p, one))  # type: ignore[misc]
+            except ManifestError as error:
+                raise ManifestError(f"ResourceSlice {name}: {error}") from error
+    return found
+
+
+def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
+    attributes = {}
+    for name, found in mapping(document, "attributes").items():
+        attributes[name if "/" in name else f"{driver}/{name}"] = _attribute(name, found)
+    capacity = mapping(document, "capacity")
+    return Published(
+        driver=driver,
+        pool=pool,
+        name=value(document, "name", str),
+        attributes=attributes,
+        capacity={name: _share(mapping(capacity, name)) for name in capacity},
+        shared=value(document, "allowMultipleAllocations", bool, False),
+        taints=items(document, "taints", _taint),
+    )
+
+
+def _attribute(name: str, found: Any) -> Any:
+    """Returns the value of an attribute, or its list of values; raises ManifestError."""
+    said = list(found.values()) if isinstance(found, dict) else []
+    each = said[0] if said and isinstance(said[0], list) else said
+    if len(said) != 1 or not all(isinstance(one, str | int) for one in each):
+        raise ManifestError(f"attributes.{name}: must have one value with its type, or one list of them")
+    if next(iter(found)) not in ("version", "versions"):
+        return said[0]
+    try:
+        versions = [Semver(str(one)) for one in each]
+    except CelError as error:
+        raise ManifestError(f"attributes.{name}: {error}") from error
+    return versions if isinstance(said[0], list) else versions[0]
+
+
+def _taint(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    return value(document, "key", str), value(document, "value", str, ""), value(document, "effect", str)
+
+
+def _share(document: Mapping[str, Any]) -> Share:
+    total = quantity(document.get("value"))
+    policy = mapping(document, "requestPolicy")
+    span = mapping(policy, "validRange")
+
+    def amount(place: Mapping[str, Any], key: str) -> Fraction | None:
+        return None if place.get(key) is None else quantity(place[key])
+
+    default = amount(policy, "default")
+    return Share(
+        value=total,
+        default=total if default is None else default,
+        minimum=amount(span, "min"),
+        maximum=amount(span, "max"),
+        step=amount(span, "step"),
+        choices=tuple(sorted(map(quantity, value(policy, "validValues", list, [])))),
+        binary=str(document["value"]).endswith("i"),
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in memory on which claims are scheduled, and prepared by the code that answers the kubelet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_frontend.allocation.alignment import OtherDevices
+from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.slices import slice_documents
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import DRIVERS, ClaimKey
+from numa_contract.records import AllocationRecord
+
+from numa_tools.scheduling.allocate import Choice, Search, UndecidedError, UnschedulableError, allocated
+from numa_tools.scheduling.fit import InUse
+from numa_tools.scheduling.manifests import Claim, Workload
+from numa_tools.scheduling.published import Published, read_slices
+from numa_tools.scheduling.wanted import DeviceClass
+
+NODE: Final = "simulated"
+Row = dict[str, Any]
+
+
+def own_devices(inventory: Inventory, node: str) -> list[Published]:
+    """Returns the devices of this node as the API server has them."""
+    return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
+
+
+def in_use(ledger: Ledger, devices: Sequence[Published]) -> InUse:
+    """Returns what prepared claims have of the devices, whatever their pools were called."""
+    by_name = {(device.driver, device.name): device for device in devices}
+    used = InUse()
+    for record in ledger.records:
+        for result in record.results:
+            device = by_name.get((record.driver, result.device))
+            if device is not None:
+                shares = {name: device.capacity[name] for name in result.consumed if name in device.capacity}
+                consumed = {name: share.amount(result.consumed[name]) for name, share in shares.items()}
+                used.add(device.key, consumed if device.shared else None)
+    return used
+
+
+@dataclass(slots=True)
+class Simulation:
+    """A node that exists in memory alone."""
+
+    inventory: Inventory
+    config: Config
+    classes: Mapping[str, DeviceClass]
+    files: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
+    """Of the claims that are prepared."""
+    others: Sequence[Published] = ()
+    """Devices of other drivers."""
+    search: Search = field(init=False)
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        """Offers what the claims that are prepared have left."""
+        devices = [*own_devices(self.inventory, NODE), *self.others]
+        self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
+
+    def run(self, workload: Workload, name: str) -> Row:
+        """Returns the devices that its claims get, why they do not fit, or why that is unknown (``fits`` is None)."""
+        row: Row = {"name": name, "fits": True}
+        if workload.notes:
+            row["notes"] = list(workload.notes)
+        try:
+            choices = self.search.allocate([claim.wanted for claim in workload.claims])
+        except UnschedulableError as error:
+            return {**row, "fits": False, "stage": "scheduling", "reasons": list(error.reasons)}
+        except UndecidedError as error:
+            return {**row, "fits": None, "stage": "scheduling", "unknown": list(error.reasons)}
+        before, row["claims"] = dict(self.files), []
+        for place, claim in enumerate(workload.claims):
+            own = [one for one in choices if one.claim == place]
+            try:
+                given, records = self._prepared(claim, own)
+            except Refused as error:
+                # The devices stay allocated, as in a cluster, where nobody tries others: the pod waits for good.
+                self.files = before
+                return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
+            row["claims"].append(given)
+            if len(claim.users) > 1 and any(record.sharing != "pod" for record in records):
+                who = " and ".join(claim.users)
+                text = f"containers {who} use claim {claim.name}: one is refused, unless the claim says sharing: pod"
+                row.setdefault("notes", []).append(text)
+        return row
+
+    def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> tuple[Row, list[AllocationRecord]]:
+        self._made += 1
+        document = allocated(claim.document, claim.wanted, choices, self.classes)
+        document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._made}"}
+        document["status"]["reservedFor"] = [{"resource": "pods", "name": NODE, "uid": NODE}]
+        view = read_claim(document)
+        records = []
+        known = OtherDevices({one.device.key: one.device.listed for one in choices})
+        for driver in DRIVERS:
+            if view.results[driver]:
+                judged = judge(view, driver, self.inventory, self.config, others=known)
+                record = decide(judged, self.inventory, Ledger(self.files))
+                self.files[driver, view.claim.uid] = ClaimFile.of(record)
+                records.append(record)
+        return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
+
+    def pool(self) -> str:
+        """Returns the CPUs of containers without a claim: the reserved ones that are online if no other is left."""
+        online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
+        return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
+
+
+def _given(one: Choice, records: Sequence[AllocationRecord]) -> Row:
+    row: Row = {"request": one.wish.name, "driver": one.device.driver, "device": one.device.name}
+    base = one.wish.name.partition("/")[0]
+    for record in records:
+        mine = record.driver == one.device.driver
+        for cpus in (part for part in record.cpus if mine and (part.request, part.device) == (base, one.device.name)):
+            row["cpus"] = format_cpu_list(cpus.cpus)
+        for part in (part for part in record.memory if mine and (part.request, part.device) == (base, one.device.name)):
+            row |= {"bytes": part.size, "numaNode": part.numa_node}
+    return row

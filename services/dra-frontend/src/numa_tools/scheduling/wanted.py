@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the spec of a ResourceClaim asks for, and the DeviceClasses that it names, read from resource.k8s.io/v1."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
+
+MOST_RESULTS: Final = 32
+"""Of one claim (resource.k8s.io, AllocationResultsMaxSize), which the scheduler sees to."""
+# Limits of lists that the API server sees to (resource.k8s.io, DeviceRequestsMaxSize and so on).
+_MOST_REQUESTS: Final = 32
+_MOST_ALTERNATIVES: Final = 8
+_MOST_SELECTORS: Final = 32
+_MOST_TOLERATIONS: Final = 16
+_MOST_CONSTRAINTS: Final = 32
+_MOST_CONFIGS: Final = 32
+_HIGHEST_COUNT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Taints that a request puts up with; "" is every key, every effect."""
+
+    key: str
+    value: str | None
+    """None: any value (operator Exists)."""
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One way to meet a request: so many devices of a class."""
+
+    name: str
+    """``request`` or ``request/subrequest``, as allocation results say it."""
+    device_class: str
+    selectors: tuple[str, ...]
+    capacity: Mapping[str, Fraction]
+    count: int | None
+    """None: all devices that match."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, with its alternatives in the order in which they are tried (``firstAvailable``)."""
+
+    name: str
+    wishes: tuple[Wish, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the devices of some requests have in common, or must not have."""
+
+    requests: frozenset[str]
+    """None at all: all."""
+    attribute: str
+    distinct: bool
+
+    def covers(self, request: str) -> bool:
+        """Tells whether it is for a result of that name, full or without its subrequest."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The spec of a claim."""
+
+    requests: tuple[Request, ...]
+    constraints: tuple[Constraint, ...]
+    configs: tuple[Mapping[str, Any], ...]
+
+    @property
+    def constraint_documents(self) -> list[dict[str, Any]]:
+        """The constraints in the form of the API."""
+        return [
+            {"requests": sorted(one.requests), "distinctAttribute" if one.distinct else "matchAttribute": one.attribute}
+            for one in self.constraints
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """A DeviceClass."""
+
+    name: str
+    selectors: tuple[str, ...]
+    configs: tuple[Mapping[str, Any], ...] = ()
+    extended_resource: str = ""
+
+
+def read_class(document: Mapping[str, Any]) -> DeviceClass:
+    """Reads a DeviceClass; raises ManifestError."""
+    spec = mapping(document, "spec")
+    return DeviceClass(
+        name=value(mapping(document, "metadata"), "name", str),
+        selectors=items(spec, "selectors", _expression, _MOST_SELECTORS),
+        configs=items(spec, "config", lambda config: config, _MOST_CONFIGS),
+        extended_resource=value(spec, "extendedResourceName", str, ""),
+    )
+
+
+def read_wanted(spec: Mapping[str, Any]) -> Wanted:
+    """Reads the ``spec`` of a ResourceClaim; raises ManifestError."""
+    devices = mapping(spec, "devices")
+    requests = items(devices, "requests", _request, _MOST_REQUESTS)
+    names = [request.name for request in requests]
+    constraints = items(devices, "constraints", _constraint, _MOST_CONSTRAINTS)
+    known = {*names, *(wish.name for request in requests for wish in request.wishes)}
+    for place, constraint in enumerate(constraints):
+        if unknown := sorted(constraint.requests - known):
+            raise ManifestError(f"constraints[{place}].requests: there is no request {unknown[0]}")
+    if len(set(names)) < len(names):
+        raise ManifestError("requests: two have the same name")
+    return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MOST_CONFIGS))
+
+
+def _expression(selector: Mapping[str, Any]) -> str:
+    return value(mapping(selector, "cel"), "expression", str)
+
+
+def _request(document: Mapping[str, Any]) -> Request:
+    name = value(document, "name", str)
+    if document.get("firstAvailable"):
+
+        def wish(sub: Mapping[str, Any]) -> Wish:
+            return _wish(f"{name}/{value(sub, 'name', str)}", sub)
+
+        return Request(name, items(document, "firstAvailable", wish, _MOST_ALTERNATIVES))
+    if document.get("exactly") is None:
+        old = "deviceClassName" in document
+        form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside of exactly" if old else ""
+        raise ManifestError(f"{name}: has neither exactly nor firstAvailable" + (f": {form}" if form else ""))
+    return Request(name, (_wish(name, mapping(document, "exactly")),))
+
+
+def _wish(name: str, document: Mapping[str, Any]) -> Wish:
+    mode = value(document, "allocationMode", str, "ExactCount")
+    if mode not in ("ExactCount", "All"):
+        raise ManifestError(f"{name}: allocationMode: is neither ExactCount nor All")
+    if value(document, "adminAccess", bool, False):
+        raise ManifestError(f"{name}: adminAccess: is not simulated; such a request allocates no device")
+    count = value(document, "count", int, 1)
+    if not 1 <= count <= _HIGHEST_COUNT:
+        raise ManifestError(f"{name}: count: must be a number of 64 bits, and more than 0")
+    return Wish(
+        name=name,
+        device_class=value(document, "deviceClassName", str),
+        selectors=items(document, "selectors", _expression, _MOST_SELECTORS),
+        capacity=quantities(mapping(document, "capacity"), "requests"),
+        count=None if mode == "All" else count,
+        tolerations=items(document, "tolerations", _toleration, _MOST_TOLERATIONS),
+    )
+
+
+def _toleration(document: Mapping[str, Any]) -> Toleration:
+    exists = value(document, "operator", str, "Equal") == "Exists"
+    said = None if exists else value(document, "value", str, "")
+    return Toleration(value(document, "key", str, ""), said, value(document, "effect", str, ""))
+
+
+def _constraint(document: Mapping[str, Any]) -> Constraint:
+    kinds = [kind for kind in ("matchAttribute", "distinctAttribute") if document.get(kind) is not None]
+    if len(kinds) != 1:
+        raise ManifestError("must have one of matchAttribute and distinctAttribute")
+    attribute = value(document, kinds[0], str)
+    if not all(attribute.partition("/")):
+        raise ManifestError(f"{kinds[0]}: must have a domain, such as resource.kubernetes.io/numaNode")
+    return Constraint(frozenset(texts(document, "requests")), attribute, kinds[0] == "distinctAttribute")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the documents of a running service from its state socket. Blocks."""
+
+import http.client
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
+from numa_contract.names import STATE_SOCKET
+from numa_node.addresses import SocketPathError, check_socket_path
+
+_SECONDS: Final = 5.0
+# A node with 500 containers needs a hundredth of it.
+_MOST_BYTES: Final = 16 << 20
+_OK: Final = 200
+
+
+class NoServiceError(Exception):
+    """The service does not answer, or not with what was asked for; the text says which socket and why."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP/1.1 over a unix socket."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("node", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connects to the socket; OSError."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class StateClient:
+    """The state endpoint of the active instance of a node (``state.sock`` in the run directory)."""
+
+    def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
+        """Asks each question with so many seconds between two bytes of the answer."""
+        self.socket = Path(run_dir, STATE_SOCKET)
+        self._seconds = seconds
+
+    def text(self, path: str, *, also: int = _OK) -> str:
+        """Returns the body of ``GET path`` with status 200, or ``also``; raises NoServiceError."""
+        connection = _Connection(self.socket, self._seconds)
+        try:
+            check_socket_path(self.socket)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read(_MOST_BYTES + 1).decode("utf-8", "replace")
+            if answer.length and len(body) <= _MOST_BYTES:
+                raise http.client.IncompleteRead(body.encode(), answer.length)
+        except FileNotFoundError:
+            raise NoServiceError(f"{self.socket}: no such socket; the service does not run here") from None
+        except SocketPathError as error:
+            raise NoServiceError(str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise NoServiceError(f"{self.socket}: the service does not answer: {why}") from error
+        finally:
+            connection.close()
+        if len(body) > _MOST_BYTES:
+            raise NoServiceError(f"{self.socket}: {path} has more than {_MOST_BYTES} bytes")
+        if answer.status not in (_OK, also):
+            raise NoServiceError(f"{self.socket}: {path}: status {answer.status} {shown(body)}")
+        return body
+
+    def document(self, path: str) -> Any:
+        """Returns the JSON value of ``GET path``, such as ``/v1/claims``; raises NoServiceError."""
+        try:
+            return parse_json(self.text(path).encode(), _MOST_BYTES, "answer to", path)
+        except MalformedError as error:
+            raise NoServiceError(f"{self.socket}: {error}") from error

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archive of a bug report: what is put in comes out, and nothing that somebody else has put in does harm."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numa_tools.bundle.archive import MOST_BYTES, ArchiveError, ArchiveWriter, extract
+
+
+def packed(*files: tuple[str, str]) -> io.BytesIO:
+    """An archive of files."""
+    made = io.BytesIO()
+    archive = ArchiveWriter(made)
+    for path, text in files:
+        assert archive.add(path, text)
+    archive.add_directory("/sys/empty")
+    archive.close()
+    made.seek(0)
+    return made
+
+
+def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
+    """A tar made by hand: Python 3.13 writes no header whose size is not that of the content."""
+    made = bytearray()
+    for name, fields, data in entries:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(data)
+        for field, value in fields.items():
+            setattr(entry, field, value)
+        made += entry.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    return io.BytesIO(gzip.compress(made + bytes(tarfile.RECORDSIZE)))
+
+
+# One byte is stored, and 64 MiB are written.
+SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size": "67108864"}}
+
+
+def test_files_and_directories_come_back(tmp_path: Path) -> None:
+    """By their paths on the node; the same content is the same archive, byte for byte."""
+    files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
+    root = extract(packed(*files), tmp_path)
+    assert [(root / path.strip("/")).read_text() for path, _ in files] == [text for _, text in files]
+    assert (root / "sys/empty").is_dir()
+    assert packed(*files).getvalue() == packed(*files).getvalue()
+
+
+def test_what_is_too_much_is_left_out() -> None:
+    """The archive stays readable, and the caller knows which file is not in it."""
+    archive = ArchiveWriter(io.BytesIO(), most_bytes=10)
+    assert archive.add("a", "12345")
+    assert not archive.add("b", "123456")
+    assert archive.add("c", "12345")
+    archive.close()
+    deep = ArchiveWriter(io.BytesIO())
+    assert (deep.add("a/" * 62 + "b", ""), deep.add("a/" * 63 + "b", "")) == (True, False)
+    assert (deep.add_directory("a/" * 63), deep.add_directory("a/" * 64)) == (True, False)
+    deep.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (io.BytesIO(b"PK\x03\x04 no tar"), "is no archive"),
+        (io.BytesIO(b""), "is no archive"),
+        (io.BytesIO(packed(("manifest.json", "{}")).getvalue()[:60]), "is no archive"),
+        (packed(("other", "{}")), "it has no node/manifest.json"),
+        (foreign(("../x", {}, b"")), "outside of node/"),
+        (foreign(("/etc/x", {}, b"")), "outside of node/"),
+        (foreign(("node/../../x", {}, b"")), "outside of node/"),
+        (foreign(("node/link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}, b"")), "neither a file nor a directory"),
+        (foreign(("node/link", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"}, b"")), "neither a file nor"),
+        (foreign(("node/device", {"type": tarfile.CHRTYPE}, b"")), "neither a file nor a directory"),
+        (io.BytesIO(gzip.compress(b"\0" * (2 * MOST_BYTES + 1024), 1)), "is no archive|has more than"),
+        (foreign(("node" + "/a" * 64, {"type": tarfile.DIRTYPE}, b"")), "more than 64 parts"),
+        (foreign(("node" + "/a" * 64, {}, b"")), "more than 64 parts"),
+        (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
+        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MOST_BYTES}, b"")), "more than 134217728 bytes in files"),
+        (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),
+        # The module reads each of these in a call inside the call for the one before.
+        (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header has more than 65536 bytes"),
+    ],
+)
+def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:
+    """Nothing is written outside of the directory, and no archive fills the disk."""
+    with pytest.raises(ArchiveError, match=text):
+        extract(data, tmp_path / "into")
+    assert {one.name for one in tmp_path.iterdir()} <= {"into"}
+
+
+def test_a_file_in_the_place_of_a_directory_is_no_crash(tmp_path: Path) -> None:
+    """It is an error of the file system, which the caller handles."""
+    with pytest.raises((NotADirectoryError, FileExistsError)):
+        extract(foreign(("node/a", {}, b"x"), ("node/a/b", {}, b"x")), tmp_path)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the cluster in a bug report, replaced by numbers."""
+
+import json
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.records import parse_record
+from numa_tools.bundle.masking import KEPT, Masks
+
+from tests.rigs.builders import cpu_record, report
+
+RECORD = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-3", pods=("billing-7f9",))
+
+
+def masks_of(*documents: Any) -> Masks:
+    """The masks of what is in documents."""
+    masks = Masks()
+    masks.add("node", "worker-1.example.com")
+    masks.learn(list(documents))
+    return masks
+
+
+def test_every_kind_of_name_by_a_number() -> None:
+    """The same name is the same mask everywhere, in fields, in sentences, and in a record inside of a text."""
+    document = RECORD.model_dump(mode="json")
+    seen = report("c", podName="billing-7f9", podNamespace="accounts", name="ledger").model_dump(mode="json")
+    said = {
+        "problem": "claim accounts/card: refused; pod accounts/billing-7f9 on worker-1.example.com.",
+        "text": json.dumps(document),
+    }
+    masks = masks_of(document, seen, said)
+    masked = masks.document([document, seen, said])
+    assert not re.search("billing|accounts|ledger|card|claim-1111|worker", json.dumps(masked))
+    assert masked[0]["claim"]["name"] == json.loads(masked[2]["text"])["claim"]["name"] == "claim-1"
+    assert masked[0]["reservedFor"][0]["name"] == masked[1]["podName"] == "pod-1"
+    assert re.fullmatch(
+        r"claim namespace-\d/claim-2: refused; pod namespace-\d/pod-1 on node-1\.", masked[2]["problem"]
+    )
+    assert parse_record(masked[0]).cpus == RECORD.cpus
+
+
+def test_a_name_that_is_a_word_of_the_driver() -> None:
+    """It is replaced where it is a name; elsewhere it is no name, and the record must be readable afterwards."""
+    document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
+    document["parameters"] = {"r": {"strategy": "packed"}}
+    masked = masks_of(document).document(document)
+    assert (masked["reservedFor"][0]["name"], masked["parameters"]["r"]["strategy"]) == ("pod-1", "packed")
+
+
+def test_a_part_of_a_word_is_no_name() -> None:
+    """The pod "db" is not in "db-2", "mydb" or "db.example"; a full stop ends a name."""
+    masks = masks_of({"uid": "1", "name": "db"})
+    assert masks.text('db db-2 mydb db.example db. db/db_db, "db"') == (
+        'pod-1 db-2 mydb db.example pod-1. pod-1/pod-1_pod-1, "pod-1"'
+    )
+
+
+def test_pools_begin_with_the_node() -> None:
+    """They stay the pools of that node."""
+    masks = masks_of()
+    masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
+    assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
+
+
+def test_pools_in_documents_and_in_names_of_slices() -> None:
+    """The node's own, whatever number the slice has and whether the pool is still there; not what looks like one."""
+    former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
+    masks = masks_of(former, {"pool": "0-7", "text": "slice 0001f-dra.memory-worker-1.example.com-hugepages-2m."})
+    assert masks.text("worker-1.example.com-hugepages-1g worker-1.example.com-hugepages-2m 0-7") == (
+        "node-1-hugepages-1g node-1-hugepages-2m 0-7"
+    )
+    assert masks.text('"00000-dra.cpu-worker-1.example.com", 0001f-dra.memory-worker-1.example.com-hugepages-2m.') == (
+        '"00000-dra.cpu-node-1", 0001f-dra.memory-node-1-hugepages-2m.'
+    )
+    other = "x-dra.cpu-worker-1.example.com 00000-gpu-worker-1.example.com"
+    assert masks.text(other) == other
+
+
+_names = st.from_regex(r"[a-z][a-z0-9]{0,3}([-.][a-z0-9]{1,3})?", fullmatch=True)
+_gaps = st.sampled_from([" ", "/", ", ", '"', "_", ": "])
+
+
+@given(st.lists(_names, min_size=1, max_size=6, unique=True), st.lists(_gaps, min_size=12, max_size=12))
+def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
+    """Whatever the names and what stands between them."""
+    masks = masks_of(*({"uid": "1", "name": name} for name in names))
+    text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
+    words = re.split(r'[ /,"_:]+', masks.text(text))
+    assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT
+
+
+def test_a_document_in_a_document_in_a_document_is_masked_as_text() -> None:
+    """A string inside of an embedded document is not parsed, so that documents cannot nest without a limit."""
+    inner: Any = {"podName": "billing-7f9"}
+    for _ in range(12):
+        inner = {"podName": "billing-7f9", "annotation": json.dumps(inner)}
+    masked = masks_of(inner).document(inner)
+    assert "billing" not in json.dumps(masked)
+    assert json.loads(masked["annotation"])["podName"] == masked["podName"]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selectors have the value that the scheduler's CEL gives them, or an unknown one; no selector costs much."""
+
+import resource
+import sys
+import time
+from typing import Any
+
+import pytest
+from dra_frontend.devices.quantity import parse_quantity
+from dra_frontend.machine.discovery import discover
+from numa_tools.cel.evaluate import LONGEST, selected
+from numa_tools.cel.tokens import CelUnsupportedError
+from numa_tools.cel.values import CelError, Domains, Quantity
+from numa_tools.commands.classes import device_classes
+
+from tests.rigs.trees import small_machine
+
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "dra.cpu": {"numCPUs": 16, "smtEnabled": True, "coreType": "p-core", "roots": ["pci0", "pci1"], "ratio": -1},
+    "resource.kubernetes.io": {"numaNode": 0},
+}
+DEVICE = {
+    "driver": "dra.cpu",
+    "attributes": Domains(ATTRIBUTES),
+    "capacity": Domains({"dra.cpu": {"cpu": Quantity(parse_quantity("16"))}}),
+}
+OURS = 'device.attributes["dra.cpu"]'
+
+
+@pytest.mark.parametrize(
+    ("expression", "true"),
+    [
+        ('device.driver == "dra.cpu"', True),
+        ("device.driver != 'dra.cpu'", False),
+        (f"{OURS}.numCPUs >= 8 && {OURS}.numCPUs < 17", True),
+        (f"{OURS}.coreType in ['e-core', \"p-core\"]", True),
+        (f'"coreType" in {OURS} && "l3" in {OURS}', False),
+        (f"has({OURS}.coreType) && !has({OURS}.l3)", True),
+        # The lookup of a domain that the device does not have returns an empty map, but it is not "in" the attributes.
+        ('"other.example.com" in device.attributes', False),
+        ('"dra.cpu" in device.attributes', True),
+        ('size(device.attributes["other.example.com"]) == 0', True),
+        ('has(device.attributes["other.example.com"].x)', False),
+        # What decides makes good an error on the other side, before or after it.
+        (f"{OURS}.missing == 1 || {OURS}.smtEnabled", True),
+        (f"{OURS}.missing == 1 && !{OURS}.smtEnabled", False),
+        (f"({OURS}.numCPUs + 2 * 3 - 4 / 2) % 7 == 6", True),
+        ("-7 / 2 == -3 && -7 % 2 == -1", True),
+        (f"-{OURS}.ratio == 1 && - -1 == 1", True),
+        (f'{OURS}.coreType.startsWith("p") && {OURS}.coreType.endsWith("core")', True),
+        (f'{OURS}.coreType.contains("-") && size({OURS}.roots) == 2', True),
+        (f'"pci1" in {OURS}.roots && {OURS}.roots[0] == "pci0"', True),
+        (f"cel.bind(a, {OURS}, a.numCPUs == 16 && a.smtEnabled)", True),
+        ('device.capacity["dra.cpu"].cpu.compareTo(quantity("8")) > 0', True),
+        ('device.capacity["dra.cpu"].cpu.isLessThan(quantity("16k"))', True),
+        (f'{OURS}.smtEnabled ? {OURS}.numCPUs == 16 : {OURS}.missing == "x"', True),
+        # Types never mix: a number in quotes is another thing than a number.
+        (f'{OURS}.numCPUs == "16"', False),
+        (f"{OURS}.smtEnabled == 1", False),
+        ("1 == 1.0 && 2 > 1.5", True),
+        ('"a" + "b" == "ab" && "\\"" == \'"\' // a comment\n', True),
+        ("0x10 == 16 && null == null && !(1 in [2, 3])", True),
+    ],
+)
+def test_values(expression: str, true: bool) -> None:
+    """Operators and literals have the meaning that they have in CEL."""
+    assert selected(expression, DEVICE) is true
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (f"{OURS}.missing == 1", "no such key: missing"),
+        (f"{OURS}.numCPUs", "neither true nor false"),
+        (f"{OURS}.numCPUs && true", "neither true nor false"),
+        (f'{OURS}.numCPUs < "9"', "no such overload"),
+        (f"{OURS}.numCPUs / 0 == 1", "division by zero"),
+        ("9223372036854775807 + 1 > 0", "integer overflow"),
+        (f"{OURS}.roots[2] == 'x'", "index out of range"),
+        ("devices.driver == 'x'", "no such key: devices"),
+        ("!device.driver", "neither true nor false"),
+        ("-'a' == 1", "no such overload"),
+        ("'a'.isLessThan('b')", "no such overload"),
+        ("quantity('much').isLessThan(quantity('1'))", "quantity 'much'"),
+    ],
+)
+def test_errors(expression: str, text: str) -> None:
+    """An error ends the attempt to schedule, so it is told from "false"."""
+    with pytest.raises(CelError, match=text):
+        selected(expression, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("device.driver ==", "at its end"),
+        ("a b", "cannot be read at 'b'"),
+        ("", "at its end"),
+        ("(" * 5000 + ")" * 5000, "nested too deep"),
+        ("-" * 5000 + "1 == 1", "nested too deep"),
+        ("device" + ".a" * 5000, "nested too deep|more than"),
+        ("[" * 2000 + "]" * 2000 + " == []", "nested too deep"),
+        ("1" * (LONGEST + 1), "more than"),
+    ],
+)
+def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
+    """Nothing that cannot be read is taken for true or false, and no depth ends the process."""
+    with pytest.raises(CelUnsupportedError, match=text):
+        selected(expression, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        ("(" * 59 + "true" + ")" * 59, "(" * 60 + "true" + ")" * 60),
+        ("!" * 58 + "true", "!" * 60 + "true"),
+        ("true ? true : " * 59 + "true", "true ? true : " * 60 + "true"),
+        ("[" * 59 + "]" * 59 + " != []", "[" * 61 + "]" * 61 + " != []"),
+        ("1" + " + 1" * 90 + " == 91", "1" + " + 1" * 100 + " == 101"),
+    ],
+    ids=range(5),
+)
+def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond: str) -> None:
+    """The same expressions are too deep for every interpreter, and whatever its recursion limit is."""
+    before = sys.getrecursionlimit()
+    assert selected(within, DEVICE)
+    sys.setrecursionlimit(100_000)
+    try:
+        with pytest.raises(CelUnsupportedError, match="nested too deep"):
+            selected(beyond, DEVICE)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("expression", ["a" * 5000 + " == 1", "device." + "b" * 5000, "b" * 5000 + "{}"])
+def test_the_text_of_an_error_is_cut(expression: str) -> None:
+    """The author of a selector decides how long its names are."""
+    with pytest.raises((CelError, CelUnsupportedError)) as caught:
+        selected(expression, DEVICE)
+    assert len(str(caught.value)) < 300
+
+
+def test_many_terms_are_no_depth() -> None:
+    """A long list of alternatives is a wide expression, not a deep one."""
+    assert selected(" || ".join(["false"] * 1000 + ["true"]), DEVICE)
+
+
+def bound(step: str, steps: int, first: str, body: str) -> str:
+    """``b1`` made of ``b0`` by a step, ``b2`` of ``b1`` and so on, and what is asked of the last one."""
+    body = body.replace("last", f"b{steps}")
+    for number in range(steps, 0, -1):
+        body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
+    return f"cel.bind(b0, {first}, {body})"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        bound("b + b", 30, "[1, 1]", "last == last"),
+        bound("b + b", 30, '"text"', "last == last"),
+        bound("[b, b]", 30, "[1, 1]", "last == last"),
+        bound("[b, b]", 30, "[1, 1]", "last in [last]"),
+        bound("[b, b]", 30, "[1, 1]", "[1][last] == 1"),
+        bound("[b, b]", 30, "[1, 1]", "!last || true"),
+        f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 60)})",
+        f"cel.bind(l, {list(range(1000))}, l.all(x, l.all(y, l.exists(z, true))))",
+        f"{list(range(1000))}.all(x, {' && '.join(['true'] * 500)})",
+        bound("[b, b].map(x, x)", 15, "[1, 1]", "last == last"),
+        bound("b.replace('a', b)", 15, "'aa'", "last == last"),
+        bound("[b, b].join(b)", 15, "'aa'", "last == last"),
+        f"cel.bind(l, {list(range(1000))}, sets.contains(l, l))",
+        bound("{'a': b, 'b': b}", 20, "[1]", "last == last"),
+        bound("[optional.of(b), optional.of(b)]", 20, "[1]", "last == last"),
+        bound("b + b", 10, "'aaaaaaaaaaaaaaaaaaaa'", "last.matches('(a{300})?(b{300})?(a?){90}c')"),
+        f"{list(range(900))}.exists(x, 'a'.matches('{'[b-c]' * 300}(' + string(x)))",
+        f"cel.bind(t, '{'a' * 4000}'.replace('a', '{'a' * 60}'), t.lastIndexOf('ab' + t.substring(0, 100000)) == 0)",
+        f"cel.bind(a, {[1] * 300}, sets.contains({[1] * 90}.map(x, a), {[1] * 90}.map(x, a)))",
+    ],
+)
+def test_what_grows_with_each_step_is_refused(expression: str) -> None:
+    """A short selector of a claim's author takes neither the memory nor the time of who asks about the claim."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(CelUnsupportedError, match="costs too much"):
+        selected(expression, DEVICE)
+    assert time.thread_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_long_selectors_of_long_lists_are_no_such_growth() -> None:
+    """As many terms as fit into a selector, each about all the values that a list attribute may have."""
+    roots = [f"pci{number:04x}:{number:02x}-{'x' * 50}" for number in range(64)]
+    device = {**DEVICE, "attributes": Domains({"d": {"roots": roots}})}
+    terms = ['"pci0" in device.attributes["d"].roots'] * 240
+    assert not selected(" || ".join(terms), device)
+    assert selected(bound("b + b", 6, 'device.attributes["d"].roots', "size(last) == 4096"), device)
+
+
+def test_the_driver_s_own_classes_are_in_the_subset() -> None:
+    """A class that the driver prints is one that the simulation understands."""
+    memory: dict[str, Any] = {**DEVICE, "driver": "dra.memory", "attributes": Domains({})}
+    for document in device_classes(discover(small_machine())):
+        for selector in document["spec"]["selectors"]:
+            expression = selector["cel"]["expression"]
+            assert selected(expression, DEVICE) == (document["metadata"]["name"] == "dra.cpu")
+            if "hugeTLB" in expression:
+                with pytest.raises(CelError, match="no such key: hugeTLB"):
+                    selected(expression, memory)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What explain knows of a node whose service runs."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.claims.journal import Entries, Journal
+from numa_contract.cdi import RECORD_ANNOTATION, ClaimFile
+from numa_contract.names import CLAIMS_JOURNAL
+from numa_tools import cli
+from numa_tools.commands.explain import explain
+from numa_tools.commands.gather import gather
+
+from tests.rigs.ailing_node import AilingNode
+from tests.rigs.builders import cpu_record, report, write_claim
+from tests.rigs.trees import small_machine, write_tree
+
+
+@pytest.fixture
+def node() -> Iterator[AilingNode]:
+    """A node with a claim of CPUs 2-3."""
+    made = AilingNode()
+    yield made
+    made.close()
+
+
+_GOOD: dict[str, Any] = {"claims": [], "containers": [], "backend": {}, "devices": []}
+_DEVICE = {"driver": "dra.cpu", "name": "cpudevnuma000"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "problems"),
+    [
+        ({"devices": [1]}, 0),
+        ({"devices": {"a": 1}}, 0),
+        ({"devices": [{**_DEVICE, "taints": 5}]}, 0),
+        ({"devices": [{**_DEVICE, "taints": [1]}]}, 0),
+        ({"backend": [1], "claims": None, "containers": 5}, 0),
+        ({"devices": [{**_DEVICE, "health": "\x1b[2J\x1b]0;owned\x07", "message": "\ud800"}]}, 1),
+        ({"containers": [{**report("c").model_dump(), "cgroup": "a\0b", "claims": [{"uid": "u", "driver": "d"}]}]}, 0),
+    ],
+)
+def test_an_odd_archive_is_explained(
+    odd: dict[str, Any], problems: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read of it is left out; the rest is told, and nothing of it is done by the terminal."""
+    write_tree(small_machine(), tmp_path)
+    (tmp_path / "etc/dra-driver-numa").mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    said = {f"state/{name}.json": document for name, document in (_GOOD | odd).items()}
+    for path, document in (said | {"manifest.json": {}, "etc/dra-driver-numa/config.yaml": {}}).items():
+        (tmp_path / path).write_text(json.dumps(document))
+    assert cli.main(["explain", "cpudevnuma000", "--from", str(tmp_path)]) == problems
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Device cpudevnuma000 of driver dra.cpu: ")
+    assert all(line.isprintable() for line in printed.out.split("\n"))
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_a_claim_that_is_being_released_holds_its_cpus(
+    serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as the journal says so; an archive of the node tells the same."""
+    node.serving = serving
+    record = cpu_record("u9", "r=5-6")
+    held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
+    Journal(node.run / CLAIMS_JOURNAL).write(held)
+    said = "claimed by ns/claim-u9, which is released: a container of it may still run"
+    async with node.up() as settings:
+        found, _ = await asyncio.to_thread(explain, settings, "cpu/5")
+        device, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
+        await asyncio.to_thread(gather, settings, str(tmp_path / "a"), masked=False)
+    assert (found["use"], device["freeCpus"]) == (said, "4,7")
+    assert cli.main(["explain", "cpu/5", "--from", str(tmp_path / "a")]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
+    """Whether the service runs, which shows claims with a record alone, or not."""
+    node.serving = serving
+    file = write_claim(node.cdi, cpu_record("u8", "r=5-6"))
+    document = json.loads(file.read_text())
+    document["annotations"][RECORD_ANNOTATION] = "{damaged"
+    file.write_text(json.dumps(document))
+    async with node.up() as settings:
+        used = [(await asyncio.to_thread(explain, settings, f"cpu/{cpu}"))[0]["use"] for cpu in (2, 5, 7)]
+        found, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
+    assert used == [
+        "claimed by ns/work",
+        "claimed by u8, whose record is not known",
+        "shared by containers without a claim",
+    ]
+    assert (found["cpus"], found["freeCpus"], found["claims"]) == ("4-7", "4,7", {"u8": "2"})

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugePageProvision files: what each NUMA node shall have."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.machine.model import HugepagePool, Machine, NumaNode
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import ConfigError
+from numa_tools.commands.provision_plan import plan, read_requested
+
+from tests.strategies.machines import machine
+
+M2, G1, GIB = 2 << 20, 1 << 30, 1 << 30
+POOLS = (HugepagePool(M2, 0, 0), HugepagePool(G1, 0, 0))
+
+
+def node(number: int, cpus: frozenset[int] = frozenset(), memory: int = 64 * GIB) -> NumaNode:
+    """A node that has no pages yet."""
+    return NumaNode(number, cpus, memory, POOLS)
+
+
+def host(*nodes: NumaNode) -> Machine:
+    """A machine with these nodes, by default two with a CPU each."""
+    found = nodes or (node(0, frozenset({0})), node(1, frozenset({1})))
+    return replace(machine(), numa_nodes={each.id: each for each in found})
+
+
+def file(*pages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A file as the memory peer's users write it."""
+    return {"kind": "HugePageProvision", "metadata": {"name": "n"}, "spec": {"pages": list(pages)}, **more}
+
+
+def planned(*files: dict[str, Any], on: Machine | None = None) -> dict[tuple[int, int], int]:
+    """Pages by size and node."""
+    requested = [one for number, each in enumerate(files) for one in read_requested(each, f"{number}.yaml")]
+    return {(target.page_bytes, target.node): target.pages for target in plan(on or host(), requested)}
+
+
+def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
+    """Why the files are refused."""
+    with pytest.raises(ConfigError) as caught:
+        planned(*files, on=on)
+    return str(caught.value)
+
+
+SPELLINGS = ["2M", "2Mi", "2m", "2MB", "2048kB", "2048Ki", "hugepages-2Mi", "hugepages-2048kB"]
+ONE, TWO = {"size": "2M", "count": 8, "node": 0}, {"size": "2M", "count": 6, "node": 1}
+BOOT = {"defaultHugepagesSize": "1G"}
+SEVEN = file({"size": "2M", "count": 7})
+FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), online=False)
+
+
+@pytest.mark.fault("memory peer, setup")
+@pytest.mark.parametrize(
+    ("nodes", "files", "counts"),
+    [
+        # Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write a size another way.
+        *([[0, 1], [file({"size": size, "count": 4})], {(M2, 0): 2, (M2, 1): 2}] for size in SPELLINGS),
+        # The remainder of a split goes to the lowest nodes, one page each.
+        ([0, 2, 5, 7], [file({"size": "1G", "count": 10})], {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}),
+        # No node without memory takes part, nor, where there are others, one without CPUs: far memory is no default.
+        ([0, BARE, FAR, OFF], [SEVEN], {(M2, 0): 7}),
+        ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
+        # A node that is named has them, far memory too.
+        ([0, 1, FAR], [file(TWO, {"size": "1G", "count": 2, "node": 2})], {(M2, 1): 6, (G1, 2): 2}),
+        # Each file says its part; what two of them say alike is said once.
+        (
+            [0, 1],
+            [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
+            {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
+        ),
+        # Version, status and the boot parameter are in the peer's type; they change nothing at run time.
+        ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
+    ],
+)
+def test_what_each_node_shall_have(
+    nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
+) -> None:
+    """By size and node, of all files together; a number stands for a node with a CPU."""
+    found = host(*(one if isinstance(one, NumaNode) else node(one, frozenset({one})) for one in nodes))
+    assert planned(*files, on=found) == counts
+
+
+def test_contradictions_are_refused() -> None:
+    """Both places are named; a split and a node of its own contradict each other, too."""
+    text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
+    assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")
+    assert "says 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (None, "file: "),
+        ({"kind": "Pod", "spec": {"pages": []}}, "kind: Input should be 'HugePageProvision'"),
+        (file({"size": "2M"}), "spec.pages.0.count: Field required"),
+        (file({"size": "2M", "count": -1}), "spec.pages.0.count: Input should be greater than or equal to 0"),
+        (file({"size": "2M", "count": "2"}), "spec.pages.0.count: Input should be a valid integer"),
+        (file({"size": 2, "count": 2}), "spec.pages.0.size: must be a text such as 2Mi"),
+        (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
+        (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
+        (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: Input should be greater"),
+        (
+            {"kind": "HugePageProvision", "spec": {"pages": [], "defaultHugepagesSize": "1Q"}},
+            "spec.defaultHugepagesSize: '1Q' is none",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused(document: Any, text: str) -> None:
+    """With the file and the field."""
+    assert fault(document).startswith("0.yaml: ")
+    assert text in fault(document)
+
+
+def test_what_the_machine_does_not_have_is_refused() -> None:
+    """A size that the kernel lacks, a node that does not exist or has no memory, more than a node has."""
+    small = {"size": "2M", "count": 1}
+    bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
+    for pages, machine_, text in (
+        ({"size": "512M", "count": 1}, None, "this kernel has no pages of 512Mi; it has 2Mi, 1Gi"),
+        ({**small, "node": 3}, None, "there is no NUMA node 3 with memory; there are 0-1"),
+        ({**small, "node": 1}, bare, "no NUMA node 1 with memory"),
+        (small, host(node(0, memory=0)), "no NUMA node of this machine has memory"),
+    ):
+        assert text in fault(file(pages), on=machine_)
+    text = fault(file({"size": "1G", "count": 64, "node": 1}), file({**small, "node": 1}))
+    assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages on node 1, which has" in text
+
+
+def test_pages_of_other_sizes_count_as_they_are() -> None:
+    """A file for one size does not ask for the memory that pages of another size hold, unless it gives them up."""
+    half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
+    most = {"size": "2M", "count": 57 * 512}
+    text = fault(file(most), on=host(half))
+    assert f"{57 * GIB} bytes of hugepages on node 0 beside {32 * GIB} bytes of other sizes, which stay, which" in text
+    assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
+    assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}
+
+
+@given(st.integers(0, 1000), st.sets(st.integers(0, 15), min_size=1))
+def test_nothing_is_lost_by_splitting(count: int, ids: set[int]) -> None:
+    """The parts add up, differ by one page at most, and never grow with the node's number."""
+    counts = planned(file({"size": "2M", "count": count}), on=host(*(node(n, frozenset({n})) for n in ids)))
+    parts = [counts[M2, n] for n in sorted(ids)]
+    assert sum(parts) == count
+    assert parts == sorted(parts, reverse=True)
+    assert parts[0] - parts[-1] <= 1

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary manifests on a captured machine: scheduled, and prepared by the real allocator."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dra_frontend.devices.inventory import build_inventory
+from numa_contract.config import Config
+from numa_contract.cpuset import parse_cpu_list
+from numa_tools import cli
+from numa_tools.scheduling.simulation import Simulation
+
+from tests.rigs.builders import NODE, cpu_record, files_of, write_claim
+from tests.rigs.trees import captured, far_memory, small_machine, write_tree
+from tests.strategies.machines import machine
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+FITTING = "32intel64-2p8co2t+8ve"
+"""Two NUMA nodes with 8 cores of two threads each."""
+# What an example needs beside the machine: its README says so.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "slurm-bridge": {"cpuDeviceMode": "individual"},
+    "named-cpus": {"allocator": "external"},
+    "extended-resource": {"cpuDeviceMode": "individual"},
+}
+
+
+def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
+    """The class and the slice of somebody else's driver: one device, on NUMA node 1."""
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "pool": pool, "devices": [{"name": "one", "attributes": {attribute: {"int": 1}}}]}
+    return [
+        {"kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": [selector]}},
+        {"kind": "ResourceSlice", "metadata": {"name": driver}, "spec": spec},
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A host root with two NUMA nodes of 16 CPUs, and pages of 2 MiB and of 1 GiB on both."""
+    tree = captured(FITTING)
+    nodes = "/sys/devices/system/node/node{}/hugepages/hugepages-{}kB/{}"
+    pages = {
+        nodes.format(node, size, file): str(count)
+        for node in (0, 1)
+        for size, count in ((2048, 2048), (1 << 20, 8))
+        for file in ("nr_hugepages", "free_hugepages")
+    }
+    return write_tree(tree.changed(pages), tmp_path_factory.mktemp("host"))
+
+
+def written(path: Path, *documents: Any) -> str:
+    """A file with documents, by its path."""
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)
+
+
+def claim(name: str, *requests: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A ResourceClaim."""
+    devices = {"requests": list(requests), **spec}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": devices},
+    }
+
+
+def request(name: str, of: str = "dra.cpu", amount: Any = None, **more: Any) -> dict[str, Any]:
+    """A request of one device."""
+    key = "dra.cpu/cpu" if of == "dra.cpu" else "size"
+    capacity = {} if amount is None else {"capacity": {"requests": {key: amount}}}
+    return {"name": name, "exactly": {"deviceClassName": of, **capacity, **more}}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
+    """Exit status, the JSON that is printed, and what is on standard error."""
+    status = cli.main(["simulate", "-o", "json", *arguments])
+    printed = capsys.readouterr()
+    return status, json.loads(printed.out) if printed.out else None, printed.err
+
+
+def reasons(outcome: Any) -> str:
+    """Why things do not fit."""
+    return "\n".join(text for row in outcome["outcomes"] for text in row.get("reasons", ()))
+
+
+@pytest.mark.parametrize(
+    "path", [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("existing-pods/*.yaml")], ids=lambda path: path.stem
+)
+def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a machine that has what the example needs, with the classes and slices of other drivers beside it."""
+    config = written(tmp_path / "config.yaml", CONFIGS.get(path.stem, {}))
+    single = {"metadata": {"name": "dra.cpu"}, "kind": "DeviceClass"}
+    single["spec"] = {
+        "extendedResourceName": "dra-numa/cpu",
+        "selectors": [{"cel": {"expression": 'device.driver == "dra.cpu"'}}],
+    }
+    others = [
+        *foreign("dra.net", "dra.net/numaNode"),
+        *foreign("gpu.nvidia.com", "resource.kubernetes.io/numaNode"),
+        single,
+    ]
+    beside = ["--claim", written(tmp_path / "others.yaml", *others)]
+    kind = "--claim" if path.stem == "kubevirt" else "--pod"
+    status, outcome, err = run(capsys, "--host-root", str(root), "--config", config, kind, str(path), *beside)
+    assert (status, err) == (0, "")
+    (row,) = outcome["outcomes"]
+    if path.stem == "claimed-by-policy":
+        assert row["claims"] == []  # the policy adds the claim in the cluster
+    else:
+        assert [one for each in row["claims"] for one in each["devices"]]
+    if path.stem.endswith("same-node"):
+        assert {one["device"] for one in row["claims"][0]["devices"]} == {"cpudevnuma001", "memory-numa001", "one"}
+
+
+def test_n_times_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Devices fill up in order; what is missing is said for each that does not fit, and the status is 3."""
+    example = str(EXAMPLES / "one-numa-node.yaml")
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", example, "-n", "9")
+    assert (status, outcome["fit"], outcome["of"]) == (3, 7, 9)
+    assert [row["claims"][0]["devices"][0]["device"] for row in outcome["outcomes"][:7]] == ["cpudevnuma000"] * 4 + [
+        "cpudevnuma001"
+    ] * 3
+    assert reasons(outcome).count("cpudevnuma001 3 of 15 dra.cpu/cpu free, 4 wanted") == 2
+    assert "does not fit (scheduling): request cpus: " in _table(capsys, root, example)
+
+
+def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
+    assert cli.main(["simulate", "--host-root", str(root), "--pod", example, "-n", "9"]) == 3
+    return capsys.readouterr().out
+
+
+MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_manifests_that_people_have_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each template is simulated as one pod, and a note contains the number of its pods."""
+    both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
+    if path.stem == "claims":
+        return
+    status, outcome, err = run(capsys, "--host-root", str(root), *both)
+    assert (status, err) == (0, "")
+    assert [one["devices"][0]["request"] for row in outcome["outcomes"] for one in row["claims"]][:1] == ["cpus"]
+    notes = [note for row in outcome["outcomes"] for note in row.get("notes", ())]
+    if path.stem == "mpijob":
+        assert notes == ["one of the 2 pods of its template is simulated; -n N simulates N on this node"]
+        status, outcome, _ = run(capsys, "--host-root", str(root), *both, "-n", "9")
+        assert (status, outcome["fit"], outcome["of"]) == (3, 16, 18)
+
+
+ODD = "device.odd() == 1"
+
+
+@pytest.mark.parametrize(
+    ("expressions", "status"),
+    [
+        (['device.driver == "dra.cpu"'], 0),
+        (["device.attributes['resource.kubernetes.io'].numaNode.includes(0)"], 0),
+        (["device.driver.lowerAscii().matches('^dra[.]cpu$')"], 0),
+        (["device.attributes['dra.cpu'].?tier.orValue('local') == 'local'"], 0),
+        (["[0, 1].exists(n, n == device.attributes['resource.kubernetes.io'].numaNode)"], 0),
+        (["string(device.attributes['dra.cpu'].numaNodeID) == '0'"], 0),
+        (["device.capacity['dra.cpu'].cpu.asInteger() > 1"], 0),
+        (["device.attributes['dra.cpu'].numaNodeID == 5"], 3),
+        (["device.attributes['dra.cpu'].nothing == 5"], 3),
+        ([ODD], 4),
+        ([f"{ODD} || device.attributes['dra.cpu'].numaNodeID == 1"], 4),
+        ([f"{ODD} || device.attributes['dra.cpu'].numaNodeID == 0"], 0),
+        ([ODD, "device.attributes['dra.cpu'].numaNodeID == 5"], 3),
+        (["device.driver =="], 4),
+    ],
+)
+def test_exit_statuses_of_selectors(
+    expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A selector that cannot be evaluated has a status of its own, unless the claim does not fit in any case."""
+    selectors = [{"cel": {"expression": one}} for one in expressions]
+    file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
+    found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
+    (row,) = outcome["outcomes"]
+    assert (found, row["fits"]) == (status, {0: True, 3: False, 4: None}[status])
+    assert (outcome["fit"], outcome["unknown"]) == (int(status == 0), int(status == 4))
+    assert ("reasons" in row, "unknown" in row) == (status == 3, status == 4)
+
+
+def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text contains the expression and the part that is not understood, and the summary the number."""
+    odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
+    later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
+    file = written(tmp_path / "c.yaml", odd, later)
+    why, disputed = (
+        "the function odd() is not understood",
+        "may be allocated to an earlier claim whose outcome is unknown",
+    )
+    assert cli.main(["simulate", "--host-root", str(root), "--claim", file]) == 4
+    assert capsys.readouterr().out.splitlines() == [
+        f"odd: unknown (scheduling): request a: selectors[0]: cannot be evaluated: {why}: 'device.odd() == 1'",
+        f"later: unknown (scheduling): device cpudevnuma000 {disputed}",
+        "0 of 2 fit, 2 unknown; the shared pool has CPUs 0-31",
+    ]
+    file = written(tmp_path / "c.yaml", odd, large)
+    assert cli.main(["simulate", "--host-root", str(root), "--claim", file]) == 3
+    assert "0 of 2 fit, 1 unknown" in capsys.readouterr().out
+
+
+def test_standard_input(root: Path) -> None:
+    """``-`` is standard input, so that rendered manifests can be piped in."""
+    command = [sys.executable, "-m", "numa_tools", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]
+    data = (EXAMPLES / "cpus.yaml").read_bytes()
+    ran = subprocess.run(command, input=data, capture_output=True, check=True, timeout=30)
+    assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
+
+
+def test_what_the_scheduler_allows_and_the_driver_refuses(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outcome says at which of both it ends; nothing is half given, and others still fit."""
+    whole = {"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": True}}
+    odd = claim("odd", request("a", amount=3), config=[{"opaque": {"driver": "dra.cpu", "parameters": whole}}])
+    file = written(tmp_path / "c.yaml", odd, claim("even", request("a", amount="4")))
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
+    first, second = outcome["outcomes"]
+    assert (status, first["stage"], second["fits"]) == (3, "preparing", True)
+    assert "are not a whole number of physical cores; the next amount that is one: 4" in reasons(outcome)
+    assert second["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
+
+
+def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is prepared is not free, unless the question is about the empty machine."""
+    host = write_tree(small_machine(), tmp_path / "host")
+    directory = host / "var/run/cdi"
+    directory.mkdir(parents=True)
+    held = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-2")
+    results = [
+        part.model_copy(update={"device": "cpudevnuma000", "consumed": {"dra.cpu/cpu": "3"}}) for part in held.results
+    ]
+    write_claim(directory, held.model_copy(update={"results": tuple(results)}))
+    file = written(tmp_path / "c.yaml", claim("c", request("a", amount="2")))
+    (row,) = run(capsys, "--host-root", str(host), "--claim", file)[1]["outcomes"]
+    assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma001"
+    (row,) = run(capsys, "--host-root", str(host), "--claim", file, "--empty")[1]["outcomes"]
+    assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma000"
+
+
+def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What this machine does not have is no reason to guess; the remedy is in the sentence."""
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
+    remedy = "add it to the files, and this node's ResourceSlices of its driver"
+    assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
+
+
+def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
+    """A slice with one device."""
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"nic-{name}"}]
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": "nic", "pool": pool, "devices": devices, **spec},
+    }
+
+
+def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the cluster's may be given: those of one node and of no single one count; nobody guesses which."""
+    selector = {"cel": {"expression": 'device.driver == "nic"'}}
+    nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
+    wanted = [nics, claim("c", request("r", of="nic", allocationMode="All"))]
+    near, far, free = nic_slice("a", nodeName="a"), nic_slice("b", nodeName="b"), nic_slice("all", allNodes=True)
+    either = nic_slice("either", perDeviceNodeSelection=True)
+    either["spec"]["devices"] = [{"name": "one", "nodeName": "a"}, {"name": "two", "nodeName": "b"}]
+    ours = {**far, "metadata": {"name": "ours"}, "spec": {**far["spec"], "driver": "dra.cpu", "nodeName": "c"}}
+
+    def devices(*slices: dict[str, Any], node: str = "") -> set[str]:
+        file = written(tmp_path / "c.yaml", *wanted, *slices)
+        named = ["--node", node] if node else []
+        status, outcome, err = run(capsys, "--host-root", str(root), "--claim", file, *named)
+        if status == 2:
+            return {err}
+        return {
+            one["device"] for row in outcome["outcomes"] for each in row.get("claims", ()) for one in each["devices"]
+        }
+
+    assert devices(near, far, free, node="a") == {"nic-a", "nic-all"}
+    assert devices(near, far, either, node="b") == {"nic-b", "two"}
+    # The driver's own slices tell that this is a node of the cluster.
+    assert devices(near, far, free, ours, node="c") == {"nic-all"}
+    # A captured machine seldom has the name of its node.
+    assert devices(near, free) == {"nic-a", "nic-all"}
+    (refusal,) = devices(near, far, either)
+    assert "are of 2 nodes (a, b): say which of them this is, with --node NAME" in refusal
+    assert "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml" in refusal
+    (refusal,) = devices(either, free)
+    assert "are of 2 nodes (a, b)" in refusal
+
+
+def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A pod with the claim ``c`` under the name ``numa``."""
+    inner = {"resourceClaims": [{"name": "numa", "resourceClaimName": "c"}], "containers": list(containers), **spec}
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": inner}
+
+
+def container(name: str, **more: Any) -> dict[str, Any]:
+    """A container that uses the claim."""
+    return {"name": name, "resources": {"claims": [{"name": "numa"}]}, **more}
+
+
+def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two containers at the same time on one claim, and a pod that is killed first; neither keeps it from fitting."""
+    asked = claim("c", request("a", amount=2))
+    shared = {"apiVersion": "v1alpha1", "cpuConfig": {"sharing": "pod"}}
+    both = claim("c", request("a", amount=2), config=[{"opaque": {"driver": "dra.cpu", "parameters": shared}}])
+    sidecar = container("log", restartPolicy="Always")
+    said = {"resources": {"requests": {"cpu": "2"}}}
+    cases: list[tuple[list[dict[str, Any]], list[str]]] = [
+        ([asked, pod(container("a"), container("b"))], ["a and b use claim c", "BestEffort"]),
+        ([asked, pod(container("a"), initContainers=[container("first")], **said)], []),
+        ([asked, pod(container("a"), initContainers=[sidecar], **said)], ["log and a use claim c"]),
+        ([both, pod(container("a"), container("b"), **said)], []),
+    ]
+    for documents, notes in cases:
+        file = written(tmp_path / "p.yaml", *documents)
+        status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", file)
+        (row,) = outcome["outcomes"]
+        found = sorted(row.get("notes", []), reverse=True)
+        assert (status, len(found)) == (0, len(notes)), found
+        assert all(any(note in text for text in found) for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "needs --claim FILE or --pod FILE"),
+        (["--claim", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["--pod", str(EXAMPLES / "kubevirt.yaml")], "has no Pod"),
+        (["--claim", str(EXAMPLES / "existing-pods" / "extended-resource.yaml")], "has no ResourceClaim"),
+    ],
+)
+def test_unusable_input_is_status_2(
+    arguments: list[str], text: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the file and the fault."""
+    status, outcome, err = run(capsys, "--host-root", str(root), *arguments)
+    assert (status, outcome, err.count("\n")) == (2, None, 1)
+    assert text in err
+
+
+@pytest.mark.parametrize("times", ["0", "-1", "x", "1025", "٣"])
+def test_only_a_sane_number_of_times(times: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip does not simulate for hours."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["simulate", "--claim", "x", "-n", times])
+    assert caught.value.code == 2
+    assert "from 1 to 1024" in capsys.readouterr().err
+
+
+def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated as the driver prepares: on the node of the memory or of another driver's device, or refused."""
+    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
+    numa = "resource.kubernetes.io/numaNode"
+    selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.cpu"].numaNodeID == 1'}}]}
+    near_memory = [request("cpus", amount=4), request("memory", "dra.memory", "1Gi", **selector)]
+    near_gpu = [request("cpus", amount=4), request("gpu", "gpu.example.com")]
+    for number, wanted in enumerate([near_memory, near_gpu]):
+        document = claim("c", *wanted, constraints=[{"matchAttribute": numa}])
+        path = written(tmp_path / f"{number}.yaml", document, *foreign("gpu.example.com", numa))
+        arguments = ["--host-root", str(root), "--config", config, "--claim", path, "-n", "5"]
+        status, outcome, _ = run(capsys, *arguments)
+        rows = [row["claims"][0]["devices"] for row in outcome["outcomes"] if row["fits"]]
+        assert {int(cpu) % 16 >= 8 for row in rows for cpu in _ids(row[0]["cpus"])} == {True}
+        if wanted is near_memory:
+            assert (status, outcome["fit"]) == (3, 4)
+            assert "matchAttribute resource.kubernetes.io/numaNode demands 4 CPUs" in reasons(outcome)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A host root with HBM next to each of two NUMA nodes with 16 CPUs, and CXL as far from both."""
+    return str(write_tree(captured(FITTING).changed(far_memory()), tmp_path_factory.mktemp("kinds")))
+
+
+def documented_claim() -> dict[str, Any]:
+    """The claim for CPUs and the HBM next to them that docs/memory.md prints."""
+    text = (EXAMPLES.parent / "docs" / "memory.md").read_text()
+    block = next(part.partition("```")[0] for part in text.split("```yaml\n") if "hbm" in part.partition("```")[0])
+    devices = yaml.safe_load(block)["devices"]
+    return claim("hbm", *devices.pop("requests"), **devices)
+
+
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "machine"])
+def test_cpus_and_the_hbm_next_to_them(
+    group_by: str, kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HBM of node 2 comes first and is next to the CPUs of node 1; HBM of node 3 is next to those of node 0."""
+    config = written(tmp_path / "config.yaml", {"groupBy": group_by})
+    arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", documented_claim())]
+    status, outcome, err = run(capsys, *arguments, "-n", "2")
+    assert (status, err) == (0, "")
+    pairs = []
+    for row in outcome["outcomes"]:
+        found = {one["request"]: one for one in row["claims"][0]["devices"]}
+        (node,) = {int(cpu % 16 >= 8) for cpu in _ids(found["cpus"]["cpus"])}
+        pairs.append((found["hbm"]["numaNode"], node, len(_ids(found["cpus"]["cpus"]))))
+    assert sorted(pairs) == [(2, 1, 8), (3, 0, 8)]
+
+
+def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
+    kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With CPUs of node 0 in use, those of node 1 are as near."""
+    selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.memory"].kind == "cxl"'}}]}
+    wanted = [request("cpus", amount=12), request("cxl", "dra.memory-far", "1Gi", **selector)]
+    document = claim("c", *wanted, constraints=[{"matchAttribute": "dra.cpu/nearestNumaNode"}])
+    arguments = ["--host-root", kinds, "--claim", written(tmp_path / "c.yaml", document), "-n", "3"]
+    status, outcome, _ = run(capsys, *arguments)
+    assert (status, outcome["fit"]) == (3, 2)
+    given = [{one["device"] for one in row["claims"][0]["devices"]} for row in outcome["outcomes"][:2]]
+    assert given == [{f"cpudevnuma00{node}", "memory-numa004"} for node in (0, 1)]
+
+
+def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
+    kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler knows only the sum of the device: the third claim passes it, and Prepare refuses."""
+    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "minSharedCPUs": 0})
+    document = documented_claim()
+    for one in document["spec"]["devices"]["requests"]:
+        if one["name"] == "hbm":
+            one["exactly"]["capacity"] = {"requests": {"size": "1Gi"}}
+    arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", document)]
+    status, outcome, _ = run(capsys, *arguments, "-n", "3")
+    assert (status, outcome["fit"]) == (3, 2)
+    assert outcome["outcomes"][2]["stage"] == "preparing"
+    assert "matchAttribute dra.cpu/nearestNumaNode demands 8 CPUs for request cpus near memory-numa002" in reasons(
+        outcome
+    )
+
+
+def _ids(text: str) -> list[int]:
+    return sorted(parse_cpu_list(text))
+
+
+def test_the_shared_pool_contains_no_offline_cpu() -> None:
+    """If claims have every other CPU, the pool is the reserved CPUs that are online."""
+    inventory = build_inventory(machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0, 7})), NODE)
+    assert Simulation(inventory, Config(), {}).pool() == "1-6"
+    assert Simulation(inventory, Config(), {}, files_of(cpu_record("u", "r=1-6"))).pool() == "0"

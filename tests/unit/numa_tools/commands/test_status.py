@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One screen of a node, by the service or by files."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from numa_tools.commands.status import read_status, status_screen
+
+from tests.rigs.ailing_node import AilingNode
+from tests.rigs.builders import report
+
+
+@pytest.fixture
+def node() -> Iterator[AilingNode]:
+    """A node with a claim of CPUs 2-3."""
+    made = AilingNode()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_who_has_what(serving: bool, node: AilingNode) -> None:
+    """Devices, claims and CPUs are shown whether the service runs or not; without it the screen begins with that."""
+    node.serving = serving
+    async with node.up() as settings:
+        status = await asyncio.to_thread(read_status, settings)
+    assert status["source"] == ("service" if serving else "files")
+    assert [(one["claim"], one["cpus"]) for one in status["claims"]] == [("ns/work", "2-3")]
+    assert {use: status["cpus"][use] for use in ("reserved", "claimed", "shared")} == {
+        "reserved": "0",
+        "claimed": "2-3",
+        "shared": "1,4-7",
+    }
+    assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 0
+    screen = status_screen(status)
+    assert "ns/work  CPUs 2-3" in screen
+    assert ("no problems" in screen) == serving == (not status["problems"])
+    assert ("the service is down" in screen.splitlines()[0]) != serving
+    assert ("kernel" in screen) == serving, "who keeps others off is known to the backend alone"
+
+
+async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
+    """Each problem that the service, its backend or a container has is a line, once."""
+    node.problems.append("dra.cpu: not registered")
+    node.status["problems"] = ["irqbalance undoes what is moved"]
+    node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
+    node.containers.append(report("r", "unknown", refused="no CPU is free").model_dump())
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    problems = [line for line in screen.splitlines() if line.startswith("PROBLEM ")]
+    assert len(problems) == len(set(problems)) == 4
+    for text in ("not registered", "irqbalance", "x has CPU 2", "no CPU is free"):
+        assert any(text in line for line in problems)
+
+
+async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> None:
+    """The CPUs that the kernel keeps, once; or the pool, or a refusal, with the reason why it is not the kernel."""
+    node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
+    async with node.up() as settings:
+        status = await asyncio.to_thread(read_status, settings)
+    assert (status["exclusivity"], status["exclusivityReason"]) == (
+        "pool",
+        "nri-backend lacks the capability SYS_ADMIN",
+    )
+    assert "; kept apart by the pool: nri-backend lacks the capability SYS_ADMIN\n" in status_screen(status)
+    node.settings_of["cpuExclusivity"] = "partition"
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    refused = "; claims for one container are refused (cpuExclusivity: partition): nri-backend lacks the capability"
+    assert refused in screen
+    assert "kept apart" not in screen
+    node.status |= {"exclusivity": "partition", "exclusivityReason": "", "partitioned": "2-3"}
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    assert screen.splitlines()[2].endswith("  kept by the kernel 2-3")
+    assert "kept apart" not in screen
+
+
+async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:
+    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+    node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
+    node.containers[0].update(pooled="x\nno problems", exclusivity="\x1b[31mpool")
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    assert all(line.isprintable() for line in screen.split("\n"))
+    assert "no problems" not in screen.split("\n")
+    assert r"dra.cpu: \x1b[2J\x07 \u202e" in screen
+
+
+async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
+    """Without the service the journal says that a claim was prepared whose file is gone."""
+    node.serving = False
+    node.note_in_journal("lost")
+    async with node.up() as settings:
+        status = await asyncio.to_thread(read_status, settings)
+    assert any("ns/lost was prepared" in text for text in status["problems"])

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every check against a node that is good, or ill in one place: real files, real sockets, an API server."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from numa_contract.config import ConfigError
+from numa_contract.records import SharedCpus
+from numa_tools import cli
+from numa_tools.doctor.facts import KubeletConfig, Right, Service
+from numa_tools.doctor.gather import gather
+from numa_tools.doctor.model import Check, Level, problem
+from numa_tools.doctor.sources.inquiry import RIGHTS
+from numa_tools.doctor.table import CHECKS, Verdict, examine
+from numa_tools.doctor.text import findings_text
+
+from tests.rigs.ailing_node import AilingNode
+from tests.unit.numa_tools.doctor.illnesses import ILLNESSES
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def node() -> Iterator[AilingNode]:
+    """A good node."""
+    made = AilingNode()
+    yield made
+    made.close()
+
+
+async def verdicts(node: AilingNode) -> dict[str, Verdict]:
+    """What the checks say of a node, by id."""
+    async with node.up() as settings:
+        facts = await gather(settings)
+    return {one.check.id: one for one in examine(node.edit(facts))}
+
+
+async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
+    """Whoever runs the command on a node without faults reads that every check is good."""
+    found = await verdicts(node)
+    assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
+    assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good, of {len(CHECKS)} checks"
+
+
+def test_every_check_has_an_illness() -> None:
+    """A check that nothing makes fail is not there; ids are unique."""
+    assert sorted(check.id for check in CHECKS) == sorted(ILLNESSES)
+
+
+@pytest.mark.parametrize("name", ILLNESSES)
+async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
+    """The check finds its illness, in whole sentences, and no check breaks on it."""
+    ILLNESSES[name](node)
+    found = await verdicts(node)
+    findings = [one for one in found[name].findings if one.level is not Level.UNKNOWN]
+    assert findings, {other: one.findings for other, one in found.items() if one.result != "good"}
+    for one in findings:
+        assert one.what.endswith(".")
+        assert one.why
+        assert one.remedy
+        assert "\n" not in one.what + one.why + one.remedy
+    failed = [one for verdict in found.values() for one in verdict.findings if "check itself failed" in one.why]
+    assert failed == []
+
+
+def _speaks_no_http(node: AilingNode) -> None:
+    node.serving = False
+    node.listen(node.run / "pod-uid/state.sock")
+    node.sockets[-1].close()
+
+
+def _own_cgroup(node: AilingNode) -> None:
+    shutil.rmtree(node.base / "cgroup/kubepods.slice")
+    node.cgroup("cgroup.events", "")
+
+
+def _foreign_tree(node: AilingNode) -> None:
+    (node.base / "cgroup/cgroup.controllers").unlink()
+    node.host("/proc/self/mountinfo", f"30 23 0:26 / {node.base}/cgroup rw - tmpfs tmpfs rw\n")
+
+
+UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
+    "containerd's file": (lambda node: node.host("/etc/containerd/config.toml", "["), "runtime.drop-in"),
+    "its imports go round": (
+        lambda node: node.host(
+            "/etc/containerd/config.toml", 'imports = ["*.toml", "/etc/containerd/conf.d/*"]\nx = "'
+        ),
+        "runtime.drop-in",
+    ),
+    "the kubelet's file": (lambda node: node.kubelet_of.update(reservedSystemCPUs="9-1"), "kubelet.gates"),
+    "files of the kernel": (lambda node: node.host("/proc/sys/fs/file-nr", "many"), "host.node-files"),
+    "the cgroup tree": (lambda node: shutil.rmtree(node.base / "cgroup"), "kernel.cgroup-v2"),
+    "what is mounted in the place of the cgroup tree": (_foreign_tree, "kernel.cgroup-v2"),
+    "a container's own cgroup": (
+        _own_cgroup,
+        "kernel.kubepods",
+    ),
+    "the kubelet's registry": (
+        lambda node: shutil.rmtree(node.kubelet_root / "plugins_registry"),
+        "kubelet.registration",
+    ),
+    "the state socket": (_speaks_no_http, "driver.ready"),
+    "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.pools"),
+    "a machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+async def test_what_cannot_be_read_is_said(what: str, node: AilingNode) -> None:
+    """A source that is not there, or is damaged, makes its checks unknown, with reason and remedy, and no others."""
+    spoil, name = UNREADABLE[what]
+    spoil(node)
+    found = await verdicts(node)
+    (finding,) = found[name].findings
+    assert (finding.level, bool(finding.why), bool(finding.remedy)) == (Level.UNKNOWN, True, True)
+    assert found["host.own-files"].result == "good"
+    assert not any("check itself failed" in one.why for verdict in found.values() for one in verdict.findings)
+    lines = findings_text([*found.values()], "n").splitlines()
+    assert lines.count(f"WHY      {finding.why}") == 1, "a source is named once, whatever hangs on it"
+
+
+POLICIES = {
+    "cpuManagerPolicy": {"none", "static"},
+    "memoryManagerPolicy": {"None", "Static"},
+    "topologyManagerPolicy": {"none", "best-effort", "restricted", "single-numa-node"},
+}
+"""What the kubelet accepts (pkg/kubelet/cm). It does not start with another word, nor with another spelling."""
+PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples", ROOT / "README.md"]
+
+
+def settings_in(text: str) -> list[tuple[str, str]]:
+    """The policies of the kubelet that a text sets."""
+    return re.findall(r"\b(\w+ManagerPolicy): ([\w-]+)", text)
+
+
+async def test_remedies_name_the_words_that_the_kubelet_accepts(node: AilingNode) -> None:
+    """Each manager that is found switched on is switched off by the word of that manager."""
+    node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
+    node.kubelet_of["topologyManagerPolicy"] = "restricted"
+    node.status["kubeletPins"] = ["cpu", "memory", "a manager of a later release"]
+    checks = ("cpu-manager", "memory-manager", "topology-manager", "pinning")
+    found = await verdicts(node)
+    remedies = [one.remedy for name in checks for one in found[f"kubelet.{name}"].findings]
+    off = [("cpuManagerPolicy", "none"), ("memoryManagerPolicy", "None")]
+    assert [settings_in(text) for text in remedies] == [
+        [one] for one in (*off, ("topologyManagerPolicy", "none"), *off)
+    ]
+
+
+def test_no_page_and_no_message_names_another_word() -> None:
+    """Texts of the programs, pages, the chart and examples."""
+    files = [file for place in PRINTED for file in (place.rglob("*.*") if place.is_dir() else [place])]
+    texts = [file.read_text(errors="replace") for file in files if file.suffix in (".py", ".md", ".yaml", ".txt")]
+    found = {one for text in texts for one in settings_in(text)}
+    assert {name for name, _ in found} == set(POLICIES)
+    assert [(name, word) for name, word in found if word not in POLICIES[name]] == []
+
+
+async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:
+    """Its configz contains flags, too. Without the right, the checks are unknown and name what would answer them."""
+    node.kubelet_of = {}
+    node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
+    found = await verdicts(node)
+    assert found["kubelet.cpu-manager"].result == "problem"
+    assert (found["kubelet.gates"].result, found["kubelet.reserved-cpus"].result) == ("good", "good")
+
+
+@pytest.mark.parametrize("why", ["forbidden", "no kubelet answers"])
+async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
+    """The finding names the plugin and the chart value that would answer, and no other check suffers."""
+    node.kubelet_of = {}
+    if why == "forbidden":
+        node.server.options.kubelets["node-a"] = {}
+        node.server.options.forbidden.add(("get", "nodes/proxy"))
+    found = await verdicts(node)
+    (finding,) = found["kubelet.cpu-manager"].findings
+    assert finding.level is Level.UNKNOWN
+    assert "nodes/proxy" in finding.why if why == "forbidden" else "does not answer" in finding.why
+    assert "kubectl numa doctor NODE" in finding.remedy
+    assert "doctor.kubeletProxy: true" in finding.remedy
+    assert found["api.reachable"].result == "good"
+
+
+async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_found(
+    node: AilingNode, tmp_path: Path
+) -> None:
+    """As configz answers it, or as the kubelet's own file; a file that is neither is a usage error."""
+    given = tmp_path / "kubelet"
+    for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
+        given.write_text(text)
+        async with node.up() as settings:
+            facts = await gather(settings, str(given))
+        assert isinstance(facts.kubelet, KubeletConfig)
+        assert facts.kubelet.cpu_manager == "static"
+    for text in ("[]", "reservedSystemCPUs: 9-1\n"):
+        given.write_text(text)
+        async with node.up() as settings:
+            with pytest.raises(ConfigError):
+                await gather(settings, str(given))
+
+
+@pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
+async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str, node: AilingNode) -> None:
+    """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
+    shared = {"r": SharedCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
+    node.records[0] = node.records[0].model_copy(update={"shared_cpus": shared})
+    node.records.append(node.claimed("other", other))
+    node.containers[0]["cpus"] = "2-5"
+    assert (await verdicts(node))["claims.pinned"].result == result
+
+
+async def test_a_record_of_another_format_is_not_judged(node: AilingNode) -> None:
+    """As for explain: what is in it may mean something else, and the others are judged all the same."""
+    node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
+    async with node.up() as settings:
+        facts = await gather(settings)
+    assert isinstance(facts.service, Service)
+    assert [one.claim.name for one in facts.service.records] == ["work"]
+
+
+@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
+async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNode) -> None:
+    """With the rule that grants it, and what does not work without it; no check blames something else."""
+    verb, group, resource, _ = right
+    node.server.options.forbidden.add((verb, resource))
+    found = await verdicts(node)
+    (finding,) = found[f"api.rights-{resource.replace('/', '-')}"].findings
+    assert finding.what.startswith(f"RBAC does not let the driver {verb} {resource}")
+    assert f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]' in finding.remedy
+    unread = [one for verdict in found.values() for one in verdict.findings if one.level is Level.UNKNOWN]
+    assert all(f"{verb} {resource}" in one.why for one in unread), "what could not be read names the same right"
+
+
+@pytest.mark.parametrize(
+    ("reason", "setting", "level", "remedy"),
+    [
+        ("nri-backend lacks the capability SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
+        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "auto", "note", "boot Linux 6.7"),
+        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "partition", "problem", "boot Linux 6.7"),
+        (
+            "/sys/fs/cgroup is not the topmost cgroup, so this node is itself a container (as in kind)",
+            "auto",
+            "note",
+            "a node that is not a container",
+        ),
+        ("something new", "auto", "problem", "kubectl logs POD -c backend"),
+    ],
+)
+async def test_why_the_pool_enforces_claims_is_a_finding(
+    reason: str, setting: str, level: str, remedy: str, node: AilingNode
+) -> None:
+    """The remedy is that of the cause; a kernel that cannot make partitions is a fault only where they are demanded."""
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    node.settings_of["cpuExclusivity"] = setting
+    (finding,) = (await verdicts(node))["driver.exclusivity"].findings
+    assert (finding.level.value, reason in finding.what, remedy in finding.remedy) == (level, True, True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "partition"])
+@pytest.mark.parametrize("slices", [True, False])
+async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
+    mode: str, slices: bool, node: AilingNode
+) -> None:
+    """With hostSlices no finding says that they stay, and no remedy is to set hostSlices; a refused claim has none."""
+    node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
+    reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
+    ILLNESSES["kernel.partitions"](node)
+    ILLNESSES["host.daemons"](node)
+    found = await verdicts(node)
+    (exclusivity,), (kernel,), (pooled,) = (
+        found[name].findings for name in ("driver.exclusivity", "kernel.partitions", "claims.kept-by-kernel")
+    )
+    refused = mode == "partition"
+    assert ("are refused" in exclusivity.what, "shared pool" in exclusivity.what) == (refused, not refused)
+    assert "set cpuExclusivity: auto" in exclusivity.remedy if refused else "boot Linux 6.7" in exclusivity.remedy
+    for one in (exclusivity, kernel):
+        assert ("host daemons stay" in one.why) == (not refused and not slices)
+        assert ("hostSlices: true" in one.remedy) == (not refused and not slices)
+    assert ("host daemons stay" in pooled.why) == (not slices)
+    assert all(("set hostSlices: true" in one.remedy) == (not slices) for one in found["host.daemons"].findings)
+
+
+async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) -> None:
+    """The backend then reports the pool without a reason."""
+    node.status |= {"exclusivity": "pool"}
+    assert (await verdicts(node))["driver.exclusivity"].result == "good"
+
+
+async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
+    """Claims are watched only where the configuration makes pages of them."""
+    node.server.options.forbidden.add(("watch", "resourceclaims"))
+    assert (await verdicts(node))["api.rights-resourceclaims"].result == "good"
+    node.settings_of["hugepagesOnDemand"] = [{"numaNode": 0, "size": "2Mi", "pages": 1}]
+    (finding,) = (await verdicts(node))["api.rights-resourceclaims"].findings
+    assert "watch resourceclaims" in finding.what
+
+
+async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> None:
+    """With a host root and no kubeconfig the rights would be those of another pod: unknown, and not a problem."""
+    async with node.up() as settings:
+        facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
+    api = {verdict.result for verdict in examine(facts) if verdict.check.group == "api"}
+    assert api == {"unknown"}
+
+
+def test_what_others_write_stays_in_its_line() -> None:
+    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+    check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e")])
+    shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
+    assert shown[1:4] == [r"PROBLEM  \x1b[2J. [a.b]", r"WHY      a\nb", r"REMEDY   \u202e"]
+
+
+async def test_a_fault_in_a_check_hides_no_other() -> None:
+    """A check that breaks is unknown, and says that it broke."""
+    (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
+    assert finding.level is Level.UNKNOWN
+    assert "ZeroDivisionError" in finding.why
+
+
+def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 is for what the command was given, and one line says what."""
+    (tmp_path / "config.yaml").write_text("reservedCPUs: 0\n")
+    for command in ("doctor", "status"):
+        assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
+        assert "reservedCPUs" in capsys.readouterr().err

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's documents, flags and unit files, parsed and merged without a node."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import Config, ConfigError
+from numa_tools.doctor.checks.kubelet import CHECKS
+from numa_tools.doctor.facts import KubeletConfig
+from numa_tools.doctor.kubelet_command import Command, FlagError, parse_command
+from numa_tools.doctor.kubelet_config import (
+    Part,
+    Reading,
+    archived,
+    kubelet_config,
+    kubelet_of_reading,
+    merge,
+    merge_patch,
+    misspelled,
+    unarchived,
+)
+from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
+
+from tests.rigs import kubeadm
+
+_leaves = st.one_of(st.none(), st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2))
+_keys = st.sampled_from(["cpuManagerPolicy", "featureGates", "reservedMemory", "b"])
+_documents = st.dictionaries(
+    _keys, st.recursive(_leaves, lambda inner: st.dictionaries(_keys, inner, max_size=3), max_leaves=6), max_size=4
+)
+
+
+def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
+    """The value at a path by the rule of RFC 7396, looked for from the last document to the first."""
+    for document in reversed(documents):
+        value: Any = document
+        for key in path:
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+            elif isinstance(value, dict):
+                break  # an earlier document decides
+            else:
+                return None  # a value that is not a map replaces what was below it
+        else:
+            return value
+    return None
+
+
+def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all values in a document that are not maps."""
+    return [
+        leaf
+        for key, one in value.items()
+        for leaf in (leaves(one, (*path, key)) if isinstance(one, dict) else [(*path, key)])
+    ]
+
+
+@given(st.lists(_documents, max_size=4))
+def test_the_last_document_decides_each_value(documents: list[dict[str, Any]]) -> None:
+    """Maps are merged, lists and scalars replaced, null removes; the inputs stay as they are."""
+    before = copy.deepcopy(documents)
+    settings = merge(Part(str(number), one) for number, one in enumerate(documents)).settings
+    assert documents == before
+    for path in {leaf for one in documents for leaf in leaves(one)}:
+        found: Any = settings
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        wanted = expected(documents, path)
+        assert isinstance(found, dict) if isinstance(wanted, dict) else found == wanted
+    assert all(expected(documents, path) is not None for path in leaves(settings))
+
+
+@given(_documents, _documents)
+def test_each_setting_has_the_origin_that_decided_it(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """The last part that sets a key is its origin; a key that a part removes has none."""
+    origins = merge([Part("first", first), Part("second", second)]).origins
+    for key in {*first, *second} - {"featureGates"}:
+        last = ("second", second) if key in second else ("first", first)
+        assert origins.get(key) == (last[0] if last[1][key] is not None else None)
+
+
+def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
+    """A setting in a file does not help, since the flag wins."""
+    flags = Part("the unit kubelet.service", {"cpuManagerPolicy": "static"}, is_command_line=True)
+    kubelet = kubelet_of_reading(Reading((Part("/c.yaml", {}), flags)), "")
+    assert kubelet is not None
+    check = next(one for one in CHECKS if one.id == "kubelet.cpu-manager")
+    found = next(iter(check.judge(kubelet)))
+    assert found.remedy.startswith("set --cpu-manager-policy in the unit kubelet.service to none, ")
+
+
+def test_gates_of_several_documents_are_merged() -> None:
+    """A drop-in that names one gate leaves the others, and each gate has its origin."""
+    found = merge([Part("a", {"featureGates": {"A": True, "B": True}}), Part("b", {"featureGates": {"B": False}})])
+    assert found.settings == {"featureGates": {"A": True, "B": False}}
+    assert found.origins == {"featureGates.A": "a", "featureGates.B": "b"}
+    assert merge([Part("a", {"featureGates": {"A": True}}), Part("b", {"featureGates": None})]).origins == {}
+
+
+def test_a_patch_of_another_type_replaces_the_value() -> None:
+    """RFC 7396, section 2."""
+    assert merge_patch({"a": 1}, ["b"]) == ["b"]
+    assert merge_patch([1], {"a": {"b": None, "c": 2}}) == {"a": {"c": 2}}
+
+
+def test_a_key_in_other_letters_is_found() -> None:
+    """Go's decoder takes reservedSystemCpus of a drop-in for reservedSystemCPUs."""
+    assert misspelled({"reservedSystemCpus": "0", "cpuManagerPolicy": "none", "other": 1}) == ["reservedSystemCpus"]
+
+
+FLAGS = {
+    "--cpu-manager-policy=static": {"cpuManagerPolicy": "static"},
+    "--cpu-manager-policy=none --cpu-manager-policy static": {"cpuManagerPolicy": "static"},
+    "--topology_manager_policy=restricted": {"topologyManagerPolicy": "restricted"},
+    "--reserved-cpus 0-1,4 --v=2 -x": {"reservedSystemCPUs": "0-1,4"},
+    "--feature-gates=A=true,B=F --feature-gates C=1": {"featureGates": {"A": True, "B": False, "C": True}},
+    "--reserved-memory=0:memory=1Gi,hugepages-2Mi=2Gi;1:memory=2Gi": {
+        "reservedMemory": [
+            {"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "2Gi"}},
+            {"numaNode": 1, "limits": {"memory": "2Gi"}},
+        ]
+    },
+    "--node-labels=--cpu-manager-policy=static": {},
+    "-- --cpu-manager-policy=static": {},
+}
+
+
+@pytest.mark.parametrize("line", FLAGS)
+def test_flags_are_settings(line: str) -> None:
+    """In every spelling that the kubelet accepts; of a repeated text the last one counts."""
+    assert parse_command(line.split()).settings == FLAGS[line]
+
+
+def test_places_are_flags() -> None:
+    """The files come from the command line alone: the kubelet has no default for them."""
+    found = parse_command(["--config", "/a", "--config-dir=/b", "--root-dir=/c"])
+    assert found == Command("/a", "/b", "/c")
+
+
+@pytest.mark.parametrize(
+    "line", ["--feature-gates=A", "--feature-gates=A=on", "--reserved-memory=memory=1Gi", "--reserved-cpus"]
+)
+def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> None:
+    """Nothing is concluded from them."""
+    with pytest.raises(FlagError):
+        parse_command([line])
+
+
+UNIT = "kubelet.service"
+
+
+def test_a_drop_in_of_a_unit_replaces_the_command() -> None:
+    """The variables of the environment files win over those of the unit, and unset ones are nothing."""
+    service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", kubeadm.DROP_IN], UNIT)
+    assert service.files == ("-/var/lib/kubelet/kubeadm-flags.env", "-/etc/default/kubelet")
+    environment = parse_environment('KUBELET_KUBEADM_ARGS="--node-ip=1.2.3.4 --v=2"\n# A=b\n;c\n\n')
+    assert arguments_of(service, environment, "kubelet") == (
+        *("--kubeconfig=/etc/kubernetes/kubelet.conf", "--config=/var/lib/kubelet/config.yaml"),
+        *("--node-ip=1.2.3.4", "--v=2"),
+    )
+
+
+COMMANDS = {
+    "/usr/bin/kubelet --a \\\n  # a comment\n  --b=${X}y $$ ${Y}": ("--a", "--b=1 2y", "$", ""),
+    "/usr/local/bin/kubenswrapper /usr/bin/kubelet --config=/c $X": ("--config=/c", "1", "2"),
+    "@-/usr/bin/kubelet kubelet --a": ("--a",),
+    ":/usr/bin/kubelet $X": ("$X",),
+    "/usr/bin/kubelet %N %n %p %%N --hostname-override=%H": (
+        *("kubelet", "kubelet.service", "kubelet", "%N", "--hostname-override=%H"),
+    ),
+    "/usr/bin/kubelet '--a=b c' \"d e\"": ("--a=b c", "d e"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
+    """Prefixes, wrappers, quotes, continued lines, variables as words and within words."""
+    service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"], UNIT)
+    assert arguments_of(service, {}, "kubelet") == COMMANDS[command]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[Service]\nExecStart=/opt/azure/containers/start-kubelet.sh\n",
+        "[Service]\nExecStart=/bin/sh -c 'exec kubelet --v=2'\n",
+        "[Service]\nExecStart=\n",
+        "[Service]\nExecStart=/usr/bin/kubelet 'a\n",
+        "[Service]\nExecStartPre=systemctl set-environment A=b\nExecStart=/usr/bin/kubelet $A\n",
+        "[Service]\nEnvironmentFile=-/etc/default/%H\nExecStart=/usr/bin/kubelet\n",
+        "[Service]\nPassEnvironment=A\nExecStart=/usr/bin/kubelet ${A}\n",
+        "[Service]\nEnvironment=A=" + "x" * 9000 + "\nExecStart=/usr/bin/kubelet " + "$A " * 2000,
+    ],
+)
+def test_arguments_that_are_not_in_the_unit_are_an_error(text: str) -> None:
+    """A script, a shell, a variable from elsewhere; and a command that would not fit into memory."""
+    with pytest.raises(UnitError):
+        arguments_of(parse_service([text], UNIT), {}, "kubelet")
+
+
+def test_environment_files_are_read_as_systemd_reads_them() -> None:
+    """Quotes, continued lines, values with spaces; a quote that ends on a later line is not guessed."""
+    text = 'A=--b --c="d"\nexport B=\'x y\'\nC="--a \\\n --b"\nD=1,\\\n2\nno assignment\n'
+    assert parse_environment(text) == {"A": '--b --c="d"', "B": "x y", "C": "--a  --b", "D": "1,2"}
+    assert words('--b --c="d e"') == ["--b", "--c=d e"]
+    with pytest.raises(UnitError):
+        parse_environment('A="b\nc"\n')
+
+
+REMEDY = "ask"
+_CONFIG = Config()
+_READS = {
+    "kubelet.cpu-manager",
+    "kubelet.memory-manager",
+    "kubelet.topology-manager",
+    "kubelet.gates",
+    "kubelet.reserved-cpus",
+    "kubelet.reserved-memory",
+}
+
+
+def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
+    """The result of each check that reads the configuration; good if it finds nothing."""
+    kubelet = kubelet_of_reading(reading, REMEDY)
+    assert isinstance(kubelet, KubeletConfig)
+    found = {}
+    for check in CHECKS:
+        if "kubelet" in check.reads:
+            findings = list(check.judge(kubelet, *(config for name in check.reads if name == "config")))
+            found[check.id] = findings[0].level.value if findings else "good"
+    return found
+
+
+def test_nothing_is_good_unless_all_was_seen() -> None:
+    """A document without a setting proves nothing if another one may have it."""
+    part = Part("/a", {"kind": "KubeletConfiguration"})
+    seen, unseen = results(Reading((part,))), results(Reading((part,), unseen="flags"))
+    assert {seen[name] for name in _READS} == {"good"}
+    assert {unseen[name] for name in _READS} == {"unknown"}
+    assert unseen["kubelet.counted-gate"] == "good", "it is not asked for"
+    published = Config(publish_node_allocatable_resource_mapping=True)
+    assert results(Reading((part,), unseen="flags"), published)["kubelet.counted-gate"] == "unknown"
+    assert results(Reading((part,)), published)["kubelet.counted-gate"] == "note"
+
+
+def test_a_setting_that_was_seen_is_judged_although_others_were_not() -> None:
+    """A fault is named even if the configuration is not complete."""
+    settings = {"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0-3", "cpuManagerPolicy": "static"}
+    found = results(Reading((Part("/a", settings),), unseen="flags"))
+    assert (found["kubelet.topology-manager"], found["kubelet.reserved-cpus"]) == ("note", "problem")
+    assert (found["kubelet.cpu-manager"], found["kubelet.memory-manager"]) == ("problem", "unknown")
+
+
+def test_the_policy_that_runs_is_that_of_the_state_file() -> None:
+    """It decides the managers' checks alone, whatever was not seen; the others stay unknown."""
+    good = results(Reading(running={"cpu": "none", "memory": "None"}, unseen="no file"))
+    assert (good["kubelet.cpu-manager"], good["kubelet.memory-manager"]) == ("good", "good")
+    assert good["kubelet.gates"] == "unknown"
+    static = results(Reading((Part("/a", {}),), {"cpu": "static", "memory": "Static"}))
+    assert (static["kubelet.cpu-manager"], static["kubelet.memory-manager"]) == ("problem", "problem")
+
+
+def test_a_policy_that_the_next_start_would_use_is_a_problem() -> None:
+    """The kubelet does not start with the state file of another policy."""
+    found = results(Reading((Part("/a", {"cpuManagerPolicy": "static"}),), {"cpu": "none"}, "flags"))
+    assert found["kubelet.cpu-manager"] == "problem"
+
+
+def test_beta_gates_may_be_off_as_a_whole() -> None:
+    """A gate that is named wins over AllBeta and AllAlpha."""
+    off = {"AllBeta": False}
+    assert results(Reading((Part("/a", {"featureGates": off}),)))["kubelet.gates"] == "problem"
+    named = off | {"DRAConsumableCapacity": True}
+    assert results(Reading((Part("/a", {"featureGates": named}),)))["kubelet.gates"] == "good"
+    published = Config(publish_node_allocatable_resource_mapping=True)
+    part = Part("/a", {"featureGates": {"AllAlpha": True}})
+    assert results(Reading((part,)), published)["kubelet.counted-gate"] == "good"
+
+
+def test_a_value_that_the_kubelet_refuses_leaves_the_rest_judged() -> None:
+    """The file that has it is named."""
+    kubelet = kubelet_of_reading(Reading((Part("/a", {"reservedSystemCPUs": "9-1"}),), {"cpu": "static"}), REMEDY)
+    assert kubelet is not None
+    assert kubelet.unseen is not None
+    assert "/a: reservedSystemCPUs" in kubelet.unseen.why
+    assert kubelet.cpu_manager == "static"
+
+
+def test_nothing_is_not_a_configuration() -> None:
+    """Without any document and state file there is nothing to judge."""
+    assert kubelet_of_reading(Reading(unseen="flags"), REMEDY) is None
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        Reading(
+            (Part("/a", {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"}),), {"memory": "None"}, "flags"
+        ),
+        Reading((Part("/a", {"featureGates": {"A": False}, "reservedMemory": [{"numaNode": 0}]}),)),
+        Reading(running={"cpu": "static"}, unseen="flags"),
+    ],
+)
+def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
+    """Whatever is judged on the node is judged alike in its archive."""
+    kubelet = kubelet_of_reading(reading, REMEDY)
+    assert kubelet is not None
+    again = unarchived(archived(kubelet))
+    assert archived(again) == archived(kubelet)
+    assert again == kubelet
+    configz = kubelet_config({"memoryManagerPolicy": "Static"}, "configz")
+    assert unarchived(archived(configz)) == configz
+
+
+def test_a_damaged_archive_is_an_error() -> None:
+    """Not a configuration without settings, which would be good."""
+    documents: list[object] = [[], {}, {"settings": []}]
+    for document in documents:
+        with pytest.raises(ConfigError):
+            unarchived(document)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the runtime on whole nodes: good only if the runtime's own rules, or its output, give the setting."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numa_node.runtimes.containerd import CRI_OF_1, NRI
+from numa_tools import cli
+from numa_tools.doctor.gather import gather
+from numa_tools.doctor.table import Verdict, examine
+
+from tests.fakes.containerd_dump import dump
+from tests.rigs.ailing_node import AilingNode
+from tests.rigs.containerd_files import toml_text
+
+PLAIN = "/etc/containerd/config.toml"
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+DOCKER = 'disabled_plugins = ["cri"]\n'
+IMPORTS = 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
+BOTH_ON = (
+    f'[plugins."{NRI}"]\ndisable = false\n'
+    f'[plugins."{CRI_OF_1}"]\nenable_cdi = true\ndisable_hugetlb_controller = false\n'
+)
+RUNTIME = (
+    "nri-enabled",
+    "nri-socket",
+    "cdi-enabled",
+    "cdi-directories",
+    "hugetlb",
+    "required-plugin",
+    "tolerated-pods",
+)
+
+
+@pytest.fixture
+def node() -> Iterator[AilingNode]:
+    """A good node."""
+    made = AilingNode()
+    yield made
+    made.close()
+
+
+async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
+    """What the runtime's checks say, by the last part of their id."""
+    async with node.up() as settings:
+        facts = await gather(settings, **given)
+    return {one.check.id.removeprefix("runtime."): one for one in examine(facts) if one.check.group == "runtime"}
+
+
+def texts(found: dict[str, Verdict]) -> str:
+    """Everything that the checks print."""
+    return " ".join(
+        part for verdict in found.values() for one in verdict.findings for part in (one.what, one.why, one.remedy)
+    )
+
+
+def runs(node: AilingNode, version: str) -> None:
+    """Lets the kubelet report a runtime, and the driver no drop-in of its own."""
+    node.node["nodeInfo"]["containerRuntimeVersion"] = version
+    node.nri, node.cri = {}, {}
+
+
+REGISTRY = f'version = 2\n[plugins."{CRI_OF_1}".registry]\nconfig_path = "/etc/containerd/certs.d"\n'
+TIMEOUT = f'version = 2\n[plugins."{NRI}"]\nplugin_request_timeout = "5s"\n'
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "version", "check", "result"),
+    [
+        (REGISTRY, "containerd://1.7.27", "cdi-enabled", "problem"),
+        (REGISTRY, "containerd://2.1.4", "cdi-enabled", "good"),
+        (REGISTRY, "", "cdi-enabled", "unknown"),
+        (TIMEOUT, "containerd://1.7.27", "nri-enabled", "problem"),
+        (TIMEOUT, "containerd://2.1.4", "nri-enabled", "good"),
+        (TIMEOUT, "", "nri-enabled", "unknown"),
+        (REGISTRY, "containerd://1.7.27", "nri-enabled", "good"),
+        (REGISTRY, "containerd://1.6.30", "nri-enabled", "unknown"),
+        (REGISTRY, "containerd://3.0.0", "nri-enabled", "unknown"),
+    ],
+)
+async def test_a_drop_in_has_the_effect_that_it_has_on_the_release(
+    drop_in: str, version: str, check: str, result: str, node: AilingNode
+) -> None:
+    """1.7 replaces the section of config.toml. Without a release, what depends on it is unknown."""
+    runs(node, version)
+    node.host(PLAIN, IMPORTS + BOTH_ON)
+    node.host("/etc/containerd/conf.d/10-other.toml", drop_in)
+    found = await verdicts(node)
+    assert found[check].result == result
+    if result == "unknown":
+        assert "containerd config dump" in texts(found)
+
+
+@pytest.mark.parametrize("version", ["containerd://2.1.4-k3s1", ""])
+async def test_k3s_beside_docker_is_judged_by_its_own_file(version: str, node: AilingNode) -> None:
+    """Docker's file switches CRI off; k3s' file has everything on."""
+    runs(node, version)
+    node.host(PLAIN, DOCKER)
+    node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = false\n')
+    found = await verdicts(node)
+    assert (found["nri-enabled"].result, found["cdi-enabled"].result) == ("good", "good")
+    node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = true\n')
+    found = await verdicts(node)
+    assert found["nri-enabled"].result == "problem"
+    assert K3S in found["nri-enabled"].findings[0].what
+
+
+@pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
+@pytest.mark.parametrize("docker", [True, False])
+async def test_cri_o_is_judged_by_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
+    """No text of such a node names containerd, except those of a drop-in that is not there."""
+    runs(node, version)
+    node.host(PLAIN, DOCKER)
+    if not docker:
+        (node.root / PLAIN[1:]).unlink()
+    node.host("/etc/crio/crio.conf.d/10-nri.conf", "[crio.nri]\nenable_nri = false\n")
+    found = await verdicts(node)
+    assert found["nri-enabled"].result == "problem"
+    assert "CRI-O's configuration switches NRI off" in found["nri-enabled"].findings[0].what
+    assert found["cdi-enabled"].result == "good"
+    checked = {name: one for name, one in found.items() if name in ("nri-enabled", "cdi-enabled", "nri-socket")}
+    assert "containerd" not in texts(checked)
+
+
+@pytest.mark.parametrize(("version", "command"), [("cri-o://1.34.0", "crio status config"), ("docker://24.0.0", "")])
+async def test_the_files_of_an_unused_containerd_are_not_judged(version: str, command: str, node: AilingNode) -> None:
+    """The kubelet reports another runtime: every check is unknown, and the remedy is of that runtime."""
+    runs(node, version)
+    node.host(PLAIN, IMPORTS + BOTH_ON)
+    found = await verdicts(node)
+    assert {found[name].result for name in RUNTIME} == {"unknown"}
+    assert command in texts(found)
+    assert "containerd config dump" not in texts(found)
+
+
+async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
+    """The dump is what containerd uses, whatever its files contain. What it does not import is not in it."""
+    node.host(PLAIN, DOCKER)
+    given = tmp_path / "dump"
+    document = dump("2.2", {"default_validator": node.nri["default_validator"]}, {"cdi_spec_dirs": [str(node.cdi)]})
+    given.write_text(toml_text(document))
+    found = await verdicts(node, runtime_config=str(given))
+    assert {found[name].result for name in RUNTIME} == {"good"}
+    assert found["drop-in"].result == "unknown"
+    document["plugins"][NRI]["disable"] = True
+    given.write_text(toml_text(document))
+    found = await verdicts(node, runtime_config=str(given))
+    assert found["nri-enabled"].result == "problem"
+    assert "the output of containerd config dump" in found["nri-enabled"].findings[0].what
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "check"),
+    [("disable_connections", True, "nri-enabled"), ("socket_path", "/run/other.sock", "nri-socket")],
+)
+async def test_plugins_that_connect_need_a_socket_that_accepts_them(
+    key: str, value: Any, check: str, node: AilingNode
+) -> None:
+    """The backend is such a plugin."""
+    node.nri[key] = value
+    assert (await verdicts(node))[check].result == "problem"
+
+
+def test_standard_input_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot be the kubelet's and the runtime's at once."""
+    (tmp_path / "config.yaml").write_text("{}")
+    both = ["--kubelet-config", "-", "--runtime-config", "-"]
+    assert cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), *both]) == 2
+    assert "only one of" in capsys.readouterr().err
+    (tmp_path / "dump").write_text("version = 2\n")
+    assert (
+        cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), "--runtime-config", str(tmp_path / "dump")]) == 2
+    )
+    assert "config dump" in capsys.readouterr().err

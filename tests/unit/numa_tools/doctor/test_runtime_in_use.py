@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a node's runtimes is the kubelet's: files, processes and sockets of a tree."""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.node.host_tree import HostTree
+from numa_contract.config import ConfigError
+from numa_contract.reports import BackendStatus
+from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI
+from numa_tools.doctor.kubelet_config import Part, Reading, kubelet_config, kubelet_of_reading
+from numa_tools.doctor.model import Unread
+from numa_tools.doctor.runtime_in_use import (
+    PLACES,
+    FoundRuntimes,
+    Reported,
+    given_runtime,
+    remedy_of,
+    reported_runtime,
+    runtime_in_use,
+    with_endpoint,
+)
+from numa_tools.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig, Unclear
+from numa_tools.doctor.sources.runtimes import read_given_runtime, read_runtimes
+
+from tests.fakes.containerd_dump import dump
+from tests.rigs.containerd_files import toml_text
+
+PLAIN = "etc/containerd/config.toml"
+K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+RKE2 = "var/lib/rancher/rke2/agent/etc/containerd/config.toml"
+K0S = "etc/k0s/containerd.toml"
+MICROK8S = "var/snap/microk8s/current/args/containerd.toml"
+TALOS = "etc/cri/containerd.toml"
+CRIO = "etc/crio/crio.conf"
+CRIO_DROP_IN = "etc/crio/crio.conf.d/10-nri.conf"
+DOCKER = 'disabled_plugins = ["cri"]\n'
+OFF = f'version = 3\n[plugins."{NRI}"]\ndisable = true\n'
+ON = f'version = 3\n[plugins."{NRI}"]\ndisable = false\n'
+CRIO_OFF = "[crio.nri]\nenable_nri = false\n"
+CONTAINERD_2 = Reported(CONTAINERD, (2, 1, 4), "")
+K3S_2 = Reported(CONTAINERD, (2, 1, 4), "-k3s1")
+CRIO_1_34 = Reported(CRI_O, (1, 34, 0), "")
+UNREAD = Unread("", "")
+
+
+def write(root: Path, files: Mapping[str, str]) -> HostTree:
+    """A tree with these files."""
+    for path, text in files.items():
+        at = root / path
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(text)
+    return HostTree(root)
+
+
+def process(number: int, *arguments: str, spaces: str = "", environment: str = "") -> dict[str, str]:
+    """The files of a process."""
+    base, name = f"proc/{number}", arguments[0].rpartition("/")[2]
+    status = f"Name:\t{name}\nNSpid:\t{number}{spaces}\n"
+    command = "".join(f"{one}\0" for one in arguments)
+    return {
+        f"{base}/comm": f"{name}\n",
+        f"{base}/cmdline": command,
+        f"{base}/status": status,
+        f"{base}/environ": environment,
+    }
+
+
+def listen(root: Path, path: str) -> None:
+    """Makes the file of a socket; its directory is entered, since names of sockets are short."""
+    at = root / path
+    at.parent.mkdir(parents=True, exist_ok=True)
+    here = Path.cwd()
+    os.chdir(at.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(at.name)
+    finally:
+        os.chdir(here)
+
+
+def in_use(tree: HostTree, reported: Reported | None = None) -> RuntimeConfig:
+    """The runtime that was found."""
+    found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
+    assert isinstance(found, RuntimeConfig), found
+    return found
+
+
+def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
+    """The reason why none was found."""
+    found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
+    assert isinstance(found, Unread), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "reported"),
+    [
+        (PLAIN, CONTAINERD_2),
+        (K3S, K3S_2),
+        (RKE2, K3S_2),
+        (K0S, CONTAINERD_2),
+        (MICROK8S, CONTAINERD_2),
+        (TALOS, CONTAINERD_2),
+    ],
+)
+def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
+    """Alone on a node, with the release known or not."""
+    tree = write(tmp_path, {path: OFF})
+    for known in (None, reported):
+        found = in_use(tree, known)
+        assert (found.software, found.source, found.settings["nri"]) == (CONTAINERD, f"/{path}", False)
+
+
+def test_every_place_has_a_command_that_prints_the_settings() -> None:
+    """It names the file that the distribution uses, if containerd does not look there by itself."""
+    commands = {one.owner: one.command for one in PLACES}
+    assert (commands["containerd"], commands["CRI-O"]) == ("containerd config dump", "crio status config")
+    assert all(f"--config {one.config} config dump" in one.command for one in PLACES[1:-1])
+
+
+@pytest.mark.parametrize("files", [{CRIO: CRIO_OFF}, {CRIO_DROP_IN: CRIO_OFF}, {CRIO: "", CRIO_DROP_IN: CRIO_OFF}])
+@pytest.mark.parametrize("docker", [True, False])
+@pytest.mark.parametrize("reported", [None, CRIO_1_34])
+def test_the_files_of_cri_o_are_read(
+    files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path
+) -> None:
+    """With Docker's containerd beside it, too."""
+    found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
+    assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
+
+
+@pytest.mark.parametrize("reported", [None, K3S_2])
+def test_docker_beside_k3s_is_not_taken_for_its_runtime(reported: Reported | None, tmp_path: Path) -> None:
+    """A containerd without CRI service cannot be the kubelet's."""
+    found = in_use(write(tmp_path, {PLAIN: DOCKER, K3S: ON}), reported)
+    assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
+
+
+def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
+    """The text names the reason and the command."""
+    why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
+    assert f"/{PLAIN} switches containerd's CRI service off" in why.why
+    assert "containerd config dump" in why.remedy
+
+
+@pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
+def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
+    """The kubelet's report is the strongest evidence; the remedy is of its runtime."""
+    why = unread(write(tmp_path, {PLAIN: ON}), reported)
+    assert "containerd config dump" not in why.remedy
+    assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
+
+
+def test_the_files_of_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
+    """Its containerd has a suffix in its release, and no other has it."""
+    assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
+    assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
+
+
+def test_two_runtimes_that_both_may_be_the_kubelets_determine_nothing(tmp_path: Path) -> None:
+    """The text names both files and both commands."""
+    why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
+    assert f"/{PLAIN}" in why.why
+    assert f"/{CRIO}" in why.why
+    assert "containerd config dump" in why.remedy
+    assert "crio status config" in why.remedy
+
+
+def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
+    """/run is a memory file system: a socket there is of a runtime that ran since the boot."""
+    tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
+    listen(tmp_path, "run/crio/crio.sock")
+    assert in_use(tree).software == CRI_O
+    listen(tmp_path, "run/containerd/containerd.sock")
+    assert "cannot be determined" in unread(tree).why
+
+
+def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> None:
+    """It is stronger than sockets that exist."""
+    endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
+    tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
+    listen(tmp_path, "run/containerd/containerd.sock")
+    assert in_use(tree).software == CRI_O
+
+
+def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
+    """It wins over the flag of the running process, which is one of its parts, and over sockets that exist."""
+    tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
+    listen(tmp_path, "run/containerd/containerd.sock")
+    kubelet = kubelet_config({"containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock"}, "configz")
+    found = runtime_in_use(with_endpoint(read_runtimes(tree), kubelet), None, "elsewhere")
+    assert isinstance(found, RuntimeConfig)
+    assert found.software == CRI_O
+
+
+@pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
+def test_an_endpoint_that_another_part_may_replace_is_no_evidence(unseen: str) -> None:
+    """A flag of a command line that was not seen may set another endpoint."""
+    reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
+    kubelet = kubelet_of_reading(reading, "remedy")
+    assert kubelet is not None
+    endpoint = with_endpoint(FoundRuntimes((), endpoint="/run/c.sock"), kubelet).endpoint
+    assert endpoint == ("/run/c.sock" if unseen else "unix:///run/crio/crio.sock")
+
+
+@pytest.mark.parametrize("table", ["[grpc]", '[plugins."io.containerd.server.v1.grpc"]'])
+def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table: str, tmp_path: Path) -> None:
+    """A second containerd, such as that of Bottlerocket's host containers, serves another socket."""
+    endpoint = "--container-runtime-endpoint=unix:///run/kubelets.sock"
+    files = {PLAIN: f'{ON}{table}\naddress = "/run/kubelets.sock"\n', "srv/host.toml": OFF}
+    running = {
+        **process(7, "/usr/bin/kubelet", endpoint),
+        **process(8, "containerd"),
+        **process(9, "containerd", "--config", "/srv/host.toml"),
+    }
+    assert in_use(write(tmp_path, {**files, **running})).source == f"/{PLAIN}"
+
+
+def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:
+    """As a unit's ExecStart names it; the file at the usual place is of no daemon then."""
+    arguments = "--config=/srv/c.toml", "--log-level", "debug", "--address", "/srv/c.sock"
+    tree = write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **process(9, "/usr/bin/containerd", *arguments)})
+    assert (in_use(tree).source, in_use(tree).settings["nri"]) == ("/srv/c.toml", False)
+
+
+def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) -> None:
+    """Files of a distribution that does not run are left over."""
+    tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
+    assert in_use(tree, CONTAINERD_2).settings["nri"] is True
+    assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
+    assert isinstance(in_use(tree).settings["nri"], Unclear)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        process(9, "containerd", "--config", "/srv/c.toml", "config", "dump"),
+        process(9, "containerd", "-c", "/srv/c.toml", spaces="\t1"),
+        process(9, "containerd-shim", "-c", "/srv/c.toml"),
+        {"proc/9/comm": "containerd\n"} | {f"proc/{number}/stat": "" for number in range(10, 20)},
+    ],
+    ids=["a command", "in a container", "another program", "ended"],
+)
+def test_other_processes_are_no_evidence(other: dict[str, str], tmp_path: Path) -> None:
+    """A command that prints, a runtime inside a container, and a process that ended while it was read."""
+    assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "clear"),
+    [
+        ((), "", True),
+        (("--log-level", "debug"), "", True),
+        (("--enable-nri=false",), "", False),
+        (("--nri-listen", "/x"), "", False),
+        (("--cdi-spec-dirs", "/x"), "", False),
+        ((), "A=b\0CONTAINER_CDI_SPEC_DIRS=/x\0", False),
+    ],
+)
+def test_options_of_cri_o_that_win_over_its_files_make_them_unclear(
+    arguments: tuple[str, ...], environment: str, clear: bool, tmp_path: Path
+) -> None:
+    """The command line and the environment are those of the running process."""
+    running = process(9, "/usr/bin/crio", *arguments, environment=environment)
+    found = in_use(write(tmp_path, {CRIO: CRIO_OFF, **running}), CRIO_1_34)
+    assert isinstance(found.settings["nri"], Unclear) is not clear
+    assert bool(found.incomplete) is not clear
+
+
+def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> None:
+    """Every file below it, whatever its name ends with, in the order of the names."""
+    files = {"srv/d/20.toml": CRIO_OFF, "srv/d/10/x~": "[crio.nri]\nenable_nri = true\nnri_listen = '/run/x'\n"}
+    found = in_use(write(tmp_path, {**files, **process(9, "crio", "--config-dir", "/srv/d")}), CRIO_1_34)
+    assert (found.settings["nri"], found.settings["socket"]) == (False, "/run/x")
+    assert found.files == ("/srv/d/10/x~", "/srv/d/20.toml")
+
+
+@pytest.mark.parametrize(("changed", "clear"), [(1_000_100, True), (1_000_500, False)])
+def test_a_file_that_is_newer_than_the_process_is_not_in_force(changed: int, clear: bool, tmp_path: Path) -> None:
+    """The process was started 200 s after the boot at 1,000,000."""
+    stat = f"9 (containerd) S {' '.join(['0'] * 18)} {200 * os.sysconf('SC_CLK_TCK')} 0\n"
+    running = {**process(9, "containerd"), "proc/9/stat": stat, "proc/stat": "cpu 1\nbtime 1000000\n"}
+    tree = write(tmp_path, {PLAIN: ON, **running})
+    os.utime(tmp_path / PLAIN, (changed, changed))
+    found = in_use(tree, CONTAINERD_2)
+    assert isinstance(found.settings["nri"], Unclear) is not clear
+    assert ("restart" in remedy_of(found)) is not clear
+
+
+IMPORTING = 'version = 2\nimports = ["conf.d/*.toml", "last.toml"]\n'
+
+
+def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
+    """The imports of config.toml come before those of its imports, each file once; hidden files match a star."""
+    files = {
+        PLAIN: IMPORTING,
+        "etc/containerd/conf.d/20.toml": 'imports = ["../config.toml", "../deep.toml"]\n',
+        "etc/containerd/conf.d/.10.toml": "",
+        "etc/containerd/conf.d/30.conf": "",
+        "etc/containerd/last.toml": "",
+        "etc/containerd/deep.toml": "",
+    }
+    names = [".10.toml", "20.toml"]
+    expected = [PLAIN, *(f"etc/containerd/conf.d/{name}" for name in names), "etc/containerd/last.toml"]
+    assert in_use(write(tmp_path, files)).files == tuple(f"/{one}" for one in [*expected, "etc/containerd/deep.toml"])
+
+
+def test_a_star_may_be_in_a_directory_and_a_file_may_have_utf_8(tmp_path: Path) -> None:
+    """As Go's filepath.Glob expands it."""
+    files = {PLAIN: 'imports = ["/etc/*/conf.d/?.toml", "/etc/x*/y.toml"]\n# ä\n', "etc/x1/conf.d/a.toml": ""}
+    files |= {"etc/x0/y.toml": "", "etc/x0/conf.d/ab.toml": ""}
+    assert in_use(write(tmp_path, files)).files == (f"/{PLAIN}", "/etc/x1/conf.d/a.toml", "/etc/x0/y.toml")
+
+
+def _links(root: Path) -> None:
+    (root / "etc/containerd/conf.d").symlink_to("../containerd/conf.d")
+
+
+def _fifo(root: Path) -> None:
+    os.mkfifo(root / "etc/containerd/last.toml")
+
+
+def _many(root: Path) -> None:
+    directory = root / "etc/containerd/conf.d"
+    directory.mkdir()
+    for number in range(70):
+        (directory / f"{number}.toml").write_text("")
+
+
+def _very_many(root: Path) -> None:
+    directory = root / "etc/containerd/conf.d"
+    directory.mkdir()
+    for number in range(300):
+        (directory / f"{number}.toml").touch()
+
+
+def _heavy(root: Path) -> None:
+    directory = root / "etc/containerd/conf.d"
+    directory.mkdir()
+    for number in range(6):
+        (directory / f"{number}.toml").write_text("#" * 1_000_000)
+
+
+def _large(root: Path) -> None:
+    with (root / "etc/containerd/last.toml").open("wb") as file:
+        file.truncate(2 << 20)
+
+
+HOSTILE: dict[str, tuple[Any, str, str]] = {
+    "an import that does not exist": (None, IMPORTING, "does not exist"),
+    "a circle of links": (_links, IMPORTING, "symbolic links"),
+    "a FIFO": (_fifo, IMPORTING, "not a regular file"),
+    "a large file": (_large, IMPORTING, "bytes"),
+    "too many files": (_many, IMPORTING, "more than 64 files"),
+    "too many matches": (_very_many, IMPORTING, "more than 256 files"),
+    "too many patterns": (None, f"imports = {['*'] * 300}\n", "more than 256 patterns"),
+    "files that are too large together": (_heavy, IMPORTING, "more than 4 MiB"),
+    "a directory": (None, 'imports = ["/etc"]\n', "regular file"),
+    "no TOML": (None, "[", "not TOML"),
+    "a deep text": (None, "a = " + "[" * 100_000, "not TOML"),
+    "a pattern with brackets": (None, 'imports = ["[ab]*.toml"]\n', "does not expand"),
+    "a path with NUL": (None, 'imports = ["a\\u0000b"]\n', "no path"),
+    "imports that are no list": (None, 'imports = "a"\n', "does not start"),
+    "another spelling": (None, 'Imports = ["a"]\n', "another spelling"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_files_that_cannot_be_read_whole_leave_all_settings_unclear(what: str, tmp_path: Path) -> None:
+    """Nothing is read without a limit, and the reason names the file."""
+    spoil, text, reason = HOSTILE[what]
+    tree = write(tmp_path, {PLAIN: text})
+    if spoil:
+        spoil(tmp_path)
+    found = in_use(tree, CONTAINERD_2)
+    assert {type(one) for one in found.settings.values()} == {Unclear}
+    assert reason in found.incomplete
+
+
+def test_a_link_out_of_the_tree_leads_nowhere(tmp_path: Path) -> None:
+    """An absolute link starts at the tree's root, as for containerd on its node."""
+    tree = write(tmp_path / "root", {"etc/containerd/real.toml": OFF})
+    (tmp_path / "root" / PLAIN).symlink_to("/etc/containerd/real.toml")
+    assert in_use(tree).settings["nri"] is False
+
+
+def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
+    """Those about NRI or CDI."""
+    drop_ins = {"etc/containerd/conf.d/a.toml": "# nri\n", "etc/containerd/conf.d/b.toml": "# other\n"}
+    assert in_use(write(tmp_path, {PLAIN: "version = 3\n", **drop_ins})).stray == ("/etc/containerd/conf.d/a.toml",)
+
+
+@pytest.mark.parametrize(
+    ("node", "runtime", "expected"),
+    [
+        ("containerd://2.1.4", "", CONTAINERD_2),
+        ("containerd://2.1.4-k3s1", "cri-o 1.34.0", K3S_2),
+        ("cri-o://1.34.0", "", CRIO_1_34),
+        ("", "containerd v2.1.4", CONTAINERD_2),
+        ("", "cri-o 1.34.0", CRIO_1_34),
+        ("docker://24.0.0", "", Reported("docker", (24, 0, 0), "")),
+        ("containerd://Unknown", "", Reported(CONTAINERD, None, "Unknown")),
+        ("", "", None),
+    ],
+)
+def test_the_runtime_is_the_one_that_the_node_reports(node: str, runtime: str, expected: Reported | None) -> None:
+    """Else the one that the backend is connected to."""
+    document = {"status": {"nodeInfo": {"containerRuntimeVersion": node}}} if node else UNREAD
+    backend = BackendStatus(instance="b", runtime=runtime) if runtime else UNREAD
+    assert reported_runtime(document, backend) == expected
+
+
+@pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {"nodeInfo": {"containerRuntimeVersion": 1}}}])
+def test_a_node_without_a_report_reports_nothing(document: dict[str, Any]) -> None:
+    """As before the kubelet's first status."""
+    found = reported_runtime(document, UNREAD)
+    assert found is None or found.release is None
+
+
+def printed(release: str, **more: Any) -> str:
+    """The dump of a release as text."""
+    return toml_text({**more, **dump(release)})
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        (printed("2.1"), None),
+        (printed("2.1"), CONTAINERD_2),
+        (printed("2.1", plugin_dir=""), Reported(CONTAINERD, (2, 0, 6), "")),
+        (printed("1.7"), Reported(CONTAINERD, (1, 7, 27), "")),
+        (printed("2.3"), Reported(CONTAINERD, (2, 3, 0), "")),
+    ],
+)
+def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
+    """It replaces every file; drop-ins that are not imported do not show in it."""
+    found = given_runtime(text, reported)
+    assert isinstance(found, RuntimeConfig)
+    assert not any(isinstance(one, Unclear) for one in found.settings.values())
+    assert found.incomplete
+
+
+@pytest.mark.parametrize(
+    ("text", "reported", "reason"),
+    [
+        (printed("2.1"), CRIO_1_34, "the kubelet uses CRI-O"),
+        ("[crio]\n", CONTAINERD_2, "the kubelet uses containerd"),
+        (printed("1.7"), CONTAINERD_2, "not of containerd 2.1.4"),
+        (printed("2.3"), CONTAINERD_2, "not of containerd 2.1.4"),
+        (printed("2.1", plugin_dir=""), None, "2.0.0 to 2.0.5"),
+        (printed("2.0", plugin_dir=""), Reported(CONTAINERD, (2, 0, 5), ""), "2.0.0 to 2.0.5"),
+        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_1]}), CONTAINERD_2, "without CRI service"),
+        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without CRI service"),
+    ],
+)
+def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
+    """The reason names what does not fit."""
+    found = given_runtime(text, reported)
+    assert isinstance(found, Unread)
+    assert reason in found.why
+
+
+def test_a_given_file_that_is_no_output_of_a_runtime_is_a_usage_error(tmp_path: Path) -> None:
+    """As is a file that does not exist, or one of more than 4 MiB."""
+    given = tmp_path / "dump"
+    with pytest.raises(ConfigError):
+        read_given_runtime(str(given), None)
+    given.write_text("version = 2\n")
+    with pytest.raises(ConfigError, match="config dump"):
+        read_given_runtime(str(given), None)
+    with given.open("wb") as file:
+        file.truncate(5 << 20)
+    with pytest.raises(ConfigError, match="bytes"):
+        read_given_runtime(str(given), None)

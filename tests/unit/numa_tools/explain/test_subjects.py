@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of claims, pods, CPUs and devices, by what is known of the node."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.machine.model import MemoryKind, MemoryTraits, NumaNode
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.records import AllocationRecord, CpuParameters
+from numa_contract.reports import ContainerReport
+from numa_tools.commands.classes import known_classes
+from numa_tools.explain.known import Known, read_backend, read_containers, read_devices, read_records
+from numa_tools.explain.pending import explain_pending, joined_devices
+from numa_tools.explain.subjects import UnknownSubjectError, explain_known
+from numa_tools.explain.text import explanation_text
+
+from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_record, opaque, report, result
+from tests.rigs.decisions import decided, view
+from tests.strategies.machines import assemble, even_cores
+
+# Two L3 groups of four cores with two threads on each of two NUMA nodes: CPUs 0-15, their second threads 16-31.
+MACHINE = assemble(even_cores(2, 1, 2, 4, 2), memory=8 << 30)
+INVENTORY = build_inventory(MACHINE, Config(reserved_cpus=frozenset({0})), NODE)
+
+
+def prepared(*claims: dict[str, Any]) -> list[AllocationRecord]:
+    """Claims for CPUs, prepared one after another."""
+    files: dict[tuple[str, str], ClaimFile] = {}
+    for number, document in enumerate(claims):
+        found = view(f"u{number}", document["result"], config=document["config"])
+        record = decided(found, "dra.cpu", Ledger(files), INVENTORY)
+        files["dra.cpu", f"u{number}"] = ClaimFile.of(record)
+    return [file.record for file in files.values() if file.record]
+
+
+def asked(count: int, **fields: Any) -> dict[str, Any]:
+    """A claim for CPUs of NUMA node 0."""
+    return {"result": cpus(count), "config": [opaque(fields)] if fields else []}
+
+
+def knowing(records: list[AllocationRecord], *containers: ContainerReport, **more: Any) -> Known:
+    """What is known of the node."""
+    files = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in records}
+    return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", {"live": True}), **more)
+
+
+def told(known: Known, subject: str) -> tuple[Any, list[str]]:
+    """The explanation, and the problems in short."""
+    found = explain_known(known, subject)
+    assert found is not None
+    assert explanation_text(*found)
+    return found[0], [one["problem"] for one in found[1]]
+
+
+def why(known: Known, subject: str) -> dict[str, Any]:
+    """Why the claim's one request has its CPUs."""
+    reasons: dict[str, Any] = told(known, subject)[0]["has"][0]["why"]
+    return reasons
+
+
+def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
+    """What each place was to the claim, by its CPUs."""
+    return {place["cpus"]: place["verdict"] for place in reasons["places"]}
+
+
+def test_why_these_cpus() -> None:
+    """The tightest place that holds them, and of the others what was worse; who has the rest of the device."""
+    first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
+    known = knowing([first, second, third])
+    reasons = why(known, "ns/claim-u0")
+    assert reasons["parameters"] == {"strategy": "packed", "fullPhysicalCores": True}
+    assert reasons["shape"] == {"wholeCores": 3, "sharedCores": 0, "l3": 1, "numaNodes": "0", "sockets": "0"}
+    assert reasons["taken"] == [
+        {"claim": "ns/claim-u1", "cpus": "4,20"},
+        {"claim": "ns/claim-u2", "cpus": "5-6,21-22"},
+    ]
+    assert verdicts(reasons) == {"1-3,17-19": "chosen", "7,23": "too small: 2 of 6 CPUs"}
+    assert verdicts(why(known, "claim/u2")) == {"16": "too small: 1 of 4 CPUs", "5-7,21-23": "chosen"}
+    (alone,) = prepared(asked(4))
+    assert verdicts(why(knowing([alone]), "u0")) == {"1-3,16-19": "chosen", "4-7,20-23": "emptier: 8 CPUs against 7"}
+    text = explanation_text(*(explain_known(known, "u0") or ({}, [])))
+    assert "    by:    strategy: packed, fullPhysicalCores: true\n" in text
+    assert "    L3 of CPU 4, NUMA node 0: 2 CPUs (7,23), whole cores: 1: too small: 2 of 6 CPUs\n" in text
+
+
+def _listed(record: AllocationRecord) -> str:
+    return record.model_dump(mode="json")["cpus"][0]["cpus"]  # type: ignore[no-any-return]
+
+
+def test_what_has_changed_since() -> None:
+    """A place that is better by now is called that; named CPUs, and those of a device that is gone, have no rival."""
+    first, second = prepared(asked(7), asked(2))
+    now = why(knowing([second]), "claim/u1")
+    assert (
+        now["text"]
+        == "an allocation made now would choose 1,17; some of these CPUs were not free when the claim was prepared"
+    )
+    assert verdicts(now) == {"1-3,16-19": "better now: a tighter fit", "4-7,20-23": "chosen"}
+    (named,) = prepared(asked(2, cpuset="2-3"))
+    assert "names these CPUs itself" in why(knowing([named]), "u0")["text"]
+    tomorrow = CpuParameters(core_type="of tomorrow")
+    newer = named.model_copy(update={"parameters": dict.fromkeys(named.parameters, tomorrow)})
+    assert "another release chose them" in why(knowing([newer]), "u0")["text"]
+    empty = tuple(one.model_copy(update={"cpus": frozenset()}) for one in first.cpus)
+    assert "has no CPUs for it" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
+    gone = first.model_copy(update={"cpus": tuple(one.model_copy(update={"device": "x"}) for one in first.cpus)})
+    assert "does not offer x any more" in why(knowing([gone]), "u0")["text"]
+
+
+def user(record: AllocationRecord, **more: Any) -> ContainerReport:
+    """A container of the claim."""
+    return report("c", claims=[{"uid": record.claim.uid, "driver": record.driver}], **more)
+
+
+def test_who_enforces_it() -> None:
+    """The kernel or the driver, and why that; nothing is wrong while the cgroup says what the record says."""
+    (record,) = prepared(asked(2))
+    said = {"cpus": _listed(record), "exclusivity": "pool", "pooled": "the kernel is too old"}
+    found, problems = told(knowing([record], user(record, **said)), "pod/ns/p")
+    assert problems == []
+    (container,) = found["containers"]
+    assert container["keptBy"] == "the driver (shared pool without these CPUs)"
+    assert container["why"] == "the kernel is too old"
+    backend = {"live": True, "status": {"exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}}
+    whole_node = knowing([record], user(record, **{**said, "pooled": ""}), backend=backend)
+    (container,) = told(whole_node, "pod/ns/p")[0]["containers"]
+    assert container["why"] == "nri-backend lacks the capability SYS_ADMIN"
+
+
+@pytest.mark.parametrize(
+    ("more", "kernel", "text"),
+    [
+        ({"cpus": "0-31"}, {}, "container work of pod ns/p runs on other CPUs"),
+        ({}, {"c": {"cpuset.cpus.effective": "0-31\n"}}, "container work of pod ns/p runs on other CPUs"),
+        ({"refused": "its claim is another container's"}, {}, "container work of pod ns/p was refused"),
+    ],
+)
+def test_what_is_not_as_it_should_be(more: dict[str, Any], kernel: Any, text: str) -> None:
+    """What the kernel shows comes before what was reported of it."""
+    (record,) = prepared(asked(2))
+    known = knowing([record], user(record, **{"cpus": _listed(record), **more}), kernel=kernel)
+    assert told(known, "u0")[1] == told(known, "pod-1")[1] == [text]
+
+
+def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
+    """By the claim and by the pod, also while the record does not name that pod yet; the first pod is well."""
+    (record,) = prepared(asked(2))
+    text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
+    use = {"uid": "u0", "driver": "dra.cpu"}
+    second = {"podUid": "pod-2", "podName": "q", "refused": text, "refusedClaims": [use]}
+    known = knowing([record], user(record, cpus=_listed(record)), report("d", "unknown", **second))
+    found, problems = told(known, "pod/ns/q")
+    assert [one["claim"] for one in found["claims"]] == ["ns/claim-u0"]
+    assert [(one["pod"], one["state"]) for one in found["claims"][0]["containers"]] == [
+        ("ns/p", "running"),
+        ("ns/q", "refused"),
+    ]
+    assert problems == told(known, "u0")[1] == ["container work of pod ns/q was refused"]
+
+
+def test_what_another_container_of_the_claim_has_is_foreign() -> None:
+    """A container has the CPUs of the requests that it names; one that names none of CPUs may run anywhere."""
+    record = cpu_record("u0", "a=1-2", "b=3-4")
+    both, one = (
+        report("c", claims=[{"uid": "u0", "driver": "dra.cpu", "requests": requests}], cpus="1-4")
+        for requests in (["a", "b"], ["a"])
+    )
+    assert told(knowing([record], both), "u0")[1] == []
+    assert told(knowing([record], one), "u0")[1] == ["container work of pod ns/p runs on other CPUs"]
+    near = memory_record("u0", ("m", 0, 1 << 20, 4096))
+    use = {"uid": "u0", "driver": "dra.memory", "requests": ["m"]}
+    assert told(knowing([record, near], report("c", claims=[use], cpus="5-15")), "u0")[1] == []
+
+
+def test_nobody_enforces_or_nobody_answers() -> None:
+    """Both are findings, and the claim's CPUs are told all the same."""
+    (record,) = prepared(asked(2))
+    dead = knowing([record], backend={"live": False, "problem": "no lease for 12 s"})
+    assert told(dead, "u0")[1] == ["nothing enforces claims"]
+    found, problems = told(knowing([record], silent="no such socket"), "u0")
+    assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is not known"])
+
+
+def test_what_others_write_stays_in_its_line() -> None:
+    """A text of a pod or of an archive neither forges a line nor reaches the terminal as a command."""
+    (record,) = prepared(asked(2))
+    odd = user(record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", pooled="a\nPROBLEM  b")
+    kernel = {"c": {"cpuset.cpus.partition": "member\n\u202e"}}
+    found = explain_known(knowing([record], odd, kernel=kernel), "u0")
+    assert found is not None
+    lines = explanation_text(*found).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert [line for line in lines if line.startswith("PROBLEM")] == [
+        r"PROBLEM  container \x1b[2J of pod ns/\ud800 runs on other CPUs"
+    ]
+
+
+def test_cpus() -> None:
+    """Reserved, kept for the rest, shared, claimed, or none of this machine."""
+    (record,) = prepared(asked(2))
+    known = knowing([record])
+    assert told(known, "0")[0]["use"] == "reserved (reservedCPUs): no claim gets it"
+    assert told(known, "cpu15")[0]["use"] == "shared by containers without a claim"
+    number = min(record.cpus_of())
+    assert told(known, f"cpu/{number}")[0]["use"] == "claimed by ns/claim-u0"
+    assert told(known, f"cpu/{number}")[0]["device"] == "cpudevnuma000"
+    assert explain_known(known, "cpu/4000") is None
+    parts = tuple(one.model_copy(update={"cpus": frozenset({900})}) for one in record.cpus)
+    offline = record.model_copy(update={"cpus": parts})
+    assert told(knowing([offline]), "900")[1] == ["CPU 900 is offline"]
+
+
+@pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
+def test_a_cpu_is_one_number(name: str) -> None:
+    """What is no number is refused in words; one that no machine has is no CPU of this one."""
+    with pytest.raises(UnknownSubjectError, match=r"^a CPU is one number, such as cpu/3$"):
+        explain_known(knowing([]), f"cpu/{name}")
+    assert explain_known(knowing([]), "cpu/999999999") is None
+
+
+def test_devices() -> None:
+    """What is left of them, who has the rest; one that is unhealthy or tainted is a finding."""
+    (record,) = prepared(asked(2))
+    found, problems = told(knowing([record]), "cpudevnuma000")
+    assert (found["capacity"], found["free"], found["claims"], problems) == ("15", "13", {"ns/claim-u0": "2"}, [])
+    shown = {
+        "driver": "dra.memory",
+        "name": "memory-numa000",
+        "health": "unhealthy",
+        "message": "less than claimed",
+        "taints": ["dra.memory/x"],
+    }
+    found, problems = told(knowing([], published=read_devices([shown])), "device/memory-numa000")
+    assert problems == ["memory-numa000 is unhealthy", "memory-numa000 is tainted"]
+
+
+def test_what_a_damaged_claim_file_holds() -> None:
+    """Its CPUs and bytes are neither free nor shared, and it is named by its UID, which is all that is known."""
+    (record,) = prepared(asked(2))
+    cpus_held = ClaimFile("dra.cpu", "u8", None, frozenset({5, 6}), "damaged")
+    memory_held = ClaimFile("dra.memory", "u9", None, frozenset(), "damaged", {"memory-numa000": 1 << 30})
+    known = knowing([record])
+    whole = told(known, "memory-numa000")[0]["free"]
+    known = replace(known, files={**known.files, ("dra.cpu", "u8"): cpus_held, ("dra.memory", "u9"): memory_held})
+    assert told(known, "5")[0]["use"] == "claimed by u8, whose record is not known"
+    found = told(known, "cpudevnuma000")[0]
+    assert (found["free"], found["claims"]) == ("11", {"ns/claim-u0": "2", "u8": "2"})
+    assert found["freeCpus"] == format_cpu_list(frozenset({*range(1, 8), *range(16, 24)}) - record.cpus_of() - {5, 6})
+    found = told(known, "memory-numa000")[0]
+    assert (whole, found["free"], found["claims"]) == ("7232Mi", "6208Mi", {"u9": "1Gi"})
+
+
+def test_what_another_release_says_is_left_out() -> None:
+    """One record or report that cannot be read hides none of the others."""
+    (record,) = prepared(asked(2))
+    good = record.model_dump(mode="json")
+    assert list(read_records([{"version": 9}, 7, good])) == [("dra.cpu", "u0")]
+    assert [one.id for one in read_containers([{}, None, report("c").model_dump(mode="json")])] == ["c"]
+    assert (read_records(None), read_containers({}), read_backend([1])) == ({}, (), {})
+    device = {"driver": "dra.cpu", "name": "d", "taints": ["t"], "of tomorrow": 1}
+    odd = [1, "d", {"name": "d"}, {**device, "taints": 5}, {**device, "taints": [1]}, {**device, "health": 0}]
+    assert [one.taints for one in read_devices([*odd, device])] == [("t",)]
+    assert (read_devices({"a": 1}), read_devices(5)) == ((), ())
+
+
+def pending(known: Known, document: dict[str, Any]) -> tuple[Any, list[str]]:
+    """What stands in the way of a claim of the API server."""
+    found, problems = explain_pending(known, document, known_classes(MACHINE), NODE)
+    assert explanation_text(found, problems)
+    return found, [one["why"] for one in problems]
+
+
+def wish(name: str, count: str) -> dict[str, Any]:
+    """A request for CPUs."""
+    exactly = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": count}}}
+    return {"name": name, "exactly": exactly}
+
+
+def waiting(*requests: dict[str, Any]) -> dict[str, Any]:
+    """A claim that is not allocated."""
+    metadata = {"name": "c", "namespace": "ns", "uid": "u"}
+    return {"metadata": metadata, "spec": {"devices": {"requests": list(requests)}}}
+
+
+def test_a_pending_claim() -> None:
+    """It fits, or each device says what is missing."""
+    known = knowing(prepared(asked(14)))
+    found, problems = pending(known, waiting(wish("r", "2")))
+    assert (found["wouldGet"][0]["device"], problems) == ("cpudevnuma001", [])
+    assert "PodScheduled" in found["waitsFor"], "the pod may be what does not fit"
+    found, problems = pending(known, waiting(wish("r", "2"), wish("s", "15")))
+    assert [one["fits"] for one in found["requests"][0]["devices"]] == [False, True]
+    assert problems == ["each request can be met, but not all together"]
+    assert "v1beta1" in pending(known, waiting({"name": "r", "deviceClassName": "dra.cpu"}))[1][0]
+
+
+def test_a_selector_that_cannot_be_evaluated() -> None:
+    """Neither the devices nor the claim are said to fit or not; the problem names the selector."""
+    odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
+    found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
+    why = "request r: selectors[0]: cannot be evaluated: cannot be read at its end: '1 +'"
+    assert problems == [why]
+    rows = [(one["device"], one["fits"], one["unknown"]) for one in found["requests"][0]["devices"]]
+    assert rows == [("cpudevnuma000", None, why), ("cpudevnuma001", None, why)]
+    assert "wouldGet" not in found
+    assert f"cpudevnuma001: unknown: {why}" in explanation_text(found, [])
+
+
+def test_a_claim_that_is_allocated_and_not_prepared() -> None:
+    """One of another node is asked about there; of this node's the driver's own refusal is told."""
+    known = knowing(prepared(asked(14)))
+    elsewhere = claim("u", cpus(2))
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-b"]}]}
+    elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    assert pending(known, elsewhere)[1] == ["it is allocated to node node-b; ask there"]
+    assert "2 CPUs wanted, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
+    assert "fits; the kubelet has not asked" in pending(known, claim("u", memory("1Gi")))[1][0]
+    known = replace(known, hindrances=("NRI is off",))
+    assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
+    assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")
+
+
+def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
+    """CPUs are chosen within the joined node, and only there another choice would be better."""
+    inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
+    record = decided(read_claim(document), inventory=inventory)
+    known = replace(knowing([record]), inventory=inventory)
+    found, _ = told(known, "claim-u0")
+    why = found["has"][0]["why"]
+    assert why["joined"] == {"resource.kubernetes.io/numaNode": [1]}
+    assert why["text"] == "an allocation made now would choose the same CPUs"
+    assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
+    assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute demands" in explanation_text(found, [])
+
+
+def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:
+    traits = MemoryTraits(MemoryKind.HBM, initiators=frozenset({1}))
+    machine = replace(MACHINE, numa_nodes={**MACHINE.numa_nodes, 2: NumaNode(2, frozenset(), 8 << 30, traits=traits)})
+    inventory = build_inventory(machine, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=2))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "dra.cpu/nearestNumaNode"}]}}
+    record = decided(read_claim(document), inventory=inventory)
+    found, _ = told(replace(knowing([record]), inventory=inventory), "claim-u0")
+    why = found["has"][0]["why"]
+    assert why["joined"] == {"dra.cpu/nearestNumaNode": [1]}
+    assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
+    document["spec"]["devices"]["constraints"][0]["matchAttribute"] = "resource.kubernetes.io/numaNode"
+    text = pending(replace(knowing([]), inventory=inventory), document)[1][0]
+    assert "no value in common: cpudevmachine has 0, 1; memory-numa002 has 2" in text
+
+
+def test_a_claim_that_cannot_be_joined_is_explained_as_prepare_refuses_it() -> None:
+    inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    known = replace(knowing([]), inventory=inventory)
+    document = claim("u", cpus(2, "r", "cpudevmachine"), result("gpu", "gpu.example.com", "gpu-1", "p"))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
+    assert joined_devices(known, document) == {("gpu.example.com", "p", "gpu-1")}
+    assert "the values of device p/gpu-1 are unknown" in pending(known, document)[1][0]
+    assert joined_devices(known, {"metadata": 3}) == frozenset()

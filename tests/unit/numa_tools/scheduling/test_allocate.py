@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices claims get, as the scheduler decides it."""
+
+import json
+import time
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_tools.scheduling.allocate import Search, UndecidedError, UnschedulableError
+from numa_tools.scheduling.fit import InUse
+from numa_tools.scheduling.published import read_slices
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.wanted import read_class, read_wanted
+
+from tests.fakes import scheduler
+from tests.fakes.quantities import whole
+
+GROUPS = {
+    "capacity": {
+        "size": {
+            "value": "8Gi",
+            "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "8Gi", "step": "1Gi"}},
+        }
+    }
+}
+CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": 'device.driver == "d"'}}]}}
+
+
+def device(name: str, node: int | None = None, **more: Any) -> dict[str, Any]:
+    """A device of a slice."""
+    attributes = {} if node is None else {"attributes": {"d/node": {"int": node}}}
+    return {"name": name, **attributes, **more}
+
+
+def shared(name: str, node: int) -> dict[str, Any]:
+    """A device of 8 GiB that claims take parts of."""
+    return device(name, node, allowMultipleAllocations=True, **GROUPS)
+
+
+def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
+    """One slice."""
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    return [
+        {"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": list(devices)}}
+    ]
+
+
+def wish(name: str, **more: Any) -> dict[str, Any]:
+    """A request of one device."""
+    return {"name": name, "exactly": {"deviceClassName": "any", **more}}
+
+
+def size(amount: str) -> dict[str, Any]:
+    """A part of a shared device."""
+    return {"capacity": {"requests": {"size": amount}}}
+
+
+def searching(*devices: dict[str, Any]) -> Search:
+    """A node with these devices."""
+    return Search(read_slices(slices(*devices)), {"any": read_class(CLASS)})
+
+
+def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
+    """The devices by request."""
+    found: dict[str, list[str]] = {}
+    for one in search.allocate([read_wanted({"devices": {"requests": list(requests), **more}})]):
+        found.setdefault(one.wish.name, []).append(one.device.name)
+    return found
+
+
+def missing(search: Search, *requests: dict[str, Any], **more: Any) -> str:
+    """Why the claim is not allocated."""
+    with pytest.raises(UnschedulableError) as caught:
+        chosen(search, *requests, **more)
+    return str(caught.value)
+
+
+def undecided(search: Search, *requests: dict[str, Any], **more: Any) -> str:
+    """Returns why it is unknown whether the claim fits."""
+    before = search.in_use.copy()
+    with pytest.raises(UndecidedError) as caught:
+        chosen(search, *requests, **more)
+    assert search.in_use == before
+    return str(caught.value)
+
+
+def test_the_first_that_fit_in_order() -> None:
+    """A device with room is shared, a full one passed over; a single device belongs to one claim."""
+    search = searching(device("a"), shared("b", 0), shared("c", 1))
+    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["b"]}
+    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
+    assert chosen(search, wish("r")) == {"r": ["a"]}
+    assert missing(search, wish("r", **size("3Gi"))) == (
+        "request r: a is allocated to a claim, b 2Gi of 8Gi size free, 3Gi wanted, c 2Gi of 8Gi size free, 3Gi wanted"
+    )
+    # The default of the policy is what an empty request has; a fraction is rounded to the step.
+    assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
+
+
+def test_constraints_hold_together() -> None:
+    """The same value, or different ones, for the requests that are named; what failed leaves nothing taken."""
+    search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
+    same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
+    whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
+    assert chosen(search, wish("r", **size("8Gi")), wish("s", selectors=whole), constraints=same) == {
+        "r": ["d"],
+        "s": ["c"],
+    }
+    assert "s: c is allocated to a claim" in missing(search, wish("r"), wish("s", selectors=whole), constraints=same)
+    apart = [{"distinctAttribute": "d/node"}]
+    assert "but not all together, with d/node as the constraints say" in missing(
+        search, wish("r"), wish("s"), wish("t"), constraints=apart
+    )
+    assert chosen(search, wish("r", **size("8Gi"))) == {"r": ["a"]}
+
+
+def test_count_all_and_first_available() -> None:
+    """So many devices, every one, or the first alternative that can be met."""
+    search = searching(device("a", 0), device("b", 1), device("c", 1))
+    assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
+    assert (
+        missing(search, wish("r", count=2))
+        == "request r: 1 of 2 devices; a is allocated to a claim, b is allocated to a claim"
+    )
+    assert "a is allocated" in missing(search, wish("r", allocationMode="All"))
+    two, one = ({"name": name, "deviceClassName": "any", "count": count} for name, count in (("two", 2), ("one", 1)))
+    assert chosen(search, {"name": "r", "firstAvailable": [two, one]}) == {"r/one": ["c"]}
+
+
+def test_taints_keep_away_unless_tolerated() -> None:
+    """As an overclaimed device's."""
+    search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
+    assert missing(search, wish("r")) == "request r: a has the taint k"
+    assert chosen(search, wish("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
+
+
+ONE = {"name": "one", "deviceClassName": "any"}
+SELECTOR = {"cel": {"expression": "true"}}
+CLASSLESS = {"name": "s", "exactly": {"deviceClassName": "none"}}
+FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
+
+
+def selecting(*expressions: str) -> dict[str, Any]:
+    """The selectors of a request."""
+    return {"selectors": [{"cel": {"expression": one}} for one in expressions]}
+
+
+def test_a_selector_that_fails_ends_the_attempt() -> None:
+    """As in the scheduler, where no other device or alternative is tried then."""
+    found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
+    assert found.startswith("request r: selectors[0]: device a: no such key: nodes; ask first")
+    second = f"{ON_1} || {FAILS}"
+    assert "device a: no such key: nothing" in missing(
+        searching(device("a", 0), device("b", 1)), either(alternative("x", second), alternative("y", "true"))
+    )
+
+
+def test_a_selector_fails_only_for_devices_that_the_scheduler_comes_to() -> None:
+    """The scheduler evaluates the selectors of a device when it tries the device, of all if the request wants all."""
+    search, first = searching(device("a", 0), device("b", 1)), selecting(f"{ON_0} || {FAILS}")
+    assert "device b: no such key: nothing" in missing(search, wish("r", allocationMode="All", **first))
+    assert "device b: no such key: nothing" in missing(search, wish("r", count=2, **first))
+    assert chosen(search, wish("r", **first)) == {"r": ["a"]}
+    assert "device b: no such key: nothing" in missing(search, wish("r", **first))
+
+
+UNKNOWN = "device.odd()"
+ON_0, ON_1 = (f'device.attributes["d"].node == {node}' for node in (0, 1))
+ODD_ON_1 = f"{ON_1} && {UNKNOWN}"
+ODD_ON_0 = f"{ON_0} && {UNKNOWN}"
+FAILS = "device.nothing"
+MANY = [device(f"d{n:02}", n // 16) for n in range(32)]
+
+
+def either(*alternatives: dict[str, Any], name: str = "r") -> dict[str, Any]:
+    """A request with alternatives, which are tried in their order."""
+    return {"name": name, "firstAvailable": [{"deviceClassName": "any", **one} for one in alternatives]}
+
+
+def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
+    """One of them."""
+    return {"name": name, **selecting(*expressions), **more}
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [wish("r", **selecting(UNKNOWN))],
+        # The scheduler may come to the device after one that is known not to do.
+        [wish("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
+        # Two are wanted, and only one is certain.
+        [wish("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
+        [wish("r", allocationMode="All", **selecting(UNKNOWN))],
+        # All are wanted; whether the second belongs to them is unknown.
+        [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
+        # The request behind has what it needs unless the first takes it.
+        [wish("r", **selecting(ODD_ON_1)), wish("s", **selecting(ON_0))],
+        [wish("r", **selecting(f"{ODD_ON_0} || {ON_1}")), wish("s", **selecting(ON_0))],
+        # The second alternative fits, but the first may be chosen.
+        [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
+        [either(alternative("first", UNKNOWN, count=3), alternative("second", ON_0))],
+        # A selector after it that is false does not help: the unknown one may fail, which ends the attempt.
+        [either(alternative("first", UNKNOWN, "false"), alternative("second", ON_0))],
+        # The first alternative that fits may hide the one that fails.
+        [either(alternative("first", UNKNOWN), alternative("second", FAILS))],
+    ],
+)
+def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, Any]]) -> None:
+    """If the claim fits or not by what the selector evaluates to, it is neither reported as one nor the other."""
+    found = undecided(searching(device("a", 0), device("b", 1)), *requests)
+    assert "cannot be evaluated: the function odd() is not understood: " in found
+    assert "device.odd()" in found
+
+
+@pytest.mark.parametrize(
+    ("requests", "devices"),
+    [
+        # The scheduler comes to the first device first.
+        ([wish("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
+        ([wish("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
+        # The first alternative fits; the second is not tried.
+        ([either(alternative("first", ON_1), alternative("second", UNKNOWN))], ["b"]),
+        # The selectors of a request are evaluated in order, and one that is false is the last.
+        ([wish("r", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
+        ([wish("r", allocationMode="All", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
+    ],
+)
+def test_a_claim_fits_if_the_scheduler_never_comes_to_the_unknown(
+    requests: list[dict[str, Any]], devices: list[str]
+) -> None:
+    """A selector that is unknown for a device that is not needed changes nothing."""
+    found = chosen(searching(device("a", 0), device("b", 1)), *requests)
+    assert [one for each in found.values() for one in each] == devices
+
+
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting("false"))], "no device of this node is of class any"),
+        ([wish("r", **selecting(UNKNOWN, "false"))], "no device of this node is of class any and meets the selectors"),
+        ([wish("r", **selecting("false", UNKNOWN))], "no device of this node is of class any and meets the selectors"),
+        ([wish("r", **selecting(UNKNOWN, FAILS))], "no device of this node is of class any"),
+        ([wish("r", count=3, **selecting(UNKNOWN))], "2 of 3 devices"),
+        ([wish("r", **selecting(UNKNOWN)), wish("s", count=2)], "each request can be met, but not all together"),
+        ([wish("r", allocationMode="All", **selecting(UNKNOWN)), wish("s", count=2)], "but not all together"),
+        (
+            [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", **selecting(ON_0))],
+            "not all together",
+        ),
+        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting(FAILS))], "no such key: nothing"),
+        ([either(alternative("first", UNKNOWN, count=3), alternative("second", "false"))], "no device of this node"),
+        ([wish("r", **selecting(UNKNOWN)), CLASSLESS], "there is no DeviceClass none"),
+    ],
+)
+def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
+    requests: list[dict[str, Any]], text: str
+) -> None:
+    """Another cause is reported as before."""
+    assert text in missing(searching(device("a", 0), device("b", 1)), *requests)
+
+
+def test_constraints_count_where_a_selector_is_unknown() -> None:
+    """No pair of devices agrees, whichever of them the selector admits; with a third one it may."""
+    request = [wish("r", **selecting(UNKNOWN)), wish("s")]
+    same = [{"matchAttribute": "d/node"}]
+    assert "with d/node as" in missing(searching(device("a", 0), device("b", 1)), *request, constraints=same)
+    assert "odd()" in undecided(searching(device("a", 0), device("b", 1), device("c", 1)), *request, constraints=same)
+
+
+def test_the_limit_of_a_claim_counts_the_devices_that_are_certain() -> None:
+    """16 devices are wanted beside all that match: 16 match for certain, and whether others do is unknown."""
+    both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
+    assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
+    both[1] = wish("s", count=16, **selecting(ON_1))
+    assert "odd()" in undecided(searching(*MANY), *both)
+
+
+def test_an_unknown_selector_of_a_class_is_one_of_each_request() -> None:
+    """The text names the class."""
+    odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
+    search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
+    assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
+    assert "no device of this node" in missing(search, wish("r", **selecting(ON_1)))
+
+
+def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
+    """A later claim fits for certain only without them, and does not fit only if it lacks others, too."""
+    search = searching(shared("a", 0), shared("b", 1))
+    assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
+    assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
+    text = "device b may be allocated to an earlier claim whose outcome is unknown"
+    assert undecided(search, wish("r", **size("8Gi"))) == text
+    assert undecided(search, wish("r", **selecting(ON_1))) == text
+    assert "8Gi of size at most, 9Gi wanted" in missing(search, wish("r", **size("9Gi")))
+    assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
+    # A disputed device that cannot meet the request in any case changes nothing.
+    tall = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "16Gi"}}}
+    search = searching(shared("b", 1), {**shared("c", 0), "capacity": {"size": tall}})
+    assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
+    assert chosen(search, wish("r", **size("9Gi"))) == {"r": ["c"]}
+
+
+_terms = st.sampled_from([ON_0, ON_1, "odd()", "true", "false", f"{ON_0} || odd()", f"{ON_1} && odd()", FAILS])
+_values = st.sampled_from(["true", "false", "device.failing"])
+_open_requests = st.lists(
+    st.one_of(
+        st.builds(
+            lambda text, more: wish("r", **selecting(text), **more),
+            _terms,
+            st.sampled_from([{}, {"count": 2}, {"allocationMode": "All"}]),
+        ),
+        st.builds(
+            lambda one, other, count: either(alternative("x", one, count=count), alternative("y", other)),
+            _terms,
+            _terms,
+            st.integers(1, 2),
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda found: [{**one, "name": f"r{n}"} for n, one in enumerate(found)])
+
+
+def _outcome(search: Search, requests: list[dict[str, Any]]) -> str:
+    try:
+        return f"fits: {chosen(search, *requests)}"
+    except UnschedulableError:
+        return "does not fit"
+    except UndecidedError:
+        return "unknown"
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=3), _open_requests, st.lists(_values, min_size=3, max_size=3))
+def test_a_certain_outcome_is_that_of_every_value_of_the_unknown_part(
+    nodes: list[int], requests: list[dict[str, Any]], values: list[str]
+) -> None:
+    """The unknown part is true, false or fails for each device; a certain outcome does not depend on which."""
+    devices = [device(f"d{n}", node) for n, node in enumerate(nodes)]
+    outcome = _outcome(searching(*devices), requests)
+    if outcome == "unknown":
+        return
+    known = " : ".join(f'device.attributes["d"].place == {n} ? {value}' for n, value in enumerate(values)) + " : false"
+    placed = [{**one, "attributes": {**one["attributes"], "d/place": {"int": n}}} for n, one in enumerate(devices)]
+    text = json.dumps(requests).replace("odd()", json.dumps(f"({known})")[1:-1])
+    assert _outcome(searching(*placed), json.loads(text)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (wish("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
+        (wish("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
+        (wish("r"), wish("s", **size("9Gi")), "request s: a gives 8Gi of size at most, 9Gi wanted"),
+    ],
+)
+def test_what_fails_leaves_nothing_in_use(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
+    """However an attempt ends, the next workload finds the node as it was before."""
+    search = searching(shared("a", 0), shared("b", 1))
+    assert text in missing(search, first, second)
+    assert chosen(search, wish("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
+
+
+def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
+    """A class that is missing ends the attempt at once; of a selector nobody came to, the fault stands beside."""
+    search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
+    assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
+    either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
+    assert missing(search, either) == "there is no DeviceClass none"
+    assert missing(search, large, FAILING).split("; ")[:2] == [
+        "request r: a gives 8Gi of size at most, 9Gi wanted",
+        "request s: selectors[0]: device a: no such key: nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "form of resource.k8s.io/v1beta1"),
+        ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
+        ({"requests": [wish("r"), wish("r")]}, "two have the same name"),
+        ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),
+        ({"requests": [wish("r", count=0)]}, "count: must be a number of 64 bits, and more than 0"),
+        ({"requests": [wish("r", count=2**63)]}, "count: must be a number of 64 bits, and more than 0"),
+        ({"requests": [{"name": "r", "firstAvailable": []}]}, "has neither exactly nor firstAvailable"),
+        ({"requests": [wish(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API takes 32 at most"),
+        ({"requests": [{"name": "r", "firstAvailable": [ONE] * 9}]}, "firstAvailable: has 9 entries"),
+        ({"requests": [wish("r", selectors=[SELECTOR] * 33)]}, "selectors: has 33 entries"),
+        ({"requests": [wish("r", tolerations=[{"operator": "Exists"}] * 17)]}, "tolerations: has 17 entries"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x"}] * 33}, "constraints: has 33 entries"),
+        ({"requests": [wish("r")], "config": [{}] * 33}, "config: has 33 entries"),
+        ({"requests": [wish("r", **size("much"))]}, "requests.size: quantity 'much'"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x", "requests": ["s"]}]}, "no request s"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "node"}]}, "must have a domain"),
+        ({"requests": "r"}, "requests: must be a list"),
+    ],
+)
+def test_a_spec_that_the_server_would_not_take(spec: dict[str, Any], text: str) -> None:
+    """The place and the fault are named."""
+    with pytest.raises(ManifestError) as caught:
+        read_wanted({"devices": spec})
+    assert text in str(caught.value)
+
+
+def test_a_claim_has_32_devices_at_most() -> None:
+    """The scheduler refuses the claim whatever devices there are; what may be fewer is chosen if it must be."""
+    search = searching(*(device(f"d{n:02}", n) for n in range(60)))
+    for count in (17, 2**62):
+        found = missing(search, wish("r", count=16), wish("s", count=count))
+        total = f"number of requested devices {16 + count} exceeds the claim limit of 32"
+        assert found == f"requests r, s: {total}; make several claims of it"
+    assert "number of requested devices 60 exceeds" in missing(search, wish("r", allocationMode="All"))
+    assert len(search.allocate([read_wanted({"devices": {"requests": [wish("r", count=30)]}})] * 2)) == 60
+
+
+def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> None:
+    """Which come first gives way to what comes later in the claim, and nobody tries all devices for that."""
+    search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
+    many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
+    either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, wish("s", count=16))
+    assert {name: len(devices) for name, devices in either.items()} == {"r/few": 15, "s": 16}
+    none = {**few, "selectors": [{"cel": {"expression": "false"}}]}
+    found = missing(search, {"name": "r", "firstAvailable": [many, none]}, wish("s", count=16))
+    assert found == "each request can be met, but not all together, of 32 devices for each claim at most"
+
+
+def test_a_pod_of_too_many_requests_is_told_so() -> None:
+    """The depth of the search is no fault of the selectors, which are read the same however deep it is."""
+    search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
+    requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
+    claim = read_wanted({"devices": {"requests": requests}})
+    assert len(search.allocate([claim] * 10)) == 320
+    before = search.in_use.copy()
+    with pytest.raises(UndecidedError, match="1280 requests for 1280 devices are more than can be simulated together"):
+        search.allocate([claim] * 40)
+    assert search.in_use == before
+
+
+NAMES = [f"d/a{n}" for n in range(32)]
+PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
+"""More than four devices have, which shows only at the end of each way to give them out."""
+
+
+def listed(value: int) -> dict[str, Any]:
+    """Attributes of which each has 16 values."""
+    return {name: {"strings": [f"{value}-{n}" for n in range(16)]} for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("devices", "requests", "kind"),
+    [
+        ([shared(f"d{n}", 0) for n in range(4)], PARTS, ""),
+        ([{**shared(f"d{n}", 0), "attributes": listed(0)} for n in range(4)], PARTS, "matchAttribute"),
+        # One value too few for all requests.
+        (
+            [{"name": f"d{n}", "attributes": listed(n % 31)} for n in range(40)],
+            [wish(f"r{n}") for n in range(32)],
+            "distinctAttribute",
+        ),
+    ],
+)
+def test_a_search_ends_by_what_it_costs(
+    devices: list[dict[str, Any]], requests: list[dict[str, Any]], kind: str
+) -> None:
+    """The largest claims of the API end in seconds, with what the author can do, and nothing is in use then."""
+    search, began = searching(*devices), time.thread_time()
+    found = undecided(search, *requests, constraints=[{kind: name} for name in NAMES] if kind else [])
+    assert time.thread_time() - began < 20
+    simpler = ", or simplify the constraints" if kind else ""
+    assert found.startswith("no devices found in ")
+    assert found.endswith(f", and the scheduler may give up as well: ask for fewer devices together{simpler}")
+    assert search.in_use == InUse()
+
+
+def test_all_selectors_of_a_pod_end_together() -> None:
+    """Each may be within its budget, and there may be a thousand of them in a claim, for many devices."""
+    equal = f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 45)})"
+    requests = [wish(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
+    search, began = searching(*(shared(f"d{n:02}", 0) for n in range(8))), time.thread_time()
+    assert "the selectors before it cost too much" in undecided(search, *requests)
+    wanted = read_wanted({"devices": {"requests": requests[:1]}}).requests[0].wishes[0]
+    assert "costs too much: with all selectors before it" in [one.unknown for one in search.verdicts(wanted)][-1]
+    assert time.thread_time() - began < 20
+
+
+def test_what_cannot_be_met_alone_is_named_without_a_search() -> None:
+    """Whatever stands before it in the claim: nobody is told of combinations where one request is at fault."""
+    search = searching(*(shared(f"d{n}", 0) for n in range(4)))
+    found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
+    assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted, d1")
+
+
+_devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(
+    lambda kinds: [(shared if part else device)(f"d{n}", node) for n, (part, node) in enumerate(kinds)]
+)
+_requests = st.lists(
+    st.one_of(
+        st.sampled_from(["1Gi", "3Gi", "8Gi", "1500Mi"]).map(size), st.integers(1, 2).map(lambda n: {"count": n})
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda found: [wish(f"r{n}", **one) for n, one in enumerate(found)])
+_claims = st.builds(
+    lambda requests, match: {
+        "requests": requests,
+        **({"constraints": [{"matchAttribute": "d/node"}]} if match else {}),
+    },
+    _requests,
+    st.booleans(),
+)
+
+
+@given(_devices, st.lists(_claims, min_size=1, max_size=4))
+def test_it_agrees_with_the_stand_in_of_the_scheduler(
+    devices: list[dict[str, Any]], claims: list[dict[str, Any]]
+) -> None:
+    """Written twice from the same rules, both give every claim the same devices and amounts, or none."""
+    search, published = searching(*devices), slices(*devices)
+    before: list[dict[str, Any]] = []
+    for number, spec in enumerate(claims):
+        document = {"metadata": {"name": f"c{number}"}, "spec": {"devices": spec}}
+        try:
+            allocated = scheduler.allocate(document, published, {"any": CLASS}, others=before)
+        except scheduler.UnschedulableError:
+            missing(search, *spec["requests"], **{key: spec[key] for key in spec if key != "requests"})
+            continue
+        before.append(allocated)
+        results = allocated["status"]["allocation"]["devices"]["results"]
+        choices = search.allocate([read_wanted({"devices": spec})])
+        assert [one.device.name for one in choices] == [one["device"] for one in results]
+        amounts = [None if one.consumed is None else one.consumed["size"] for one in choices]
+        assert amounts == [
+            Fraction(whole(one["consumedCapacity"]["size"])) if "consumedCapacity" in one else None for one in results
+        ]

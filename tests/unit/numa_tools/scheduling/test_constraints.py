@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What devices of a claim have in common, as they come and go."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_tools.scheduling.constraints import Agreement, Effort
+from numa_tools.scheduling.published import Published, read_slices
+from numa_tools.scheduling.reading import ManifestError
+from numa_tools.scheduling.wanted import Constraint
+
+
+def device(**attributes: Any) -> Published:
+    """A device with these attributes."""
+    return Published("d", "p", "n", {f"d/{name}": value for name, value in attributes.items()}, {}, False)
+
+
+def holds(constraint: Constraint, chosen: list[tuple[str, Published]]) -> bool:
+    """The rule, about all devices at once."""
+    values = [one.values(constraint.attribute) for request, one in chosen if constraint.covers(request)]
+    if constraint.distinct:
+        return all(values) and sum(map(len, values)) == len(frozenset().union(*values))
+    return not values or bool(frozenset.intersection(*values))
+
+
+_values = st.one_of(st.booleans(), st.integers(0, 2), st.lists(st.integers(0, 2), min_size=1, max_size=3))
+_devices = st.dictionaries(st.sampled_from(["a", "b"]), _values).map(lambda found: device(**found))
+_constraints = st.builds(
+    Constraint,
+    st.frozensets(st.sampled_from(["r", "s/one"]), max_size=2),
+    st.sampled_from(["d/a", "d/b"]),
+    st.booleans(),
+)
+_moves = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s/one", "s/two"]), _devices)), max_size=12)
+
+
+@given(st.lists(_constraints, max_size=3), _moves)
+def test_a_device_is_taken_where_all_constraints_hold_with_it(
+    constraints: list[Constraint], moves: list[tuple[str, Published] | None]
+) -> None:
+    """However many came and went before; None gives the last one back."""
+    agreement, chosen = Agreement(constraints, Effort()), list[tuple[str, Published]]()
+    for move in moves:
+        if move is None:
+            if chosen:
+                agreement.remove(*chosen.pop())
+            continue
+        expected = all(holds(constraint, [*chosen, move]) for constraint in constraints)
+        assert agreement.add(*move) is expected
+        chosen += [move] if expected else []
+
+
+def test_what_is_compared_is_counted() -> None:
+    """So that a search can end by what it costs: long lists cost more, and what no constraint is about nothing."""
+    effort = Effort()
+    agreement = Agreement([Constraint(frozenset({"r"}), "d/a", False), Constraint(frozenset(), "d/b", True)], effort)
+    assert agreement.add("r", device(a=list(range(64)), b=1))
+    assert effort.spent == 10
+    assert agreement.add("s", device(b=2))
+    assert effort.spent == 11
+
+
+@pytest.mark.parametrize("value", [{"map": {}}, {"list": [[1]]}, {"int": None}, {"int": 1, "bool": True}, {}, "x"])
+def test_attributes_have_one_value_or_a_list(value: Any) -> None:
+    """What cannot be compared is refused when it is read, with its place."""
+    one = {"name": "n", "attributes": {"a": value}}
+    slices = [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": [one]}}]
+    with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have one value"):
+        read_slices(slices)

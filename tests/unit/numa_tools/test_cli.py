@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, as a user meets it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from dra_frontend.machine.discovery import discover
+from numa_contract import __version__
+from numa_node.config_file import DEPRECATED_FLAGS
+from numa_tools import cli
+from numa_tools.commands.inspect import machine_table, report
+
+from tests.rigs.trees import NAMES, captured, expected, small_machine, write_tree
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> str:
+    """A host root with the small machine."""
+    return str(write_tree(small_machine(), tmp_path / "host"))
+
+
+def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``inspect -o json`` prints of a captured machine what hwloc reads, well below two seconds; else a table."""
+    name = NAMES[0]
+    root = write_tree(captured(name), tmp_path)
+    started = time.process_time()
+    assert cli.main(["inspect", "--host-root", str(root), "-o", "json"]) == 0
+    assert time.process_time() - started < 2
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in expected(name)} == expected(name)
+    assert cli.main(["inspect"]) == 0
+    assert capsys.readouterr().out.startswith("CPUs: ")
+
+
+def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would be published is one List, the same in both forms, on standard output alone."""
+    printed = []
+    for form in ("json", "yaml"):
+        assert cli.main(["slices", "--host-root", host, "--node", "n", "-o", form]) == 0
+        printed.append(capsys.readouterr())
+    document = json.loads(printed[0].out)
+    assert yaml.safe_load(printed[1].out) == document
+    assert (document["apiVersion"], document["kind"]) == ("v1", "List")
+    pools = [item["spec"]["pool"]["name"] for item in document["items"]]
+    assert pools == ["n", "n-memory", "n-hugepages-2m", "n-hugepages-1g"]
+    assert [streams.err for streams in printed] == ["", ""]
+
+
+def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reserves of the configuration file count; a flag wins over the file; flags may stand before the command."""
+    (tmp_path / "config.yaml").write_text('reservedCPUs: "0-3"\n')
+    arguments = ["--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"]
+    for flags, devices in (([], 1), (["--reserved-cpus", "0"], 2)):
+        assert cli.main([*flags, *arguments]) == 0
+        assert len(json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"]) == devices
+
+
+@pytest.mark.fault("cpu peer 9.4.11")
+@pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
+def test_pcie_roots_by_the_flag_of_the_cpu_peer(
+    spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--expose-pcie-roots=BOOL`` in Go's spellings wins over the file."""
+    affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
+    root = write_tree(small_machine().changed(affinity), tmp_path / "host")
+    (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")
+    arguments = [f"--expose-pcie-roots{spelling}", "--config", str(tmp_path / "config.yaml")]
+    assert cli.main([*arguments, "slices", "--node", "n", "--host-root", str(root), "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"][0]["attributes"]
+    assert printed.get("resource.kubernetes.io/pcieRoot") == ({"strings": ["pci10000:e0"]} if shown else None)
+
+
+@pytest.mark.fault("cpu peer 9.4.10")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["slices", "--node", "Not_A_Node"], "node name: "),
+        (["--reserved-cpus", "99", "slices", "--node", "n"], "reservedCPUs: CPU 99 does not exist"),
+        (["--reserved-cpus", "x", "slices", "--node", "n"], "reservedCPUs"),
+        (["slices", "--node", "n", "--config", "/nonexistent.yaml"], "/nonexistent.yaml"),
+        (["inspect"], "/sys/devices/system/cpu/online: "),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    host: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be used is told in one line on standard error, with exit code 2 and no output.
+
+    A damaged tree names its file and the root.
+    """
+    if arguments == ["inspect"]:
+        Path(host, "sys/devices/system/cpu/online").write_text("0-3\n")
+    assert cli.main([*arguments, "--host-root", host]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("dra-frontend: ")
+    assert text in printed.err
+    assert printed.err.endswith(f"(below {host})\n") == (arguments == ["inspect"])
+
+
+def test_a_foreign_configuration_stays_in_its_line(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an archive it is somebody else's: its keys do nothing to the terminal."""
+    (tmp_path / "config.yaml").write_text(json.dumps({"\x1b[2J": 1}))
+    assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == 2
+    assert r"\x1b[2J: unknown key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
+)
+def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
+    """Unknown commands, flags and formats are bad usage."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    """Runs a fresh interpreter."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE, timeout=15, **options)  # type: ignore[call-overload, no-any-return] # options are of run()
+
+
+def test_the_service_pays_for_no_command() -> None:
+    """It runs on every node all the time: what a person asks now and then is read when it is asked."""
+    program = (
+        "import sys, numa_tools.cli, dra_frontend.app\n"
+        "paid = {'numa_tools.explain', 'numa_tools.bundle', 'numa_tools.cel.evaluate', 'tarfile'}\n"
+        "sys.exit(' '.join(paid & sys.modules.keys()) or 0)\n"
+    )
+    ran = run("-c", program, stdout=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stderr.strip()) == (0, "")
+
+
+def test_showing_needs_no_service_library(host: str) -> None:
+    """inspect and slices start without gRPC, Kubernetes client and web server, which cost a second and 60 MB."""
+    program = (
+        "import sys; from numa_tools.cli import main\n"
+        f"codes = [main([*command, '--host-root', {host!r}]) for command in (['inspect'], ['slices', '--node', 'n'])]\n"
+        "heavy = {'grpc', 'google', 'kubernetes_asyncio', 'aiohttp', 'fastapi', 'uvicorn', 'prometheus_client'}\n"
+        "heavy &= {name.partition('.')[0] for name in sys.modules}\n"
+        "sys.exit(f'{codes} {heavy}' if codes != [0, 0] or heavy else 0)\n"
+    )
+    ran = run("-c", program, stdout=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_full_disk_is_told_without_traceback(host: str) -> None:
+    """Output that cannot be written is an error of its own, exit code 1."""
+    with Path("/dev/full").open("w") as full:
+        ran = run("-m", "numa_tools", "inspect", "--host-root", host, stdout=full)
+    assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")
+
+
+def test_a_reader_may_leave_early(host: str) -> None:
+    """``dra-frontend classes | head -1`` is what people type: no complaint."""
+    nobody, output = os.pipe()
+    os.close(nobody)
+    with os.fdopen(output, "w") as pipe:
+        ran = run("-m", "numa_tools", "classes", "--host-root", host, stdout=pipe)
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
+def test_the_report_tells_more_than_hwloc() -> None:
+    """Free and surplus hugepages, distances, ids, offline and isolated CPUs are there, under keys of their own."""
+    found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
+    more = {
+        "isolated": [3],
+        "offline": [],
+        "hugepagesFree": {"0": {"2097152": 200, "1073741824": 0}, "1": {"2097152": 200, "1073741824": 1}},
+        "hugepagesSurplus": {str(node): {"2097152": 0, "1073741824": 0} for node in range(2)},
+        "distances": {"0": {"0": 10, "1": 21}, "1": {"0": 21, "1": 10}},
+        "basePageBytes": 4096,
+        "packageIds": [0, 1],
+        "l3Ids": {"0": 0, "4": 1},
+        "coreTypes": {"standard": list(range(8))},
+        "smt": True,
+        "memory": {
+            str(node): {
+                "kind": "dram",
+                "bandwidthMBps": None,
+                "latencyNanoseconds": None,
+                "kernelTier": None,
+                "nearestNumaNodes": [node],
+            }
+            for node in range(2)
+        },
+    }
+    assert {key: found[key] for key in more} == more
+
+
+def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By NUMA node, with what is left for claims; by default a twentieth, since no cluster is asked."""
+    assert cli.main(["inspect", "--host-root", host]) == 0
+    shown = capsys.readouterr().out.split("\n\n")
+    assert shown[-2].splitlines() == [
+        "Reserved CPUs:    none",
+        "Reserved memory:  1/20 of each NUMA node with CPUs, since no Node says what the kubelet reserves",
+    ]
+    assert shown[-1].splitlines() == [
+        "NODE  MEMORY  HUGEPAGES  RESERVED  FOR CLAIMS",
+        "0     4 GiB   512 MiB    256 MiB   3.2 GiB",
+        "1     4 GiB   1.5 GiB    256 MiB   2.2 GiB",
+    ]
+    (tmp_path / "config.yaml").write_text("reservedMemory: [{numaNode: 1, limits: {memory: 1Gi}}]\n")
+    assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml"), "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reserved"]["memory"]["source"] == "reservedMemory"
+    assert found["reserved"]["memory"]["bytes"] == {"0": 0, "1": 1 << 30}
+    assert found["claimableMemory"] == {"0": 7 << 29, "1": 3 << 29}
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["slices", "--node", "n"]])
+@pytest.mark.parametrize(
+    ("config", "code", "told"),
+    [
+        ('reservedCPUs: "0-500"', 2, "reservedCPUs: CPU 8-500 does not exist; this machine can have 0-7"),
+        ("reservedMemory: [{numaNode: 7, limits: {memory: 1Gi}}]", 2, "reservedMemory: NUMA node 7 does not exist"),
+        ('reservedCPUs: "0-7"', 0, "warning: reservedCPUs, minSharedCPUs: no CPU is left for claims"),
+        (
+            "reservedMemory: [{numaNode: 1, limits: {memory: 900Gi}}]",
+            0,
+            "warning: reservedMemory: no memory of NUMA node 1 is left for claims",
+        ),
+    ],
+)
+def test_commands_say_the_same_of_a_bad_configuration(
+    host: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    config: str,
+    code: int,
+    told: str,
+) -> None:
+    """What can never be is refused; what leaves nothing is a warning."""
+    (tmp_path / "config.yaml").write_text(config)
+    assert cli.main([*command, "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == code
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert bool(printed.out) == (code == 0)
+
+
+def test_the_table() -> None:
+    """One row for each NUMA node, aligned, with everything that matters for placing a workload."""
+    tree = small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})
+    assert machine_table(discover(tree)).splitlines() == [
+        "CPUs:       8 online (0-7)",
+        "Topology:   2 packages, 4 cores, SMT on",
+        "Isolated:   3",
+        "Memory:     8 GiB",
+        "Base page:  4 KiB",
+        "",
+        "NODE  CPUS  CORES  L3  MEMORY  KIND  NEAREST  2Mi FREE/TOTAL  1Gi FREE/TOTAL  DISTANCES",
+        "0     0-3   2      1   4 GiB   dram  0        200/256         0/0             0:10 1:21",
+        "1     4-7   2      1   4 GiB   dram  1        200/256         1/1             0:21 1:10",
+    ]
+
+
+def test_the_table_of_an_uneven_machine() -> None:
+    """Core types and offline CPUs get a line where there are any; a node without CPUs or hugepages shows dashes."""
+    node = "/sys/devices/system/node"
+    tree = small_machine().changed(
+        {
+            "/sys/devices/cpu_core/cpus": "0-3\n",
+            "/sys/devices/cpu_atom/cpus": "4-7\n",
+            "/sys/devices/system/cpu/cpu8/online": "0\n",
+            f"{node}/online": "0-2\n",
+            f"{node}/node0/distance": "10 21 28\n",
+            f"{node}/node1/distance": "21 10 28\n",
+            f"{node}/node2/cpumap": "00\n",
+            f"{node}/node2/meminfo": "Node 2 MemTotal: 1500000 kB\n",
+        }
+    )
+    lines = machine_table(discover(tree)).splitlines()
+    assert "Core types: p-core 0-3, e-core 4-7" in lines
+    assert "Offline:    8" in lines
+    assert lines[-1] == "2     -     0      0   1.4 GiB  unknown  0-1      -               -               -"
+
+
+def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of nri-backend: what to use instead; the version is a command as well."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for flag, key in DEPRECATED_FLAGS.items():
+        assert f"{flag} VALUE deprecated, use {key} in the file" in told
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"dra-frontend {__version__}\n"

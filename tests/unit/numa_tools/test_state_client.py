@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of the state socket, against real sockets."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from numa_contract.names import STATE_SOCKET
+from numa_tools.state_client import NoServiceError, StateClient
+
+
+@contextmanager
+def answering(root: Path, answer: bytes) -> Iterator[StateClient]:
+    """A server that says the same to everybody, and a client of it."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(root / STATE_SOCKET))
+        listening.listen()
+
+        def serve() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(4096)
+                taken.sendall(answer)
+                taken.shutdown(socket.SHUT_WR)
+                while taken.recv(4096):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield StateClient(root, seconds=0.5)
+        finally:
+            thread.join()
+            (root / STATE_SOCKET).unlink()
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    """An answer."""
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+def test_documents_and_texts(short_root: Path) -> None:
+    """JSON is read; a page that has another status by design is a text as well."""
+    with answering(short_root, http(b'[{"a": 1}]')) as client:
+        assert client.document("/v1/claims") == [{"a": 1}]
+    with answering(short_root, http(b"not yet\n", "503 Service Unavailable")) as client:
+        assert client.text("/readyz", also=503) == "not yet\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (http(b'{"detail": "no claim"}', "404 Not Found"), "status 404"),
+        (http(b"{"), "cannot be read as JSON"),
+        (http(b"[" * 100_000), "nested more than 64 levels deep"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", "does not answer"),
+        (b"SSH-2.0\r\n\r\n", "does not answer"),
+        (b"", "does not answer"),
+        (http(b"1" * ((16 << 20) + 2)), "has more than"),
+    ],
+)
+def test_whatever_comes_instead_is_one_error(short_root: Path, answer: bytes, text: str) -> None:
+    """Nobody who asks has to know what can go wrong on a socket; no answer fills the memory."""
+    with answering(short_root, answer) as client, pytest.raises(NoServiceError, match=text):
+        client.document("/v1/claims")
+
+
+def test_no_service(short_root: Path) -> None:
+    """A missing socket, one that nobody listens at, one that says nothing, a path too long: each with its reason."""
+    client = StateClient(short_root, seconds=0.1)
+    with pytest.raises(NoServiceError, match="no such socket"):
+        client.text("/healthz")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_root / STATE_SOCKET))
+        with pytest.raises(NoServiceError, match="refused"):
+            client.text("/healthz")
+        silent.listen()
+        with pytest.raises(NoServiceError, match="timed out"):
+            client.text("/healthz")
+    with pytest.raises(NoServiceError, match="kernel allows"):
+        StateClient(short_root / ("x" * 200)).text("/healthz")

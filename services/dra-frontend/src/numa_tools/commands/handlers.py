@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one command with its parsed arguments. The service never imports this module."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.settings import load_settings, open_host
+from numa_contract import __version__
+from numa_contract.config import ConfigError
+from numa_contract.errors import printable
+from numa_node.config_file import read_yaml
+
+from numa_tools.commands.classes import device_classes
+from numa_tools.commands.forms import object_list, structured
+from numa_tools.commands.inspect import claimable, claimable_table, machine_table, report
+from numa_tools.commands.node_files import check, read_node
+from numa_tools.commands.provision import preview, provision, rows_table
+from numa_tools.commands.provision import report as provision_report
+from numa_tools.commands.provision_plan import plan, read_requested
+
+_FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
+_NODE: Final = "simulated"
+"""Name of the node where nothing is published, so that any name does."""
+_WATCH_SECONDS: Final = 2.0
+_CLEAR: Final = "\x1b[2J\x1b[H"
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Runs the command that the arguments name. Returns its output and exit status; output may be empty.
+
+    Raises ConfigError, InventoryError, HostTreeError and OSError.
+    """
+    with _source(arguments):
+        answer = _HANDLERS[arguments.command](arguments)
+    return (answer, 0) if isinstance(answer, str) else answer
+
+
+@contextmanager
+def _source(arguments: argparse.Namespace) -> Iterator[None]:
+    """Unpacks the archive of --from and sets it as the host root; its configuration and node name are the defaults."""
+    if getattr(arguments, "source", None) is None:
+        yield
+        return
+    from numa_tools.commands.gather import CONFIG, node_of, opened  # noqa: PLC0415 - needed with --from alone
+
+    with opened(arguments.source) as root:
+        arguments.host_root = str(root)
+        arguments.config = arguments.config or str(root / CONFIG)
+        arguments.node = arguments.node or node_of(root)
+        yield
+
+
+def _inspect(arguments: argparse.Namespace) -> str:
+    inventory = read_node(load_settings(arguments), _NODE, empty=True).inventory
+    check(inventory)
+    if arguments.output == "table":
+        return f"{machine_table(inventory.machine)}\n\n{claimable_table(inventory)}"
+    return structured(report(inventory.machine) | claimable(inventory), arguments.output)
+
+
+def _slices(arguments: argparse.Namespace) -> str:
+    settings = load_settings(arguments)
+    inventory = read_node(settings, settings.node_name, empty=True).inventory
+    check(inventory)
+    counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
+    items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
+    return object_list(items, arguments.output)
+
+
+def _classes(arguments: argparse.Namespace) -> str:
+    return object_list(device_classes(discover(open_host(load_settings(arguments)))), arguments.output)
+
+
+def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
+    from numa_tools.commands.simulate import outcome_table, prepared, simulate  # noqa: PLC0415 - no other command needs it
+
+    settings = load_settings(arguments)
+    if not arguments.claim + arguments.pod:
+        raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
+    # A made-up machine may have been captured under a name that is not valid.
+    node = read_node(settings, _NODE, empty=arguments.empty)
+    check(node.inventory, node.claims)
+    asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
+    outcome = simulate(*asked, arguments.times)
+    text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
+    if outcome["fit"] + outcome["unknown"] < outcome["of"]:
+        return text, _DOES_NOT_FIT
+    return text, _UNKNOWN if outcome["unknown"] else 0
+
+
+def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
+    from numa_tools.commands.explain import explain  # noqa: PLC0415 - the API server's library costs the others 0.5 s
+    from numa_tools.explain.subjects import UnknownSubjectError  # noqa: PLC0415 - no other command needs it
+    from numa_tools.explain.text import explanation_text  # noqa: PLC0415 - no other command needs it
+
+    try:
+        found, problems = explain(load_settings(arguments), arguments.subject, alone=arguments.source is not None)
+    except UnknownSubjectError as error:
+        print(printable(f"dra-frontend: {error}"), file=sys.stderr)
+        return "", _BAD_INPUT
+    if arguments.output == "table":
+        return explanation_text(found, problems), _FAILED if problems else 0
+    return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
+
+
+def _gather(arguments: argparse.Namespace) -> str:
+    from numa_tools.commands.gather import gather  # noqa: PLC0415 - no other command needs it
+
+    summary = gather(load_settings(arguments), arguments.output, masked=arguments.mask)
+    print(summary, file=sys.stderr)
+    return ""
+
+
+def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
+    from numa_tools.doctor.gather import gather  # noqa: PLC0415 - no other command needs it
+    from numa_tools.doctor.table import CHECKS, examine, report  # noqa: PLC0415 - no other command needs it
+    from numa_tools.doctor.text import findings_text, rules_text  # noqa: PLC0415 - no other command needs it
+
+    if arguments.list:
+        return rules_text(CHECKS), 0
+    if arguments.kubelet_config == arguments.runtime_config == "-":
+        raise ConfigError("command line", ["standard input can be only one of --kubelet-config and --runtime-config"])
+    settings = load_settings(arguments)
+    verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config, arguments.runtime_config)))
+    found = report(verdicts, settings.node_name)
+    shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
+    return shown, (found["problems"] > 0) * _FAILED
+
+
+def _status(arguments: argparse.Namespace) -> tuple[str, int]:
+    from numa_tools.commands.status import read_status, status_screen  # noqa: PLC0415 - no other command needs it
+
+    settings = load_settings(arguments)
+    try:
+        while True:
+            status = read_status(settings)
+            shown = status_screen(status) if arguments.output == "table" else structured(status, "json")
+            if not arguments.watch:
+                break
+            # From the top left corner, with nothing of the screen before it.
+            print(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown, flush=True)
+            time.sleep(_WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return "", 0
+    return shown, bool(status["problems"]) * _FAILED
+
+
+def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
+    tree = HostTree(arguments.host_root)
+    requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
+    targets, pools = plan(discover(tree), requested), KernelPools(tree)
+    rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
+    failed = any(row["short"] or "problem" in row for row in rows)
+    shown = rows_table(rows) if arguments.output == "table" else structured(provision_report(rows), "json")
+    return shown, failed * _FAILED
+
+
+def _version(_: argparse.Namespace) -> str:
+    return f"dra-frontend {__version__}"
+
+
+_HANDLERS: Final[dict[str, Callable[[argparse.Namespace], str | tuple[str, int]]]] = {
+    "inspect": _inspect,
+    "slices": _slices,
+    "classes": _classes,
+    "simulate": _simulate,
+    "explain": _explain,
+    "gather": _gather,
+    "status": _status,
+    "doctor": _doctor,
+    "provision": _provision,
+    "version": _version,
+}

@@ -26,7 +26,8 @@ from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.settings import Settings
-from dra_frontend.state_endpoint.server import HttpServer, StateApp
+from dra_frontend.state_endpoint.application import StateApp
+from dra_frontend.state_endpoint.server import HttpServer
 from numa_contract import __version__
 from numa_contract.config import Config, parse_config
 from numa_contract.names import CLAIMS_JOURNAL, CPU_DRIVER, DRIVERS

@@ -59,8 +59,9 @@ from dra_frontend.pod_faults import own_faults
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
+from dra_frontend.state_endpoint.application import StateApp
 from dra_frontend.state_endpoint.page import serve_page
-from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages, preflight_pages
+from dra_frontend.state_endpoint.server import HttpServer, pages, preflight_pages
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16

@@ -20,12 +20,12 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
+from dra_frontend.state_endpoint.application import StateApp
 from dra_frontend.state_endpoint.server import (
     MAX_CONNECTIONS,
     Bodies,
     HttpServer,
     RequestRefusedError,
-    StateApp,
     pages,
 )
 from numa_contract.config import Config

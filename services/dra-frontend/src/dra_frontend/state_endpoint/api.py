@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state endpoint for people: who has what on this node, by ``curl`` on the unix socket, and its OpenAPI document.
 
-server.py imports this module when somebody first asks for it: the libraries take 10 MB and 0.15 s of CPU time.
+application.py imports this module at the first request for it: the libraries take 10 MB and 0.15 s of CPU time.
 """
 
 from collections.abc import Awaitable, Callable, Iterable

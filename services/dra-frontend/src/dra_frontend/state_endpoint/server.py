@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the state socket. What the backend asks all the time is answered here; api.py has the rest."""
+"""The HTTP server of the state socket, and the parts of its answers that application.py and api.py share."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, cast
-from urllib.parse import parse_qs
 
 import uvicorn
-from numa_contract.errors import MalformedError, shown
+from numa_contract.errors import MalformedError
 from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, RecordsAnswer, StateAnswer
 from numa_node.probes import HEALTHY, Page, Pages
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -20,9 +18,9 @@ from dra_frontend.claims.store import ClaimStore
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.offer import Offer
 
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 MAX_CONNECTIONS: Final = 128
@@ -95,7 +93,7 @@ class Bodies:
         self._buffered = 0
         """Bytes of large bodies that are being read."""
 
-    async def read(self, receive: _Receive) -> bytes:
+    async def read(self, receive: Receive) -> bytes:
         """Returns the body of a request.
 
         Raises RequestRefusedError for one that is too large, takes too long, or arrives together with other large ones.
@@ -141,56 +139,6 @@ async def records_after(state: StateSource, after: int | None) -> RecordsAnswer:
     return await state.store.news.after(after, RECORDS_WAIT_SECONDS)
 
 
-class StateApp:
-    """The application of the unix socket."""
-
-    def __init__(self, state: StateSource) -> None:
-        self._state = state
-        self._bodies = Bodies()
-        self._others: _App | None = None
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
-        """Answers one request, as ASGI wants it."""
-        asked = scope["method"], scope["path"]
-        if asked not in (("PUT", "/v1/backend"), ("GET", "/v1/records")):
-            await (await self._app_for_people())(scope, receive, send)
-            return
-        try:
-            if asked[0] == "PUT":
-                status, answer = 200, take_state(self._state, await self._bodies.read(receive)).model_dump_json()
-            else:
-                status, answer = (
-                    200,
-                    (await records_after(self._state, _after(scope["query_string"]))).model_dump_json(),
-                )
-        except RequestRefusedError as error:
-            status, answer = error.status, json.dumps({"detail": str(error)})
-        body = answer.encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    async def _app_for_people(self) -> _App:
-        if self._others is None:
-            # In a thread: the import takes some 0.3 s, and nobody else waits for that.
-            self._others = await asyncio.to_thread(_import_app, self._state, self._bodies)
-        return self._others
-
-
-def _import_app(state: StateSource, bodies: Bodies) -> _App:
-    from dra_frontend.state_endpoint.api import state_app  # noqa: PLC0415
-
-    return state_app(state, bodies)
-
-
-def _after(query: bytes) -> int | None:
-    given = parse_qs(query.decode("latin-1")).get("after", [""])[-1]
-    try:
-        return int(given) if given else None
-    except ValueError:
-        raise RequestRefusedError(422, f"after={shown(given)} is not a number") from None
-
-
 class BoundedConnection(H11Protocol):
     """A connection of which there are MAX_CONNECTIONS at most: another one makes room for the newest.
 
@@ -227,7 +175,7 @@ class BoundedConnection(H11Protocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
 
-    def __init__(self, app: StateApp) -> None:
+    def __init__(self, app: App) -> None:
         # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
         super().__init__(
             uvicorn.Config(

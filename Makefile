@@ -112,13 +112,13 @@ kind-down: ## Delete it
 clean: ## Remove environments and caches
 	rm -rf .venv .venv-frontend .venv-backend .venv-docs .mypy_cache .ruff_cache .hypothesis build dist
 
-.venv/.done: locks/dev.txt
+.venv/.done: locks/dev.txt shared/pyproject.toml services/dra-frontend/pyproject.toml services/nri-backend/pyproject.toml
 	PYTHON="$(PYTHON)" hack/venv.sh .venv "locks/dev.txt" "shared services/dra-frontend services/nri-backend"
 
-.venv-frontend/.done: locks/dra-frontend.txt locks/test.txt
+.venv-frontend/.done: locks/dra-frontend.txt locks/test.txt shared/pyproject.toml services/dra-frontend/pyproject.toml
 	PYTHON="$(PYTHON)" hack/venv.sh .venv-frontend "locks/dra-frontend.txt locks/test.txt" "shared services/dra-frontend"
 
-.venv-backend/.done: locks/nri-backend.txt locks/test.txt
+.venv-backend/.done: locks/nri-backend.txt locks/test.txt shared/pyproject.toml services/nri-backend/pyproject.toml
 	PYTHON="$(PYTHON)" hack/venv.sh .venv-backend "locks/nri-backend.txt locks/test.txt" "shared services/nri-backend"
 
 .venv-docs/.done: locks/docs.txt

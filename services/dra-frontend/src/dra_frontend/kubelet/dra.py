@@ -7,15 +7,15 @@ v1beta1 is v1 without ``share_id``, so one set of messages serves both.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 from numa_contract.errors import cut_answer
 
 from dra_frontend._pb import dra_v1_pb2 as pb
-from dra_frontend.kubelet.calls import unary
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +127,27 @@ class DraService:
             methods = {name: unary(f"{self._driver}: {name}", work) for name, work in works.items()}
             services.append(grpc.method_handlers_generic_handler(f"{_PACKAGE}.{service}", methods))
         return services
+
+
+def unary(name: str, work: Callable[[bytes, Any], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
+    """Returns the handler of a method that parses its request and serializes its response itself.
+
+    A request that cannot be parsed is answered with INVALID_ARGUMENT, any other exception of ``work`` with INTERNAL and
+    a plain text. The answer of gRPC itself would be UNKNOWN, with the text of a Python exception.
+    """
+
+    async def serve(data: bytes, context: Any) -> bytes:
+        try:
+            return await work(data, context)
+        except DecodeError:
+            code, text = grpc.StatusCode.INVALID_ARGUMENT, f"{name}: the request is not a message of this method"
+        except Exception:  # noqa: BLE001 - it becomes the answer
+            _log.exception("call failed", extra={"call": name})
+            code, text = grpc.StatusCode.INTERNAL, f"{name}: internal error; see the log of dra-frontend"
+        await context.abort(code, text)
+        raise AssertionError  # abort() raises
+
+    return grpc.unary_unary_rpc_method_handler(serve)
 
 
 def read_claims(data: bytes) -> tuple[ClaimName, ...]:

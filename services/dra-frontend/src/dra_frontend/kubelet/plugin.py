@@ -20,8 +20,7 @@ from numa_node.addresses import check_socket_path
 from numa_node.log import Complaints
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
-from dra_frontend.kubelet.calls import unary
-from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
+from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService, unary
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
 from dra_frontend.node.sockets import PlacedSocket, hidden_name
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from dra_frontend.allocation.claim import Refused, read_claim
-from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
+from dra_frontend.allocation.claim import Refused, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
@@ -63,8 +63,8 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
         document = builders.claim(uid, asked, config=[] if wish is None else [builders.opaque(wish)])
         began = time.thread_time()
         with suppress(Refused):
-            judged = judge(read_claim(document), CPU_DRIVER, inventory, _CONFIG)
-            files[CPU_DRIVER, uid] = ClaimFile.of(decide(judged, inventory, Ledger(files)))
+            parsed = parse_driver_claim(parse_claim(document), CPU_DRIVER, inventory, _CONFIG)
+            files[CPU_DRIVER, uid] = ClaimFile.of(allocate_claim(parsed, inventory, Ledger(files)))
         seconds.append(time.thread_time() - began)
         live.append(uid)
     return seconds

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.claim import parse_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.slices import slice_documents
@@ -122,7 +122,7 @@ async def test_the_example_works(path: Path) -> None:
         allocated = await asyncio.to_thread(scheduled, server.url, found, published)
     assert allocated
     for document in allocated:
-        view = read_claim(document)
+        view = parse_claim(document)
         for driver in [driver for driver, results in view.results.items() if results]:
             decided(view, driver, inventory=published)
 
@@ -221,7 +221,7 @@ def test_slurm_bridge_gets_the_cpus_that_slurm_has_chosen() -> None:
     ids = {one["attributes"]["dra.cpu/cpuID"]["int"]: one["name"] for one in document["spec"]["devices"]}
     chosen = [3, 5, 19, 21]
     assert len(chosen) == int(wanted["deviceclass.resource.kubernetes.io/dra.cpu"])
-    view = read_claim(claim("u", *(result("cpu", "dra.cpu", ids[cpu]) for cpu in chosen)))
+    view = parse_claim(claim("u", *(result("cpu", "dra.cpu", ids[cpu]) for cpu in chosen)))
     assert decided(view, "dra.cpu", inventory=published).cpus_of() == set(chosen)
 
 

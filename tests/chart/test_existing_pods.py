@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.claim import parse_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
@@ -96,7 +96,7 @@ def test_a_name_without_a_domain_is_refused(name: str) -> None:
 async def test_single_cpus_are_a_resource() -> None:
     """Four units are four CPUs of the pod's; its containers share the claim, each with its own."""
     published = inventory(cpu_device_mode="individual")
-    view = read_claim(await scheduled(asking(one=4, two=2), published))
+    view = parse_claim(await scheduled(asking(one=4, two=2), published))
     record = decided(view, "dra.cpu", inventory=published)
     assert record.sharing == "pod"
     assert {request: format_cpu_list(record.cpus_of([request])) for request in record.requests} == {

@@ -13,7 +13,7 @@ from typing import Any
 import cel
 import pytest
 import yaml
-from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.claim import parse_claim
 from dra_frontend.devices.quantity import parse_quantity
 
 from tests.chart.helm import CHART, Document, HelmError, render, run
@@ -211,5 +211,5 @@ async def test_the_example_is_scheduled_and_prepared() -> None:
         return schedule(server, "default", "c", pods=[{"name": "unchanged", "uid": "u"}])
 
     async with ApiServer() as server:
-        view = read_claim(await asyncio.to_thread(allocated, server.url))
+        view = parse_claim(await asyncio.to_thread(allocated, server.url))
     assert len(decided(view, "dra.cpu", inventory=published).cpus_of()) == 4

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dra_frontend.allocation.alignment import NO_OTHERS, joins, needed_devices, read_attributes
-from dra_frontend.allocation.claim import Refused, count_of, read_claim
-from dra_frontend.allocation.decide import judge
+from dra_frontend.allocation.allocate import parse_driver_claim
+from dra_frontend.allocation.claim import Refused, count_of, parse_claim
 from dra_frontend.api_server import answers
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
@@ -112,16 +112,18 @@ def _quantity(data: bytes) -> None:
 
 def _judged(document: Any) -> list[str]:
     """Judges a claim as Prepare does; returns why it is refused."""
-    view = read_claim(document)
+    view = parse_claim(document)
     view.is_for(claims.NODE, "u")
-    judged = [judge(view, driver, _INVENTORY, Config()) for driver, results in view.results.items() if results]
+    parsed = [
+        parse_driver_claim(view, driver, _INVENTORY, Config()) for driver, results in view.results.items() if results
+    ]
     for driver, result in ((driver, result) for driver, results in view.results.items() for result in results):
         count_of(driver, result)
     view.check_usable(view.claim.uid)
     needed_devices(view, _INVENTORY)
     with suppress(Refused):
         joins(view, _INVENTORY, NO_OTHERS)
-    return [str(one.refusal) for one in judged]
+    return [str(one.refusal) for one in parsed]
 
 
 def _claim(data: bytes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.claim import Refused, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocate_memory
 from dra_frontend.api_server.client import KubeClient, connect
@@ -83,7 +83,7 @@ class Rig:
 
     def prepare(self) -> tuple[MemoryAllocation, ...]:
         """What Prepare gives the claim."""
-        view = read_claim(self.claim())
+        view = parse_claim(self.claim())
         return allocate_memory(view.claim.uid, view.results[MEMORY_DRIVER], self.watch.inventory, self.ledger)
 
 
@@ -119,7 +119,7 @@ async def test_pages_are_given_back_with_the_claim(rig: Rig) -> None:
     rig.asked(2)
     await rig.until(lambda: rig.pages == 2)
     await rig.watch.read()
-    view = read_claim(rig.claim())
+    view = parse_claim(rig.claim())
     results = view.results[MEMORY_DRIVER]
     record = AllocationRecord(driver=MEMORY_DRIVER, claim=view.claim, results=results, memory=rig.prepare())
     rig.ledger = Ledger({(MEMORY_DRIVER, view.claim.uid): ClaimFile.of(record)})

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
-from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.config import Config
@@ -22,7 +22,7 @@ INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NOD
 
 def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:
     """A claim as values."""
-    return read_claim(claim(uid, *results, **more))
+    return parse_claim(claim(uid, *results, **more))
 
 
 def decided(
@@ -33,7 +33,9 @@ def decided(
     config: Config | None = None,
 ) -> AllocationRecord:
     """The claim's record; raises Refused."""
-    return decide(judge(found, driver, inventory, config or Config()), inventory, ledger or Ledger({}))
+    return allocate_claim(
+        parse_driver_claim(found, driver, inventory, config or Config()), inventory, ledger or Ledger({})
+    )
 
 
 def refused(

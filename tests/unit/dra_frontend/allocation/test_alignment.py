@@ -7,8 +7,8 @@ from typing import Any, Final, get_args
 
 import pytest
 from dra_frontend.allocation.alignment import OtherDevices, needed_devices, read_attributes
-from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
-from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
@@ -54,7 +54,7 @@ def joined(results: list[dict[str, Any]], *constraints: dict[str, Any], uid: str
     """An allocated claim with constraints."""
     document = claim(uid, *results, config=config)
     document["spec"] = {"devices": {"constraints": list(constraints)}}
-    return read_claim(document)
+    return parse_claim(document)
 
 
 def match(*requests: str, attribute: str = NUMA) -> dict[str, Any]:
@@ -89,7 +89,9 @@ def prepared(
 ) -> AllocationRecord:
     """The record of the claim's CPUs. Raises Refused."""
     known = others(view, inventory, *slices)
-    return decide(judge(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({}))
+    return allocate_claim(
+        parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
+    )
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
@@ -346,7 +348,7 @@ def test_a_malformed_spec_is_refused(spec: Any) -> None:
     document = claim("u", cpus(1))
     document["spec"] = spec
     with pytest.raises(Refused):
-        read_claim(document)
+        parse_claim(document)
 
 
 def test_constraints_of_other_kinds_are_left_to_the_scheduler() -> None:
@@ -355,7 +357,7 @@ def test_constraints_of_other_kinds_are_left_to_the_scheduler() -> None:
 
 
 def test_results_of_other_drivers_are_not_read_without_constraints() -> None:
-    assert read_claim(claim("u", cpus(1), {"driver": GPU})).others == ()
+    assert parse_claim(claim("u", cpus(1), {"driver": GPU})).others == ()
 
 
 MACHINES: Final = {
@@ -501,7 +503,7 @@ def test_whatever_is_joined_agrees_or_prepare_refuses(mode: str, data: st.DataOb
     scheduled = scheduled_on(inventory, foreign, claim)
     held = data.draw(st.frozensets(st.sampled_from(sorted(machine.online)), max_size=4))
     ledger = Ledger(files_of(*([cpu_record("other", "r=" + ",".join(map(str, sorted(held))))] if held else [])))
-    view = read_claim(scheduled)
+    view = parse_claim(scheduled)
     try:
         record = prepared(view, inventory, foreign, ledger=ledger)
     except Refused as error:

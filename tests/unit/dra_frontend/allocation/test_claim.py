@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, read_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, parse_claim
 from numa_contract.records import AllocationResult
 
 from tests.rigs.builders import NODE, claim, cpus, memory, result
@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
 
 def read(document: object, uid: str = UID) -> ClaimView:
     """The claim, which some pod may use; raises Refused."""
-    view = read_claim(document)
+    view = parse_claim(document)
     view.check_usable(uid)
     return view
 
@@ -168,11 +168,11 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
     assert "default/pod-a-cpu-x7k2p: reserved for no pod" in refusal(claim)
-    assert read_claim(claim).is_for(NODE, UID)
+    assert parse_claim(claim).is_for(NODE, UID)
     for absent in ({}, {"allocation": None}, None):
         claim["status"] = absent
         assert "not allocated" in refusal(claim)
-        assert not read_claim(claim).is_for(NODE, UID)
+        assert not parse_claim(claim).is_for(NODE, UID)
 
 
 @pytest.mark.parametrize("path", ["device", "pool", "request"])

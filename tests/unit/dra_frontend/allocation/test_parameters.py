@@ -4,8 +4,8 @@
 from typing import Any
 
 import pytest
+from dra_frontend.allocation.allocate import DriverClaim, parse_driver_claim
 from dra_frontend.allocation.claim import ClaimView
-from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config, MemoryProtection
@@ -26,37 +26,37 @@ BOTH = Config(memory_protection=MemoryProtection(allowed=("low", "min")))
 Entry = dict[str, Any]
 
 
-def of_cpus(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> Judged:
+def of_cpus(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> DriverClaim:
     """A claim with two requests for CPUs."""
     device = inventory.pools[0].devices[0].name
     found = view("u", cpus(2, request, device), cpus(2, "other", device), config=config)
-    return judge(found, "dra.cpu", inventory, BOTH)
+    return parse_driver_claim(found, "dra.cpu", inventory, BOTH)
 
 
-def of_memory(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> Judged:
+def of_memory(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> DriverClaim:
     """A claim with the request ``r``, which has a result of each kind."""
     found = view("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config)
-    return judge(found, "dra.memory", PAGES, BOTH)
+    return parse_driver_claim(found, "dra.memory", PAGES, BOTH)
 
 
 def wish(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> CpuParameters:
     """How the request wants its CPUs."""
-    judged = of_cpus(*config, request=request, inventory=inventory)
-    assert judged.refusal is None
-    return judged.blank.parameters[request.partition("/")[0]]
+    parsed = of_cpus(*config, request=request, inventory=inventory)
+    assert parsed.refusal is None
+    return parsed.blank.parameters[request.partition("/")[0]]
 
 
 def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> MemoryParameters:
     """How the request wants its memory."""
-    judged = of_memory(*config, kinds=kinds, size=size)
-    assert judged.refusal is None
-    return judged.blank.memory_parameters["r"]
+    parsed = of_memory(*config, kinds=kinds, size=size)
+    assert parsed.refusal is None
+    return parsed.blank.memory_parameters["r"]
 
 
-def fault(judged: Judged) -> str:
+def fault(parsed: DriverClaim) -> str:
     """Why the claim is refused."""
-    assert judged.refusal is not None
-    text = str(judged.refusal)
+    assert parsed.refusal is not None
+    text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
     return text.partition(": ")[2]
 

@@ -3,7 +3,7 @@
 
 import json
 
-from dra_frontend.allocation.shared import shared_cpus
+from dra_frontend.allocation.cpus import shared_cpus
 from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.machine.model import Machine
 from hypothesis import given

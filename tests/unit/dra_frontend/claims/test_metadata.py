@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.claim import ClaimView, parse_claim
 from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.config import Config
@@ -43,7 +43,7 @@ def described(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | 
 
 def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
     """The documents by request."""
-    record = described(read_claim(document(*results)), driver, inventory)
+    record = described(parse_claim(document(*results)), driver, inventory)
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
@@ -82,7 +82,7 @@ def test_each_request_has_a_file_of_its_own() -> None:
 
 def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
     """The pod's author does not know the generated name: annotation and path tell the one that is in the manifest."""
-    file = described(read_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
+    file = described(parse_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
     assert file.mount_path == f"{root}/resourceclaimtemplates/pinned/cpus/dra.cpu-metadata.json"
     assert file.host_path == f"{PLUGINS}/dra.cpu/dra-device-metadata/ns_claim-u/cpus/metadata.json"
@@ -91,7 +91,7 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
 
 def test_what_was_told_stays_told() -> None:
     """Prepared again after attributes have changed, the record and so the CDI file stay the same."""
-    found = read_claim(document(cpus(2)))
+    found = parse_claim(document(cpus(2)))
     first = described(found)
     assert FILES.describe(first, found, offered(group_by="socket")) == first
     moved = MetadataFiles("/kubelet/plugins").describe(first, found, offered())

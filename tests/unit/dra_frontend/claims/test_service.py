@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.decide import Judged
+from dra_frontend.allocation.allocate import DriverClaim
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.dra import Answer, ClaimName
@@ -227,7 +227,7 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
         await eventually(judged.done)
         other.release()
     outcome = judged.result()
-    assert isinstance(outcome, Judged)
+    assert isinstance(outcome, DriverClaim)
     assert "cpuConfig.cpuset: is given twice" in str(outcome.refusal)
 
 

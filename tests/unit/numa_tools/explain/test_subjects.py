@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.claim import parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.machine.model import MemoryKind, MemoryTraits, NumaNode
@@ -331,7 +331,7 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
-    record = decided(read_claim(document), inventory=inventory)
+    record = decided(parse_claim(document), inventory=inventory)
     known = replace(knowing([record]), inventory=inventory)
     found, _ = told(known, "claim-u0")
     why = found["has"][0]["why"]
@@ -347,7 +347,7 @@ def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:
     inventory = build_inventory(machine, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=2))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "dra.cpu/nearestNumaNode"}]}}
-    record = decided(read_claim(document), inventory=inventory)
+    record = decided(parse_claim(document), inventory=inventory)
     found, _ = told(replace(knowing([record]), inventory=inventory), "claim-u0")
     why = found["has"][0]["why"]
     assert why["joined"] == {"dra.cpu/nearestNumaNode": [1]}

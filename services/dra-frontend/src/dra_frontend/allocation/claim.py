@@ -177,10 +177,10 @@ def claim_of(document: object, uid: str) -> ClaimView | None:
     """
     if document is None or uid_of(document) not in ("", uid):
         return None
-    return read_claim(document)
+    return parse_claim(document)
 
 
-def read_claim(document: object) -> ClaimView:
+def parse_claim(document: object) -> ClaimView:
     """Reads a claim in any state. Raises Refused for what has not the form that the API promises."""
     who = "claim without a name"
     try:

@@ -14,13 +14,14 @@ from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER
-from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute
+from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, SharedCpus
 
 from dra_frontend.allocation.alignment import Join, Value, Way, no_way, ways
 from dra_frontend.allocation.claim import Refused, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
+from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
 # Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more,
@@ -285,3 +286,29 @@ def seen_cpus(
             chosen[place] |= more
             left -= more
     return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])
+
+
+def shared_cpus(
+    allocations: Sequence[CpuAllocation], parameters: Mapping[str, CpuParameters], machine: Machine
+) -> dict[str, SharedCpus]:
+    """Returns the CPUs of the shared pool that each request (base name) may use beside its own, if it wants some.
+
+    The backend applies those of them that are in the pool.
+    """
+    if all(wanted.shared == "none" for wanted in parameters.values()):
+        return {}
+    claimed = frozenset[int]().union(*(one.cpus for one in allocations))
+    others = (machine.possible | machine.online | machine.offline) - claimed
+    shared: dict[str, SharedCpus] = {}
+    for request, wanted in parameters.items():
+        if wanted.shared != "none":
+            own = frozenset[int]().union(*(one.cpus for one in allocations if one.request == request))
+            near = _numa_cpus(own, machine) - claimed if wanted.shared == "numa" else others
+            shared[request] = SharedCpus(cpus=others, near=near or others)
+    return shared
+
+
+def _numa_cpus(cpus: frozenset[int], machine: Machine) -> frozenset[int]:
+    known = {**machine.known, **machine.cpus}
+    nodes = {known[cpu].numa_node for cpu in cpus if cpu in known}
+    return frozenset(cpu.id for cpu in known.values() if cpu.numa_node in nodes)

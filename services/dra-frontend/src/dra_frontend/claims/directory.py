@@ -22,7 +22,7 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from numa_node.files import read_regular, replace_file
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.decide import Judged, decide
+from dra_frontend.allocation.allocate import DriverClaim, allocate_claim
 from dra_frontend.allocation.ledger import Ledger, is_tombstone
 from dra_frontend.claims.journal import Name
 from dra_frontend.claims.metadata import MetadataFiles
@@ -188,9 +188,9 @@ class Transaction:
         if keys:
             self.containers = tuple(_without(report, keys) for report in self.containers)
 
-    def prepare(self, judged: Judged, inventory: Inventory, *, rebuilding: bool = False) -> AllocationRecord:
+    def prepare(self, judged: DriverClaim, inventory: Inventory, *, rebuilding: bool = False) -> AllocationRecord:
         """Decides what a claim gets and writes it. Raises Refused or OSError."""
-        record = decide(judged, inventory, self.ledger, rebuilding=rebuilding)
+        record = allocate_claim(judged, inventory, self.ledger, rebuilding=rebuilding)
         if self._metadata.enabled:
             record = self._metadata.describe(record, judged.view, inventory)
         return self.write(record)

@@ -22,7 +22,7 @@ from numa_contract.records import AllocationResult
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import ClaimView, Refused, count_of, read_claim, uid_of
+from dra_frontend.allocation.claim import ClaimView, Refused, count_of, parse_claim, uid_of
 from dra_frontend.allocation.device_status import Condition, Entry, Key, read_entries, written
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.errors import KubeError
@@ -167,7 +167,7 @@ class HugepagesOnDemand:
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
         for uid, document in list((self._claims or {}).items()):
             with self._complaints.about(uid, "claim for hugepages on demand cannot be read"):
-                view = read_claim(document)
+                view = parse_claim(document)
                 sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
                 here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)
                 if here and uid not in known:

@@ -20,8 +20,8 @@ from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.log import Complaints
 from numa_node.ticks import next_tick
 
+from dra_frontend.allocation.allocate import with_pods
 from dra_frontend.allocation.claim import ClaimView, Refused, claim_of
-from dra_frontend.allocation.decide import with_pods
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction

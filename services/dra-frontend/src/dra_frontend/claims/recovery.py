@@ -22,8 +22,8 @@ from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
 
-from dra_frontend.allocation.claim import Refused, claim_of, name_of, read_claim, uid_of
-from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.allocate import DriverClaim, parse_driver_claim
+from dra_frontend.allocation.claim import Refused, claim_of, name_of, parse_claim, uid_of
 from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -181,7 +181,7 @@ class Recovery:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
         counted = await self._counted(driver)
-        judged = judge(view, driver, self._machine.inventory, self._config, counted=counted)
+        judged = parse_driver_claim(view, driver, self._machine.inventory, self._config, counted=counted)
         if await self._store.transact(partial(_prepare_lost, judged=judged, machine=self._machine)):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
@@ -209,7 +209,7 @@ class Recovery:
         unusable: dict[str, Name] = {}
         async for document in self._source.list_claims():
             try:
-                view = read_claim(document)
+                view = parse_claim(document)
                 if not view.is_for(self._node, view.claim.uid):
                     continue
                 view.check_usable(view.claim.uid)
@@ -232,7 +232,7 @@ class Recovery:
             self._complaints.well("overlap")
 
 
-def _prepare_lost(transaction: Transaction, judged: Judged, machine: Machine) -> bool:
+def _prepare_lost(transaction: Transaction, judged: DriverClaim, machine: Machine) -> bool:
     """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
 
     The inventory is read under the lock: CPUs and pages may have gone since the claim was read.

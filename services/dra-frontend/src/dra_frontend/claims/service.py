@@ -16,8 +16,8 @@ from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord, AllocationResult
 
 from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
-from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
-from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.allocate import DriverClaim, parse_driver_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
@@ -71,7 +71,7 @@ class NodeClaims:
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
-        judged = [one for one in read.values() if isinstance(one, Judged)]
+        judged = [one for one in read.values() if isinstance(one, DriverClaim)]
         decided = await self._decide(judged, deadline) if judged else {}
         answers = {uid: one if isinstance(one, Answer) else decided[uid] for uid, one in read.items()}
         for claim in claims:
@@ -79,24 +79,24 @@ class NodeClaims:
                 _log.warning("prepare failed", extra={"driver": driver, "claim": str(claim), "error": error})
         return answers
 
-    async def _judge(self, driver: str, claim: ClaimName) -> Judged | Answer:
+    async def _judge(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
         """Reads a claim and all that its author wrote, before the lock is taken."""
         try:
             document = await self._source.get_claim(claim.namespace, claim.name)
             if document is None:
                 return Answer(error=f"{claim} does not exist any more")
-            view = read_claim(document)
+            view = parse_claim(document)
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
             counted, inventory = await self._counted(driver), self._machine.inventory
             needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
             others = await self._others(needed) if needed else NO_OTHERS
-            return judge(view, driver, inventory, self._config, counted=counted, others=others)
+            return parse_driver_claim(view, driver, inventory, self._config, counted=counted, others=others)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
 
-    async def _decide(self, judged: Sequence[Judged], deadline: float) -> Answers:
+    async def _decide(self, judged: Sequence[DriverClaim], deadline: float) -> Answers:
         """Chooses and writes, at a moment when the backend's reports are complete.
 
         They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
@@ -134,7 +134,7 @@ class NodeClaims:
             else:
                 return decided
 
-    def _choose(self, judged: Sequence[Judged], transaction: Transaction) -> Answers | None:
+    def _choose(self, judged: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
         """Returns the answers, or None if the backend's reports are incomplete or older than the loss of a claim."""
         if not transaction.certain:
             return None

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
-from dra_frontend.allocation.claim import Refused, read_claim
-from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
+from dra_frontend.allocation.claim import Refused, parse_claim
 from numa_contract.names import DRIVERS
 
 from numa_tools.explain.enforced import Problem, problem
@@ -31,14 +31,14 @@ _UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
     """Returns other drivers' devices whose attributes decide which CPUs a claim gets; none if it cannot be read."""
     with suppress(Refused):
-        return needed_devices(read_claim(document), known.inventory)
+        return needed_devices(parse_claim(document), known.inventory)
     return frozenset()
 
 
 def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> str:
     """Returns why a claim that is allocated is not prepared here; nothing for one that is not allocated."""
     try:
-        view = read_claim(document)
+        view = parse_claim(document)
         if not view.allocated:
             return ""
         if not view.is_for(node, view.claim.uid):
@@ -46,8 +46,8 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
             return f"it is allocated to node {names}; ask there"
         view.check_usable(view.claim.uid)
         for driver in (driver for driver, results in view.results.items() if results):
-            judged = judge(view, driver, known.inventory, known.config, others=others)
-            decide(judged, known.inventory, known.ledger)
+            parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
+            allocate_claim(parsed, known.inventory, known.ledger)
     except Refused as refusal:
         return str(refusal)
     if not any(view.results.values()):

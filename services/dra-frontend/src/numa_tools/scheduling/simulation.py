@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_frontend.allocation.alignment import OtherDevices
-from dra_frontend.allocation.claim import Refused, read_claim
-from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
+from dra_frontend.allocation.claim import Refused, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
@@ -97,13 +97,13 @@ class Simulation:
         document = allocated(claim.document, claim.wanted, choices, self.classes)
         document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._made}"}
         document["status"]["reservedFor"] = [{"resource": "pods", "name": NODE, "uid": NODE}]
-        view = read_claim(document)
+        view = parse_claim(document)
         records = []
         known = OtherDevices({one.device.key: one.device.listed for one in choices})
         for driver in DRIVERS:
             if view.results[driver]:
-                judged = judge(view, driver, self.inventory, self.config, others=known)
-                record = decide(judged, self.inventory, Ledger(self.files))
+                parsed = parse_driver_claim(view, driver, self.inventory, self.config, others=known)
+                record = allocate_claim(parsed, self.inventory, Ledger(self.files))
                 self.files[driver, view.claim.uid] = ClaimFile.of(record)
                 records.append(record)
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an allocated claim to the record of what it gets: pure, so that "what if" and the real thing are one code.
+"""The allocation of one driver to a claim, in two phases. Pure, so that simulations and Prepare run the same code.
 
-A claim is judged first, by itself: that is where what its author wrote is read, and costs time. Then it is decided
-on, among all others: that is what happens under the claims lock.
+``parse_driver_claim`` resolves the parameters of the claim without regard to other claims. Their authors decide how
+much time that takes, so it is done before the claims lock is acquired. ``allocate_claim`` chooses CPUs and memory that
+no other claim holds, under the lock, and returns the record.
 """
 
 from dataclasses import dataclass
@@ -14,28 +15,27 @@ from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
 
 from dra_frontend.allocation.alignment import NO_OTHERS, OtherDevices, joins
 from dra_frontend.allocation.claim import ClaimView, Refused
-from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus
+from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus, shared_cpus
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocate_memory, check_protection, held_memory
 from dra_frontend.allocation.resolve import resolve
-from dra_frontend.allocation.shared import shared_cpus
 from dra_frontend.devices.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A claim for one driver, before it is known what others hold."""
+class DriverClaim:
+    """The part of a claim that concerns one driver, with its parameters resolved."""
 
     view: ClaimView
     blank: AllocationRecord
-    """Its record without CPUs and memory; without parameters where it is refused."""
+    """The record without CPUs and memory, and without parameters if the claim is refused."""
     refusal: Refused | None
-    """Why it cannot be prepared anew; a record that it has already stays."""
+    """The reason why the claim cannot be allocated; a record that it has already stays."""
     config: Config
     others: OtherDevices = NO_OTHERS
 
 
-def judge(
+def parse_driver_claim(
     view: ClaimView,
     driver: str,
     inventory: Inventory,
@@ -43,8 +43,8 @@ def judge(
     *,
     counted: bool = False,
     others: OtherDevices = NO_OTHERS,
-) -> Judged:
-    """Reads the part of a claim that concerns one driver. At least one result must allocate something of that driver.
+) -> DriverClaim:
+    """Returns the part of a claim that concerns one driver. At least one result must be of a device of that driver.
 
     ``counted`` is True if the kubelet itself adds a claim that is prepared now to the limits of its pod. ``others``
     contains the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
@@ -62,7 +62,7 @@ def judge(
         refusal = error
     about = {"driver": driver, "claim": view.claim, "reserved_for": view.reserved_for, "results": results}
     blank = AllocationRecord(**about, **fields, counted=counted)
-    return Judged(view, blank, refusal, config, others)
+    return DriverClaim(view, blank, refusal, config, others)
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
@@ -73,46 +73,48 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
     return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 
 
-def decide(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False) -> AllocationRecord:
-    """Returns the claim's record: the one it has while its results still hold, else a new one. Raises Refused.
+def allocate_claim(
+    parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
+) -> AllocationRecord:
+    """Returns the claim's record: the present one while its results are unchanged, else a new one. Raises Refused.
 
-    What is refused is refused whole; nothing is half given. A claim whose containers run keeps what they hold.
-    ``rebuilding``: recovery asks for a claim that was prepared and whose record was lost.
+    A claim is allocated as a whole or not at all. A claim with running containers keeps what they hold.
+    ``rebuilding``: the claim was prepared before and its record was lost.
     """
-    blank, uid = judged.blank, judged.blank.claim.uid
+    blank, uid = parsed.blank, parsed.blank.claim.uid
     file = ledger.file(blank.driver, uid)
     old = file.record if file else None
-    if old is not None and old.results == blank.results and _same_parameters(old, judged):
+    if old is not None and old.results == blank.results and _same_parameters(old, parsed):
         return with_pods(old, blank.reserved_for)
     users = ledger.users(uid)
     if old is None and (users or file):
         # Its record is lost. Its containers keep their CPUs; a request without a container may get others.
         try:
-            return _rebuilt(judged, inventory, ledger)
+            return _rebuilt(parsed, inventory, ledger)
         except Refused:
             if users and ledger.seen_cpus(uid):
                 raise
     elif users:
         raise Refused(
-            f"{judged.view} was allocated anew while container {users[0].name} of pod "
+            f"{parsed.view} was allocated anew while container {users[0].name} of pod "
             f"{users[0].pod_namespace}/{users[0].pod_name} still runs on its old allocation; retried when it ended"
         )
     try:
-        return _allocated(judged, inventory, ledger, rebuilding=rebuilding)
+        return _allocated(parsed, inventory, ledger, rebuilding=rebuilding)
     except Refused as error:
-        raise Refused(f"{judged.view}: {error}") from error
+        raise Refused(f"{parsed.view}: {error}") from error
 
 
-def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuilding: bool) -> AllocationRecord:
-    if judged.refusal is not None:
-        raise judged.refusal
-    blank, uid, config = judged.blank, judged.blank.claim.uid, judged.config
+def _allocated(parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, rebuilding: bool) -> AllocationRecord:
+    if parsed.refusal is not None:
+        raise parsed.refusal
+    blank, uid, config = parsed.blank, parsed.blank.claim.uid, parsed.config
     if blank.driver == CPU_DRIVER:
         if config.allocator == "external" and config.cpu_device_mode == "grouped":
             _check_named(blank)
         if config.max_claim_fraction < 1:
             check_fraction(blank.results, inventory, config.max_claim_fraction)
-        joined = joins(judged.view, inventory, judged.others) if judged.view.matches else ()
+        joined = joins(parsed.view, inventory, parsed.others) if parsed.view.matches else ()
         cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger, joined)
         return blank.model_copy(update=_with_shared(blank, cpus, inventory))
     memory = allocate_memory(uid, blank.results, inventory, ledger, rebuilding=rebuilding)
@@ -135,20 +137,20 @@ def _check_named(blank: AllocationRecord) -> None:
             )
 
 
-def _same_parameters(old: AllocationRecord, judged: Judged) -> bool:
+def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
     """Tells whether the parameters are those of the record; what is not known never takes CPUs from a claim."""
-    if judged.refusal is not None or not (old.parameters or old.memory_parameters):
+    if parsed.refusal is not None or not (old.parameters or old.memory_parameters):
         return True
     names = ("parameters", "memory_parameters", "sharing")
-    return all(getattr(old, name) == getattr(judged.blank, name) for name in names)
+    return all(getattr(old, name) == getattr(parsed.blank, name) for name in names)
 
 
-def _rebuilt(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
+def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
     """Returns the record of a claim whose file was lost while its containers ran, from what these really hold.
 
     Parameters that this release or configuration refuses take nothing from them.
     """
-    blank, given = judged.blank, dict[str, Any](rebuilt=True)
+    blank, given = parsed.blank, dict[str, Any](rebuilt=True)
     try:
         if blank.driver == CPU_DRIVER:
             cpus = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
@@ -157,5 +159,5 @@ def _rebuilt(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocation
             # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
             given["memory"] = held_memory(blank.results, inventory)
     except Refused as error:
-        raise Refused(f"{judged.view} cannot be rebuilt: {error}") from error
+        raise Refused(f"{parsed.view} cannot be rebuilt: {error}") from error
     return blank.model_copy(update=given)

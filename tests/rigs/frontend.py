@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frontend's claims over a directory, without kubelet, API server and sockets: like a new process each time."""
 
+import asyncio
 import resource
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.allocation.alignment import Key, OtherDevices
 from dra_frontend.api_server.errors import KubeError, UnavailableError
-from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
@@ -47,6 +47,8 @@ class Claims:
         """Which claims were read, by name."""
         self.slices: list[dict[str, Any]] = []
         """ResourceSlices of other drivers."""
+        self.claim_observers: list[Callable[[dict[str, Any]], object]] = []
+        """As in KubeClient."""
         for document in documents:
             self.add(document)
 
@@ -76,7 +78,11 @@ class Claims:
         self.read.append(name)
         if self.away is not None:
             raise self.away
-        return self.documents.get(name)
+        document = self.documents.get(name)
+        if document is not None:
+            for observe in self.claim_observers:
+                asyncio.get_running_loop().call_soon(observe, document)
+        return document
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
         """Lists, unless it is away or does not like to."""
@@ -114,7 +120,7 @@ class Frontend:
         self.root, self.path = path, path / "cdi"
         self.api = api or Claims(*documents)
         self.now = 1000.0
-        self.config = config or Config(reserved_cpus=frozenset({0}))
+        self.config = config or Config(reserved_cpus=frozenset({0}), publish_node_allocatable_resource_mapping=True)
         self.inventory = inventory or build_inventory(machine(), self.config, NODE)
         self.backend = BackendView(time.monotonic)
         self.metadata_failures: list[str] = []
@@ -122,20 +128,29 @@ class Frontend:
         self.journal = Journal(path / "claims.journal")
         told = MetadataFiles(str(path / "plugins"), enabled=metadata, failed=self.metadata_failures.append)
         self.store = ClaimStore(self.files, self.journal, FileLock(path / "claims.lock"), self.backend, told)
-        parts = (self.api, self.store, self, self.backend)
         self.counted = False
         """Whether the kubelet adds claims to limits."""
-        self.recovery = Recovery(NODE, *parts, self.config, self._counted, clock=lambda: self.now)
+        parts = (self.api, self.store, self, self.backend, self.config, self, told)
+        self.recovery = Recovery(NODE, *parts, clock=lambda: self.now)
         self.reconciler = Reconciler(NODE, self.api, self.store, self.backend)
-        self.claims = NodeClaims(*parts, self.recovery, self.config, self._counted, self._others, backend_wait=wait)
+        self.claims = NodeClaims(
+            claim_reader=self.api,
+            other_devices=OtherDeviceReader(self.api, NODE, seconds=0.5),
+            kubelet=self,
+            devices=self,
+            store=self.store,
+            metadata=told,
+            backend=self.backend,
+            recovery=self.recovery,
+            config=self.config,
+            backend_wait=wait,
+        )
         if enforced:
             self.enforce(active=active)
 
-    async def _counted(self, _driver: str) -> bool:
+    async def counts_claims(self, _driver: str) -> bool:
+        """Returns whether the kubelet adds claims to limits."""
         return self.counted
-
-    async def _others(self, wanted: frozenset[Key]) -> OtherDevices:
-        return await read_others(self.api, NODE, wanted, seconds=0.5)
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
         """Renews the backend's lease. With ``complete=False`` the reports are of an earlier generation."""

@@ -30,7 +30,7 @@ from numa_node.readiness import Readiness
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
-from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
@@ -56,6 +56,7 @@ from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.preflight import Fault
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.pod_faults import own_faults
+from dra_frontend.publishing.capabilities import NodeCapabilities
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
@@ -101,20 +102,31 @@ class Service:
         )
         self.page_port = config.page_port
         self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
-        parts = self.device_status, self.store, self.watch, self.backend
-        self.recovery = Recovery(node, *parts, config, self._counted)
-        self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
+        client.claim_observers.append(self.device_status.observe)
+        self.publishers = {
+            driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))
+            for driver in DRIVERS
+        }
+        kubelet = NodeCapabilities(self.publishers, self.node_status)
+        self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
+        self.reconciler = Reconciler(node, client, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
         pools = KernelPools(HostTree(settings.host_root))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         self.on_demand = HugepagesOnDemand(client, pools, *books, config) if config.hugepages_on_demand else None
-        self.claims = NodeClaims(*parts, self.recovery, config, self._counted, partial(read_others, client, node))
+        self.claims = NodeClaims(
+            claim_reader=client,
+            other_devices=OtherDeviceReader(client, node),
+            kubelet=kubelet,
+            devices=self.watch,
+            store=self.store,
+            metadata=metadata,
+            backend=self.backend,
+            recovery=self.recovery,
+            config=config,
+        )
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        self.publishers = {
-            driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))
-            for driver in DRIVERS
-        }
         counted = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=counted)
         # The longest name first: its refusal of a long root says how much has to go for all.
@@ -133,11 +145,6 @@ class Service:
         """The backend's conditions of the Node, as it reported them last."""
         self.pod_warnings: tuple[str, ...] = ()
         """Faults of the pod that the preflight found and that the service works without."""
-
-    async def _counted(self, driver: str) -> bool:
-        """Tells whether the kubelet adds claims of a driver to limits. Raises KubeError."""
-        mapped = self.offer.counted and self.publishers[driver].counted
-        return mapped and await self.node_status.counts_claims()
 
     def reported(self) -> None:
         """The backend has renewed its lease."""

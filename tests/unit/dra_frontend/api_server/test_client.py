@@ -89,6 +89,21 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     assert await client.get_node("node-a") == node
 
 
+async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> None:
+    """An observer that fails harms neither the reader nor the other observers, and a missing claim is not published."""
+    server, client = pair
+    claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
+    observed: list[object] = []
+    client.claim_observers += [lambda document: document["no such field"], observed.append]
+    assert await client.get_claim("default", "c") == claim
+    assert not observed
+    await asyncio.sleep(0)
+    assert observed == [claim]
+    assert await client.get_claim("other", "c") is None
+    await asyncio.sleep(0)
+    assert observed == [claim]
+
+
 async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
     """A 404 for the whole API, or from a proxy, is no proof that a claim is gone: that would release its CPUs."""
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):

@@ -10,7 +10,7 @@ from dra_frontend.api_server.answers import MOST_BYTES
 from dra_frontend.api_server.client import connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, UnavailableError
-from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.devices.inventory import build_inventory
 from numa_contract.config import Config
 
@@ -93,7 +93,7 @@ class Failing(Claims):
 async def test_a_passing_error_is_retried() -> None:
     api = Failing(UnavailableError("list resourceslices", "overloaded"))
     api.slices = [slice_of("s", 1)]
-    found = await read_others(api, NODE, frozenset({GPU}))
+    found = await OtherDeviceReader(api, NODE).read(frozenset({GPU}))
     assert found.values(GPU, NUMA) == {(int, 1)}
 
 
@@ -101,7 +101,7 @@ async def test_a_passing_error_is_retried() -> None:
     "errors", [[UnavailableError("list resourceslices", "overloaded")] * 99, [ForbiddenError("list", "overloaded")]]
 )
 async def test_an_error_that_stays_is_the_problem(errors: list[KubeError]) -> None:
-    found = await read_others(Failing(*errors), NODE, frozenset({GPU}), seconds=0.5)
+    found = await OtherDeviceReader(Failing(*errors), NODE, seconds=0.5).read(frozenset({GPU}))
     assert "overloaded" in found.problem
     assert not found.found
 
@@ -109,7 +109,7 @@ async def test_an_error_that_stays_is_the_problem(errors: list[KubeError]) -> No
 async def test_too_many_slices_are_a_problem() -> None:
     api = Claims()
     api.slices = [slice_of(f"s{number}", 1, node="", pool=f"p{number}") for number in range(2001)]
-    found = await read_others(api, NODE, frozenset({GPU}), seconds=5)
+    found = await OtherDeviceReader(api, NODE, seconds=5).read(frozenset({GPU}))
     assert "gpu.example.com has more than 2000 of no single node" in found.problem
 
 
@@ -121,12 +121,12 @@ async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_pa
             server.store.create(SLICES, "", one)
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             for _ in range(2):
-                found = await read_others(client, NODE, frozenset({GPU}))
+                found = await OtherDeviceReader(client, NODE).read(frozenset({GPU}))
                 assert dict(found.found) == {GPU: {NUMA: {(int, 1)}}}
             far = (GPU[0], "fabric", GPU[2])
-            found = await read_others(client, NODE, frozenset({GPU, far}))
+            found = await OtherDeviceReader(client, NODE).read(frozenset({GPU, far}))
             assert found.values(far, NUMA) == {(int, 0)}
-            assert not (await read_others(client, NODE, frozenset({("a,spec.nodeName=b", "p", "d")}))).found
+            assert not (await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))).found
         # The node's own slices three times, and once those of no single node.
         assert [one.verb for one in server.served] == ["list"] * 4
 
@@ -138,5 +138,5 @@ async def test_a_slice_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
         for one in [long, slice_of("b", 1)]:
             server.store.create(SLICES, "", one)
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
-            found = await read_others(client, NODE, frozenset({GPU}))
+            found = await OtherDeviceReader(client, NODE).read(frozenset({GPU}))
     assert found.values(GPU, NUMA) == {(int, 1)}

@@ -84,8 +84,8 @@ class Node:
         """As a new process: it knows nothing of what was written."""
         rig = self.frontend
         self.status = DeviceStatus(self.api, rig.store, rig, rig.backend, self.counted.append, lambda: self.now)
-        rig.claims._source = self.status
-        self.sweep = Reconciler(NODE, self.status, rig.store, rig.backend)
+        self.api.claim_observers = [self.status.observe]
+        self.sweep = Reconciler(NODE, self.api, rig.store, rig.backend)
         return self.status
 
     def runs(self, *uids: str, **more: Any) -> None:
@@ -106,6 +106,7 @@ class Node:
         """Time passes, a second at a time."""
         for _ in range(int(seconds)):
             self.now += 1
+            await asyncio.sleep(0)
             await self.status.write_some()
 
 

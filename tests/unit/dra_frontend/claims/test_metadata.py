@@ -94,7 +94,7 @@ def test_what_was_told_stays_told() -> None:
     found = parse_claim(document(cpus(2)))
     first = described(found)
     assert FILES.describe(first, found, offered(group_by="socket")) == first
-    moved = MetadataFiles("/kubelet/plugins").describe(first, found, offered())
+    moved = MetadataFiles("/kubelet/plugins", enabled=True).describe(first, found, offered())
     assert moved.metadata["cpus"].host_path.startswith("/kubelet/plugins/dra.cpu/")
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
             yield {}
 
     again = await restarted(node)
-    again.recovery._source = Slow(*node.api.documents.values())
+    again.recovery._claim_reader = Slow(*node.api.documents.values())
     again.report(unknownClaims=[use("x", frozenset({2}))])
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.recovery.run())
@@ -428,9 +429,9 @@ async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(t
     api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
     again = Frontend(tmp_path, api=api)
     await again.store.start()
-    await again.store.transact(
-        lambda t: t.present.update({("dra.memory", uid): ("ns", f"claim-{uid}") for uid in "ab"})
-    )
+    for uid in "ab":
+        expect = methodcaller("expect", ("dra.memory", uid), ("ns", f"claim-{uid}"))
+        await again.store.transact(expect)
     await again.recovery.round()
     assert len([uid for uid in "ab" if again.store.ledger.record("dra.memory", uid)]) == 1
     assert "0 of 536870912 unclaimed" in str(await again.prepare("c", "dra.memory"))
@@ -493,7 +494,7 @@ async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebui
             listed.set()
             await released.wait()
 
-    again.recovery._source = Slow(*node.api.documents.values())
+    again.recovery._claim_reader = Slow(*node.api.documents.values())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(again.recovery.list_all())
         await listed.wait()
@@ -576,7 +577,9 @@ async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost
     assert rebuilt(again) == {"a", "b"}
 
 
-async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(node: Frontend) -> None:
+async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
+    node: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CPUs that went offline while the claim was read are not allocated to it."""
     held = node.cpus("u")
     node.file("u").unlink()
@@ -588,7 +591,7 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(n
         again.inventory = replace(again.inventory, pools=(replace(gone, devices=tuple(fewer)),))
         return False
 
-    again.recovery._counted = counted
+    monkeypatch.setattr(again, "counts_claims", counted)
     await again.recovery.round()
     assert held.isdisjoint(again.cpus("u"))
 
@@ -632,7 +635,7 @@ async def test_a_list_that_does_not_end_does_not_stop_recovery(node: Frontend) -
 
     node.file("u").unlink()
     again = await restarted(node)
-    again.recovery._source, again.recovery.lists_seconds = Endless(*node.api.documents.values()), 0.01
+    again.recovery._claim_reader, again.recovery.lists_seconds = Endless(*node.api.documents.values()), 0.01
     again.report(unknownClaims=[use("x", frozenset({2}))])
     async with asyncio.timeout(10):
         for _ in range(3):

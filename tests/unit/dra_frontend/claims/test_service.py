@@ -185,7 +185,7 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, ap
             asked.set()
             return api.documents[name]
 
-    node.claims._source = Slow()
+    node.claims.claim_reader = Slow()
     assert "not yet reported every container" in str(await node.prepare("u"))
     assert len(node.cpus("u")) == 2
     asked.clear()
@@ -223,10 +223,10 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
     other = FileLock(node.root / "claims.lock")
     await other.acquire()
     async with asyncio.TaskGroup() as tasks:
-        judged = tasks.create_task(node.claims._judge("dra.cpu", node.name("u")))
-        await eventually(judged.done)
+        parsed = tasks.create_task(node.claims._read("dra.cpu", node.name("u")))
+        await eventually(parsed.done)
         other.release()
-    outcome = judged.result()
+    outcome = parsed.result()
     assert isinstance(outcome, DriverClaim)
     assert "cpuConfig.cpuset: is given twice" in str(outcome.refusal)
 
@@ -250,6 +250,15 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
     assert again.cpus("a") == held
     assert (await again.prepare("b")).error is None
     assert not again.cpus("b") & held
+
+
+async def test_no_claim_is_counted_if_devices_are_published_without_the_mapping(tmp_path: Path, api: Claims) -> None:
+    """The kubelet counts by the mapping, whatever else it declares."""
+    node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
+    node.counted = True
+    api.add(claim("u", memory("64Mi")))
+    assert (await node.prepare("u", "dra.memory")).error is None
+    assert not node.record("u", "dra.memory").counted
 
 
 async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend, api: Claims) -> None:

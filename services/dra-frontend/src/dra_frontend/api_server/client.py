@@ -79,24 +79,34 @@ class KubeClient:
         # Events have a budget of their own: they never delay the read of a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
         self._skipped = LimitedLog(_log, 1, 3600.0)
+        self.claim_observers: list[Callable[[Document], object]] = []
+        """Functions that the event loop calls with each claim that :meth:`get_claim` has returned.
+
+        The caller of ``get_claim`` does not wait for them, and an exception that they raise is only logged.
+        """
 
     async def get_claim(self, namespace: str, name: str, *, patience: float = PATIENCE_SECONDS) -> Document | None:
-        """The ResourceClaim, None only when the server says that this very object does not exist.
+        """Returns the ResourceClaim, or None only if the server answers that this very object does not exist.
 
-        While an error may pass it is asked again, for ``patience`` seconds; waits for our own pace do not count.
+        Retries errors that may pass for ``patience`` seconds; the waits for this client's own pace do not count.
+        Publishes the claim to the observers. Raises KubeError.
         """
-        call = Call("get", _RESOURCES, "resourceclaims", name, namespace)
-        clock, waits = asyncio.get_running_loop().time, Backoff(0.25, 4.0)
+        call, loop = Call("get", _RESOURCES, "resourceclaims", name, namespace), asyncio.get_running_loop()
+        waits: Backoff | None = None
         while True:
             await self._pace.turn()
-            began = clock()
+            began = loop.time()
             try:
                 data = await self._connection.ask(call, max(patience, _LAST_SECONDS))
-                return read_object(call, data, "ResourceClaim")
+                document = read_object(call, data, "ResourceClaim")
+                for observe in self.claim_observers:
+                    loop.call_soon(observe, document)
+                return document
             except NotFoundError:
                 return None
             except (UnavailableError, ConflictError) as error:
-                patience -= clock() - began
+                waits = waits or Backoff(0.25, 4.0)
+                patience -= loop.time() - began
                 if patience < 2 * _LAST_SECONDS or not error.retriable:
                     raise
                 wait = min(max(waits.next(), error.retry_after), patience - _LAST_SECONDS)

@@ -4,6 +4,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from numa_node.backoff import Backoff
@@ -24,24 +25,32 @@ class SliceSource(Protocol):
         """Yields the slices of a driver on a node, or those of no single node (""). Raises KubeError."""
 
 
-async def read_others(source: SliceSource, node: str, wanted: frozenset[Key], seconds: float = SECONDS) -> OtherDevices:
-    """Returns the attributes of devices. Those that cannot be read are missing, and the problem contains the reason."""
-    found: dict[Key, Mapping[str, Values]] = {}
-    problem, waits = "", Backoff(0.25, 2.0)
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    await _read_all(source, node, wanted, found)
-                    return OtherDevices(found)
-                except UnavailableError as error:
-                    problem = str(error)
-                    await asyncio.sleep(max(waits.next(), error.retry_after))
-    except KubeError as error:
-        problem = str(error)
-    except TimeoutError:
-        problem = problem or "the API server did not answer in time"
-    return OtherDevices(found, problem)
+@dataclass(frozen=True, slots=True)
+class OtherDeviceReader:
+    """Reads the attributes of other drivers' devices that a claim on this node joins with CPUs."""
+
+    source: SliceSource
+    node: str
+    seconds: float = SECONDS
+
+    async def read(self, wanted: frozenset[Key]) -> OtherDevices:
+        """Returns the attributes. Devices that cannot be read are missing, and ``problem`` contains the reason."""
+        found: dict[Key, Mapping[str, Values]] = {}
+        problem, waits = "", Backoff(0.25, 2.0)
+        try:
+            async with asyncio.timeout(self.seconds):
+                while True:
+                    try:
+                        await _read_all(self.source, self.node, wanted, found)
+                        return OtherDevices(found)
+                    except UnavailableError as error:
+                        problem = str(error)
+                        await asyncio.sleep(max(waits.next(), error.retry_after))
+        except KubeError as error:
+            problem = str(error)
+        except TimeoutError:
+            problem = problem or "the API server did not answer in time"
+        return OtherDevices(found, problem)
 
 
 async def _read_all(

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps ``status.devices`` of this node's claims as they should be, for people and controllers to read (KEP-4817).
 
-Nothing waits for it and nothing depends on it: a claim is prepared whether or not this can be written. What the server
-has is known from the claims that are read anyway, so that a restart writes nothing that is there already. Entries go
-with the allocation: the server drops them.
+Nothing waits for it and nothing depends on it: a claim is prepared whether or not this can be written. It observes the
+claims that the API server's client reads for others, and so knows which entries the server has: a restart writes no
+entry again. The server drops the entries when the claim is deallocated.
 """
 
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -34,8 +34,8 @@ from dra_frontend.allocation.device_status import (
 from dra_frontend.api_server.errors import ConflictError, ForbiddenError, KubeError, UnreachableError
 from dra_frontend.api_server.namespaces import NamespaceFailures
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.recovery import Machine
 from dra_frontend.claims.store import ClaimStore
+from dra_frontend.devices.inventory import Inventory
 
 _log = logging.getLogger(__name__)
 
@@ -59,14 +59,8 @@ _MOST_DENIED: Final = 3
 _NOT_WRITTEN: Final = "status of claims not written; they work without it"
 
 
-class ClaimApi(Protocol):
-    """Where claims are read and their devices written."""
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
-
-    def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
+class StatusWriter(Protocol):
+    """Writes the devices of a claim's status."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]
@@ -74,13 +68,21 @@ class ClaimApi(Protocol):
         """Makes these the entries of our drivers; returns the claim. Raises KubeError."""
 
 
+class NodeDevices(Protocol):
+    """The devices of this node."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """The devices as of the last read of the machine; another object whenever something has changed."""
+
+
 @dataclass(slots=True, eq=False)
 class DeviceStatus:
-    """Writes what the server does not have, a few claims a second. Others read claims through it."""
+    """Compares the status of claims with records and reports, and writes the differences, a few claims a second."""
 
-    _api: ClaimApi
+    _writer: StatusWriter
     _store: ClaimStore
-    _machine: Machine
+    _devices: NodeDevices
     _backend: BackendView
     _count: Callable[[str], None] = lambda _: None
     """Counts writes by result: ``written``, ``failed`` or ``denied``."""
@@ -108,18 +110,12 @@ class DeviceStatus:
         self._failures = NamespaceFailures(partial(_doubled, *_FAILED), self.clock)
         self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
 
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Reads a claim for somebody else, and notes what it says of our devices."""
-        document = await self._api.get_claim(namespace, name)
+    def observe(self, document: Mapping[str, Any]) -> None:
+        """Stores the entries of a claim that was read from the API server."""
         uid = uid_of(document)
         if uid in self._wanted:
             self._present[uid] = read_entries(document)
             self._compare(uid)
-        return document
-
-    def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Lists claims for somebody else."""
-        return self._api.list_claims(namespace)
 
     async def write_some(self) -> None:
         """Writes what is due, if the backend of this pod was the last to enforce here. Raises nothing."""
@@ -151,11 +147,11 @@ class DeviceStatus:
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
         reason = self._backend.status.exclusivity_reason if self._backend.status else ""
-        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent, reason)
+        made_from = (self._store.news.generation, self._backend.containers, self._devices.inventory, silent, reason)
         if self._from is not None and all(map(_is_same, made_from, self._from)):
             return
         ledger = self._store.ledger
-        machine = self._machine.inventory.machine
+        machine = self._devices.inventory.machine
         before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, node_reason=reason)
         self._claims = {record.claim.uid: record.claim for record in ledger.records}
         namespaces = {claim.namespace for claim in self._claims.values()}
@@ -190,7 +186,7 @@ class DeviceStatus:
         claim, present = self._claims[uid], self._present[uid]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         documents = written(settled(self._wanted[uid], present), present, now)
-        answer = await self._api.apply_claim_devices(claim.namespace, claim.name, uid, documents)
+        answer = await self._writer.apply_claim_devices(claim.namespace, claim.name, uid, documents)
         self._not_before[uid] = self.clock() + PAUSE_SECONDS
         self._present[uid] = read_entries(answer)
         self._due.pop(uid, None)

@@ -22,11 +22,9 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from numa_node.files import read_regular, replace_file
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.allocate import DriverClaim, allocate_claim
 from dra_frontend.allocation.ledger import Ledger, is_tombstone
 from dra_frontend.claims.journal import Name
 from dra_frontend.claims.metadata import MetadataFiles
-from dra_frontend.devices.inventory import Inventory
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +147,10 @@ class Change:
 
 @dataclass(slots=True)
 class Transaction:
-    """The claims under the lock. What a method has done holds, whatever fails later; with an OSError it did nothing."""
+    """The claims under the lock: the ledger to allocate by, and the ways to change it.
+
+    A change that a method has made holds, whatever fails later. A method that raises OSError has changed nothing.
+    """
 
     _files: ClaimFiles
     _metadata: MetadataFiles
@@ -157,7 +158,7 @@ class Transaction:
     containers: tuple[ContainerReport, ...]
     certain: bool
     """Whether the reports are complete, so that silence about a container means that there is none."""
-    answered: dict[ClaimKey, Mapping[str, int]]
+    answered: Mapping[ClaimKey, Mapping[str, int]]
     """As in the ledger. An entry ends when the claim gets a record or is released."""
     unlisted: bool = False
     """As in the ledger."""
@@ -181,19 +182,24 @@ class Transaction:
         """Who holds what at this moment of the transaction."""
         files = self.files
         absent = frozenset(self.present.keys() - files.keys())
-        return Ledger(files, self.releasing, self.containers, absent, dict(self.answered), self.unlisted)
+        return Ledger(files, self.releasing, self.containers, absent, self.answered, self.unlisted)
+
+    def set_answers(self, answers: Mapping[ClaimKey, Mapping[str, int]]) -> None:
+        """Replaces the API server's answers about lost claims."""
+        self.answered = answers
+
+    def expect(self, key: ClaimKey, name: Name) -> None:
+        """Adds a claim that must have a file, with its namespace and name: it is lost until it has one."""
+        self.present[key] = name
+
+    def set_unlisted(self, unlisted: bool) -> None:
+        """Stores whether the claims must be listed because a former journal was lost."""
+        self.unlisted = unlisted
 
     def ignore_reports(self, keys: Collection[ClaimKey]) -> None:
         """Leaves claims out of the reports of the containers, which are older than the end of these claims."""
         if keys:
             self.containers = tuple(_without(report, keys) for report in self.containers)
-
-    def prepare(self, judged: DriverClaim, inventory: Inventory, *, rebuilding: bool = False) -> AllocationRecord:
-        """Decides what a claim gets and writes it. Raises Refused or OSError."""
-        record = allocate_claim(judged, inventory, self.ledger, rebuilding=rebuilding)
-        if self._metadata.enabled:
-            record = self._metadata.describe(record, judged.view, inventory)
-        return self.write(record)
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
         """Writes a record, before it the metadata files that its CDI devices mount; returns what was written."""
@@ -208,7 +214,7 @@ class Transaction:
             raise
         self.vanished.pop(key, None)
         self.releasing.pop(key, None)
-        self.answered.pop(key, None)
+        self._forget_answer(key)
         self.present[key] = (record.claim.namespace, record.claim.name)
         self.changes.append(Change(kind, *key))
         return record
@@ -224,7 +230,7 @@ class Transaction:
         self._files.remove(driver, uid)
         self.vanished.pop(key, None)
         self.present.pop(key, None)
-        self.answered.pop(key, None)
+        self._forget_answer(key)
         if file is not None:
             self.releasing[key] = file
             if file.record is not None:
@@ -249,6 +255,10 @@ class Transaction:
             self.changes.append(Change("freed", *key))
         if remember:
             self._remember(key)
+
+    def _forget_answer(self, key: ClaimKey) -> None:
+        if key in self.answered:
+            self.answered = {other: answer for other, answer in self.answered.items() if other != key}
 
     def _remember(self, key: ClaimKey) -> None:
         self.releasing[key] = ClaimFile(*key, None, frozenset())

@@ -87,8 +87,10 @@ class MetadataFiles:
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
         """Returns the record with a metadata file for each request, as far as names allow it. Writes nothing.
 
-        What it has in the right place already stays.
+        A file that the record has in the right place already stays. Returns the record as it is if metadata is off.
         """
+        if not self.enabled:
+            return record
         claim, driver = record.claim, record.driver
         files: dict[str, MetadataFile] = {}
         try:

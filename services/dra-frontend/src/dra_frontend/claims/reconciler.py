@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Final
+from typing import Any, Final, Protocol
 
 from numa_contract.names import DRIVERS, ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
@@ -25,7 +25,6 @@ from dra_frontend.allocation.claim import ClaimView, Refused, claim_of
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
-from dra_frontend.claims.recovery import ClaimSource
 from dra_frontend.claims.store import ClaimStore
 
 _log = logging.getLogger(__name__)
@@ -38,12 +37,19 @@ SWEEP_SECONDS: Final = 300.0
 """From the begin of one sweep to that of the next, up to twice as long: a cluster has thousands of nodes."""
 
 
+class ClaimReader(Protocol):
+    """Reads claims from the API server."""
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
+
+
 @dataclass(slots=True, eq=False)
 class Reconciler:
     """Everything that changes records without the kubelet asking, beside recovery."""
 
     _node: str
-    _source: ClaimSource
+    _claim_reader: ClaimReader
     _store: ClaimStore
     _backend: BackendView
     _clock: Callable[[], float] = time.monotonic
@@ -144,7 +150,7 @@ class Reconciler:
         nothing. A claim that is reserved for nobody keeps its record, too.
         """
         claim = records[0].claim
-        view = claim_of(await self._source.get_claim(claim.namespace, claim.name), claim.uid)
+        view = claim_of(await self._claim_reader.get_claim(claim.namespace, claim.name), claim.uid)
         for record in records:
             await self._follow_claim(record, view)
 

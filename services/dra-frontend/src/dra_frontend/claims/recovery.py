@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +22,14 @@ from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
 
-from dra_frontend.allocation.allocate import DriverClaim, parse_driver_claim
+from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import Refused, claim_of, name_of, parse_claim, uid_of
 from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
 from dra_frontend.claims.journal import Name
+from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory, is_device_of
 
@@ -46,22 +47,29 @@ _AT_ONCE: Final = 8
 _NOT_REBUILT: Final = "lost record not rebuilt"
 
 
-class ClaimSource(Protocol):
-    """Where claims are read."""
+class ClaimReader(Protocol):
+    """Reads and lists claims from the API server."""
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
+        """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
 
     def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
         """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
 
 
-class Machine(Protocol):
-    """What this node offers, as of the latest look."""
+class NodeDevices(Protocol):
+    """The devices of this node."""
 
     @property
     def inventory(self) -> Inventory:
-        """A new object whenever something changed."""
+        """The devices as of the last read of the machine; another object whenever something has changed."""
+
+
+class KubeletCapabilities(Protocol):
+    """What this node's kubelet does with claims."""
+
+    async def counts_claims(self, driver: str) -> bool:
+        """Returns True if the kubelet adds claims of a driver to the limits of pods. Raises KubeError."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,13 +77,13 @@ class Recovery:
     """Finds what is lost and rebuilds it, in the background."""
 
     _node: str
-    _source: ClaimSource
+    _claim_reader: ClaimReader
     _store: ClaimStore
-    _machine: Machine
+    _devices: NodeDevices
     _backend: BackendView
     _config: Config
-    _counted: Callable[[str], Awaitable[bool]]
-    """As in NodeClaims."""
+    _kubelet: KubeletCapabilities
+    _metadata: MetadataFiles
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
@@ -152,14 +160,14 @@ class Recovery:
     async def _by_name(self, key: ClaimKey, name: Name, turns: asyncio.Semaphore) -> None:
         with self._complaints.about(key, _NOT_REBUILT):
             async with turns:
-                document = await self._source.get_claim(*name)
+                document = await self._claim_reader.get_claim(*name)
             await self._rebuild(key, document)
 
     async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
         """Finds claims in the namespace of a container that names them."""
         try:
             wanted = {uid for _, uid in keys}
-            listed = self._source.list_claims(namespace)
+            listed = self._claim_reader.list_claims(namespace)
             documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
@@ -180,9 +188,11 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        counted = await self._counted(driver)
-        judged = parse_driver_claim(view, driver, self._machine.inventory, self._config, counted=counted)
-        if await self._store.transact(partial(_prepare_lost, judged=judged, machine=self._machine)):
+        mapped = self._config.publish_node_allocatable_resource_mapping
+        counted = mapped and await self._kubelet.counts_claims(driver)
+        parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
+        restore = partial(_prepare_lost, parsed=parsed, devices=self._devices, metadata=self._metadata)
+        if await self._store.transact(restore):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
     async def _list(self) -> None:
@@ -207,7 +217,7 @@ class Recovery:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
         names: dict[ClaimKey, Name] = {}
         unusable: dict[str, Name] = {}
-        async for document in self._source.list_claims():
+        async for document in self._claim_reader.list_claims():
             try:
                 view = parse_claim(document)
                 if not view.is_for(self._node, view.claim.uid):
@@ -232,7 +242,7 @@ class Recovery:
             self._complaints.well("overlap")
 
 
-def _prepare_lost(transaction: Transaction, judged: DriverClaim, machine: Machine) -> bool:
+def _prepare_lost(transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles) -> bool:
     """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
 
     The inventory is read under the lock: CPUs and pages may have gone since the claim was read.
@@ -240,25 +250,25 @@ def _prepare_lost(transaction: Transaction, judged: DriverClaim, machine: Machin
     If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
     be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
     """
-    blank, uid, inventory = judged.blank, judged.view.claim.uid, machine.inventory
+    blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)
     if not transaction.certain or key not in transaction.ledger.lost():
         return False
     if blank.driver == CPU_DRIVER and transaction.unconfirmed:
         return False
     memory = claimed_memory(blank.results, inventory) if blank.driver == MEMORY_DRIVER else {}
-    transaction.answered[key] = memory
-    judged.view.check_usable(uid)
-    transaction.prepare(judged, inventory, rebuilding=True)
+    transaction.set_answers({**transaction.answered, key: memory})
+    parsed.view.check_usable(uid)
+    record = allocate_claim(parsed, inventory, transaction.ledger, rebuilding=True)
+    transaction.write(metadata.describe(record, parsed.view, inventory))
     return True
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
     """There are no such claims, or not here. What their containers hold stays held as long as they run."""
     lost = transaction.ledger.lost()
-    transaction.answered.update({key: {} for key in keys})
-    for key in transaction.answered.keys() - lost.keys():
-        del transaction.answered[key]
+    answered = {**transaction.answered, **{key: {} for key in keys}}
+    transaction.set_answers({key: answer for key, answer in answered.items() if key in lost})
     for key in keys if transaction.certain else ():
         if key in lost and key not in transaction.unconfirmed and not transaction.ledger.users(key[1]):
             transaction.release(*key)
@@ -275,14 +285,14 @@ def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: M
         file = transaction.files.get(key)
         known = transaction.unlisted or key in transaction.ledger.lost()
         if known and key not in transaction.releasing and (file is None or file.record is None):
-            transaction.present[key] = name
+            transaction.expect(key, name)
     lost = transaction.ledger.lost().items()
     nameless = [key for key, namespace in lost if not namespace and not transaction.present.get(key, ("", ""))[1]]
     for key in nameless:
         if key in transaction.present and key[1] in unusable:
-            transaction.present[key] = unusable[key[1]]
+            transaction.expect(key, unusable[key[1]])
     _give_up(transaction, [key for key in nameless if key not in names and key[1] not in unusable])
-    transaction.unlisted = False
+    transaction.set_unlisted(False)
 
 
 def _part_overlaps(transaction: Transaction) -> None:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and unprepare as the kubelet asks for them: claims are read and judged, decided on, written."""
+"""Prepare and unprepare for the kubelet. The phases of Prepare: read, parse, allocate, store, answer.
+
+``NodeClaims.prepare`` reads each claim from the API server and parses it. One transaction of the store then allocates
+for all of them and stores their records. Each claim gets an answer of its own.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
@@ -15,14 +19,17 @@ from numa_contract.errors import ContractError
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord, AllocationResult
 
-from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
-from dra_frontend.allocation.allocate import DriverClaim, parse_driver_claim
+from dra_frontend.allocation.alignment import NO_OTHERS, needed_devices
+from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
 from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
-from dra_frontend.claims.recovery import ClaimSource, Machine, Recovery
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.store import ClaimStore
+from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
@@ -35,20 +42,41 @@ Answers = Mapping[str, Answer]
 """By claim UID."""
 
 
-@dataclass(slots=True, eq=False)
+class ClaimReader(Protocol):
+    """Reads claims from the API server (``api_server/client``, KubeClient)."""
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
+
+
+class KubeletCapabilities(Protocol):
+    """What this node's kubelet does with claims (``publishing/capabilities``)."""
+
+    async def counts_claims(self, driver: str) -> bool:
+        """Returns True if the kubelet adds claims of a driver to the limits of pods. Raises KubeError."""
+
+
+class NodeDevices(Protocol):
+    """The devices of this node (``node/machine_watch``, MachineWatch)."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """The devices as of the last read of the machine; another object whenever something has changed."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class NodeClaims:
     """The claims service of both drivers. Each claim has its own answer: a fault in one fails no other."""
 
-    _source: ClaimSource
-    _store: ClaimStore
-    _machine: Machine
-    _backend: BackendView
-    _recovery: Recovery
-    _config: Config
-    _counted: Callable[[str], Awaitable[bool]]
-    """Whether the kubelet adds claims of a driver to limits; raises KubeError."""
-    _others: Callable[[frozenset[Key]], Awaitable[OtherDevices]]
-    """Reads the attributes of other drivers' devices."""
+    claim_reader: ClaimReader
+    other_devices: OtherDeviceReader
+    kubelet: KubeletCapabilities
+    devices: NodeDevices
+    store: ClaimStore
+    metadata: MetadataFiles
+    backend: BackendView
+    recovery: Recovery
+    config: Config
     backend_wait: float = BACKEND_WAIT_SECONDS
     report_wait: float = REPORT_SECONDS
 
@@ -59,60 +87,66 @@ class NodeClaims:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self.backend_wait):
-                while self._backend.problem:
-                    await self._backend.news.wait()
-        return self._backend.problem
+                while self.backend.problem:
+                    await self.backend.news.wait()
+        return self.backend.problem
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Gives every claim what its allocation says, or tells why not."""
+        """Prepares claims. Answers each with its devices, or with the reason why it is not prepared."""
         deadline = asyncio.get_running_loop().time() + self.backend_wait
-        if self._backend.problem and (problem := await self.wait_for_enforcement(deadline)):
+        if self.backend.problem and (problem := await self.wait_for_enforcement(deadline)):
             return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
-            reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
+            reading = {claim.uid: tasks.create_task(self._read(driver, claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
-        judged = [one for one in read.values() if isinstance(one, DriverClaim)]
-        decided = await self._decide(judged, deadline) if judged else {}
-        answers = {uid: one if isinstance(one, Answer) else decided[uid] for uid, one in read.items()}
+        parsed = [one for one in read.values() if isinstance(one, DriverClaim)]
+        stored = await self._allocate(parsed, deadline) if parsed else {}
+        answers = {uid: one if isinstance(one, Answer) else stored[uid] for uid, one in read.items()}
         for claim in claims:
             if (error := answers[claim.uid].error) is not None:
                 _log.warning("prepare failed", extra={"driver": driver, "claim": str(claim), "error": error})
         return answers
 
-    async def _judge(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
-        """Reads a claim and all that its author wrote, before the lock is taken."""
+    async def _read(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
+        """Reads a claim and parses all that its author wrote, without the claims lock.
+
+        Returns an answer if the claim is rejected, or needs no allocation.
+        """
         try:
-            document = await self._source.get_claim(claim.namespace, claim.name)
+            document = await self.claim_reader.get_claim(claim.namespace, claim.name)
             if document is None:
                 return Answer(error=f"{claim} does not exist any more")
             view = parse_claim(document)
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            counted, inventory = await self._counted(driver), self._machine.inventory
+            # The kubelet counts only claims of devices that are published with the mapping.
+            mapped = self.config.publish_node_allocatable_resource_mapping
+            counted = mapped and await self.kubelet.counts_claims(driver)
+            inventory = self.devices.inventory
             needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
-            others = await self._others(needed) if needed else NO_OTHERS
-            return parse_driver_claim(view, driver, inventory, self._config, counted=counted, others=others)
+            others = await self.other_devices.read(needed) if needed else NO_OTHERS
+            return parse_driver_claim(view, driver, inventory, self.config, counted=counted, others=others)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
 
-    async def _decide(self, judged: Sequence[DriverClaim], deadline: float) -> Answers:
-        """Chooses and writes, at a moment when the backend's reports are complete.
+    async def _allocate(self, parsed: Sequence[DriverClaim], deadline: float) -> Answers:
+        """Allocates for claims and stores their records, as soon as the backend's reports are complete.
 
-        They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
-        that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
+        Reports may be on their way while the claims are read: the allocation for the first driver of a pod moves other
+        containers, and the backend reports that. Waiting for them takes milliseconds, the kubelet's retry a minute.
         """
-        if self._store.ledger.absent:
-            await self._recovery.attempted()
+        if self.store.ledger.absent:
+            await self.recovery.attempted()
         time = asyncio.get_running_loop().time
         patience = time() + self.report_wait
         while True:
-            news = self._backend.news
+            news = self.backend.news
             try:
-                decided = await self._store.transact(partial(self._choose, judged))
+                answers = await self.store.transact(partial(self._store, parsed))
             except OSError as error:
-                return {one.view.claim.uid: _failure(one.view, error) for one in judged}
-            if decided is None:
+                return {one.view.claim.uid: _failure(one.view, error) for one in parsed}
+            if answers is None:
                 # The reports are incomplete, or older than the loss of a claim.
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
@@ -120,36 +154,40 @@ class NodeClaims:
                 problem = await self.wait_for_enforcement(deadline)
                 if problem or time() > deadline:
                     problem = problem or "its reports keep changing, or do not follow the loss of a claim's file"
-                    return {one.view.claim.uid: _unenforced(one.view, problem) for one in judged}
-                if self._store.ledger.absent:
-                    await self._recovery.attempted()
+                    return {one.view.claim.uid: _unenforced(one.view, problem) for one in parsed}
+                if self.store.ledger.absent:
+                    await self.recovery.attempted()
             elif (
-                any(answer.error is not None for answer in decided.values())
-                and self._store.ledger.releasing
+                any(answer.error is not None for answer in answers.values())
+                and self.store.ledger.releasing
                 and time() < patience
             ):
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(patience):
                         await news.wait()
             else:
-                return decided
+                return answers
 
-    def _choose(self, judged: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
-        """Returns the answers, or None if the backend's reports are incomplete or older than the loss of a claim."""
+    def _store(self, parsed: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
+        """Allocates for each claim and stores its record, in the thread of the transaction; returns the answers.
+
+        Returns None if the backend's reports are incomplete, or older than the loss of a claim.
+        """
         if not transaction.certain:
             return None
         if transaction.unconfirmed:
             ledger = transaction.ledger
-            cpu_claims = [one.view.claim.uid for one in judged if one.blank.driver == CPU_DRIVER]
+            cpu_claims = [one.view.claim.uid for one in parsed if one.blank.driver == CPU_DRIVER]
             if not all(ledger.record(CPU_DRIVER, uid) for uid in cpu_claims):
                 return None
         answers: dict[str, Answer] = {}
-        # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
-        inventory = self._machine.inventory
-        for one in judged:
+        # Read under the lock: a CPU may have gone offline while this transaction waited for it.
+        inventory = self.devices.inventory
+        for one in parsed:
             view = one.view
             try:
-                record = transaction.prepare(one, inventory)
+                record = allocate_claim(one, inventory, transaction.ledger)
+                record = transaction.write(self.metadata.describe(record, view, inventory))
                 answers[view.claim.uid] = _prepared(view, record.driver, record)
             except Exception as error:  # noqa: BLE001 - as above
                 answers[view.claim.uid] = _failure(view, error, "its CDI file cannot be written")
@@ -158,7 +196,7 @@ class NodeClaims:
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Releases claims; an unknown one counts as released already."""
         try:
-            return await self._store.transact(partial(_unprepare, driver, claims))
+            return await self.store.transact(partial(_unprepare, driver, claims))
         except OSError as error:
             return {claim.uid: _failure(claim, error) for claim in claims}
 

@@ -150,7 +150,7 @@ class ClaimStore:
         ``followed``: there was an instance before this one. If its journal is gone, the new journal contains that: the
         other instances must know it, and the next one if this one ends before it has listed the claims.
         """
-        transaction.unlisted |= followed and not self._journal.found
+        transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.found))
         self._files.clear_leftovers()
         self._journal.clear_leftovers()
         self._metadata.sweep(transaction.files.values())

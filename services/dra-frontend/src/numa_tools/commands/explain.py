@@ -11,7 +11,7 @@ from typing import Any, Final
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
-from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.journal import Journal
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Device
@@ -160,7 +160,7 @@ async def _explain_pending(
         except ManifestError as error:
             raise UnknownSubjectError(f"a DeviceClass cannot be read: {error}") from error
         wanted_devices = frozenset(key for one in documents for key in joined_devices(known, one))
-        others = await read_others(client, settings.node_name, wanted_devices)
+        others = await OtherDeviceReader(client, settings.node_name).read(wanted_devices)
     try:
         found = [explain_pending(known, one, classes, settings.node_name, others) for one in documents]
     except ManifestError as error:

@@ -3,10 +3,12 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.directory import ClaimFiles, Transaction
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.store import ClaimStore
@@ -41,6 +43,32 @@ async def told(frontend: Frontend) -> list[tuple[str, str]]:
 def node(tmp_path: Path) -> Frontend:
     """The leading instance."""
     return Frontend(tmp_path)
+
+
+async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(node: Frontend) -> None:
+    """Each change that a transaction offers shows in the ledger at once."""
+    key, other = ("dra.cpu", "u1"), ("dra.memory", "u2")
+
+    def change(transaction: Transaction) -> None:
+        ledgers = [transaction.ledger]
+        steps: list[tuple[Callable[[], object], Callable[[Ledger], bool]]] = [
+            (lambda: transaction.write(record("u1", CPUS)), lambda ledger: ledger.held_cpus() == CPUS),
+            (lambda: transaction.release(*key), lambda ledger: not ledger.files and key in ledger.releasing),
+            (lambda: transaction.free(key, remember=False), lambda ledger: not ledger.held_cpus()),
+            (lambda: transaction.expect(other, ("ns", "claim-u2")), lambda ledger: ledger.absent == {other}),
+            (lambda: transaction.set_answers({other: {"m": 1}}), lambda ledger: ledger.claimed_bytes() == {"m": 1}),
+            (lambda: transaction.release(*other), lambda ledger: not ledger.absent | ledger.answered.keys()),
+            (lambda: transaction.set_unlisted(True), lambda ledger: ledger.unlisted),
+        ]
+        for step, holds in steps:
+            step()
+            assert holds(transaction.ledger)
+            assert transaction.ledger is transaction.ledger
+            ledgers.append(transaction.ledger)
+        assert len({id(one) for one in ledgers}) == 8
+
+    await node.store.transact(change)
+    assert node.store.journal_lost
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[" * 200_000, b'{"kind":"dra.k8s.io/cpu","devices":[null]}'])

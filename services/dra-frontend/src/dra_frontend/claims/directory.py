@@ -149,7 +149,8 @@ class Change:
 class Transaction:
     """The claims under the lock: the ledger to allocate by, and the ways to change it.
 
-    A change that a method has made holds, whatever fails later. A method that raises OSError has changed nothing.
+    A change that a method has made holds, whatever fails later. A method that raises OSError has changed nothing. After
+    the store has loaded the transaction, only methods change it, so that the ledger is built again after each change.
     """
 
     _files: ClaimFiles
@@ -170,6 +171,8 @@ class Transaction:
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     """What files held that are gone, or damaged, behind our back: held until they are written again."""
     changes: list[Change] = field(default_factory=list)
+    _ledger: Ledger | None = None
+    """The ledger as of the last change; None if it must be built."""
 
     @property
     def files(self) -> Mapping[ClaimKey, ClaimFile]:
@@ -179,31 +182,33 @@ class Transaction:
 
     @property
     def ledger(self) -> Ledger:
-        """Who holds what at this moment of the transaction."""
-        files = self.files
-        absent = frozenset(self.present.keys() - files.keys())
-        return Ledger(files, self.releasing, self.containers, absent, self.answered, self.unlisted)
+        """Who holds what at this moment of the transaction. Built once, and again after a change."""
+        if self._ledger is None:
+            files, releasing = self.files, dict(self.releasing)
+            absent = frozenset(self.present.keys() - files.keys())
+            self._ledger = Ledger(files, releasing, self.containers, absent, self.answered, self.unlisted)
+        return self._ledger
 
     def set_answers(self, answers: Mapping[ClaimKey, Mapping[str, int]]) -> None:
         """Replaces the API server's answers about lost claims."""
-        self.answered = answers
+        self.answered, self._ledger = answers, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
         """Adds a claim that must have a file, with its namespace and name: it is lost until it has one."""
-        self.present[key] = name
+        self.present[key], self._ledger = name, None
 
     def set_unlisted(self, unlisted: bool) -> None:
         """Stores whether the claims must be listed because a former journal was lost."""
-        self.unlisted = unlisted
+        self.unlisted, self._ledger = unlisted, None
 
     def ignore_reports(self, keys: Collection[ClaimKey]) -> None:
         """Leaves claims out of the reports of the containers, which are older than the end of these claims."""
         if keys:
-            self.containers = tuple(_without(report, keys) for report in self.containers)
+            self.containers, self._ledger = tuple(_without(report, keys) for report in self.containers), None
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
         """Writes a record, before it the metadata files that its CDI devices mount; returns what was written."""
-        key = (record.driver, record.claim.uid)
+        key, self._ledger = (record.driver, record.claim.uid), None
         if record.metadata:
             record = self._metadata.place(record)
         try:
@@ -225,7 +230,7 @@ class Transaction:
         A claim without a file gets an entry without resources for the same time: a container that is ending may still
         name the claim, and recovery must not take the release for a loss.
         """
-        key = (driver, uid)
+        key, self._ledger = (driver, uid), None
         file = self.files.get(key)
         self._files.remove(driver, uid)
         self.vanished.pop(key, None)
@@ -251,6 +256,7 @@ class Transaction:
         if is_tombstone(file) and remember:
             return
         del self.releasing[key]
+        self._ledger = None
         if not is_tombstone(file):
             self.changes.append(Change("freed", *key))
         if remember:
@@ -271,6 +277,7 @@ class Transaction:
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Takes the file of a record away that contradicts another one, keeping a copy. The claim is lost then."""
+        self._ledger = None
         self._files.set_aside(record, reason)
         self._metadata.remove(record, self.files.values())
         self.changes.append(Change("quarantined", record.driver, record.claim.uid))

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the kubelet counts claims: it depends on the published devices and on the Node."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from dra_frontend.kubelet.node_status import FEATURE, NodeStatus
+from dra_frontend.publishing.capabilities import NodeCapabilities
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "counts"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+async def test_claims_are_counted_if_the_mapping_is_stored_and_the_feature_declared(
+    stored: bool, declared: bool, counts: bool
+) -> None:
+    async def get_node() -> dict[str, Any]:
+        return {"status": {"declaredFeatures": [FEATURE] if declared else []}}
+
+    publishers = {"dra.memory": cast("Any", SimpleNamespace(counted=stored))}
+    kubelet = NodeCapabilities(publishers, NodeStatus(get_node))
+    assert await kubelet.counts_claims("dra.memory") is counts

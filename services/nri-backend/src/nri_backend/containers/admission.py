@@ -53,6 +53,10 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
 
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
+    """Returns the CPUs for the runtime, which writes them when it makes the cgroup.
+
+    They contain offline CPUs of the claim, unlike the effective ones with which plan.cpuset_of() compares.
+    """
     if tracked.identity.own_pod:
         # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
         return frozenset()

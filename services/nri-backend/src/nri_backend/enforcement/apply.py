@@ -86,7 +86,7 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
     """
     cpus = configured = mems = None
     if desired.online:
-        configured = tree.read_set(path, "cpuset.cpus")
+        configured = tree.read_set(path, CPUS)
         # If none of its CPUs is online, the kernel lets it run on those of its parent.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
@@ -96,7 +96,7 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
     elif desired.cpus:
         cpus = tree.read_set(path, EFFECTIVE)
         if desired.exact or (cpus is not None and cpu_differences(desired, Observed(cpus))):
-            configured = tree.read_set(path, "cpuset.cpus")
+            configured = tree.read_set(path, CPUS)
     if full or desired.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
     return Observed(cpus, mems, configured, tree.read_limits(path, desired.files) if full else None)
@@ -110,7 +110,7 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def start(tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups) -> Outcome:
+def apply_at_start(tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
@@ -308,6 +308,7 @@ def _repair(
         try:
             if one.absent:
                 raise MissingFileError(f"{tree.root}/{path}", one.file)
+            # This is where cpuset.cpus, cpuset.mems and every limit are written.
             tree.write(path, one.file, one.desired)
         except CgroupAccessError as error:
             failed[one.file] = str(error)

@@ -5,7 +5,8 @@ CreateContainer reads the claim files, authorizes the container, waits until no 
 answers with the container's resources, which the runtime writes to the new cgroup. StartContainer repeats these steps,
 since the claim files and the cgroups may have changed in the meantime. It then writes what differs in the cgroup,
 verifies it, and writes an enforcement record; if this fails, it kills the container. The other hooks apply an event of
-the container's life (containers/lifecycle.py).
+the container's life (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the way from here to the
+files of the cgroup.
 """
 
 import asyncio

@@ -21,10 +21,10 @@ from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_o
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
     Outcome,
+    apply_at_start,
     audit,
     audit_group,
     observe_sets,
-    start,
     with_partition,
 )
 from nri_backend.enforcement.change_detector import ChangeDetector
@@ -105,7 +105,10 @@ class Reconciler:
             self.signals.progressed()
 
     async def apply(self, tracked: Tracked) -> Outcome:
-        """Applies the plan of a container that is being started. The plan is computed when the job begins."""
+        """Applies the plan of a container that is being started.
+
+        The worker calls ``_start_step`` when the turn of this job comes, so the plan is that of this moment.
+        """
         if unaffected(self._state, tracked) and self._worker.free:
             # The plan contains hugepage limits only. Their writes take no kernel lock that is held for long, and are
             # faster than a switch to a thread.
@@ -128,7 +131,7 @@ class Reconciler:
         sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
         paths = {one.id: one.identity.cgroup for one in others if one.identity.cgroup}
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
-        return now.id, partial(start, self._tree, self._notes, plan, seen)
+        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""

@@ -413,6 +413,8 @@ SCRIPTS: Final = (
     # Others leave the CPUs of a claim, and have them back.
     "run 0; prepare 1 8; run 1 1 t; run 2 0 t; stop 2 t; unprepare 0 t; rest f",
     "run 0; prepare 32 8; run 0 1 t; run 6 1 t; stop 1 t; run 1 t; stop 2 t; unprepare f",
+    # A container was created before a claim of its pod was prepared, and starts after the container of the claim.
+    "prepare 32 t; create 1 t; prepare 25 8 t; run 7 1 t; start f",
     # Hugepages: the pod's limit rises, and comes back while a sibling lives.
     "run 6 0 t; prepare 5 1; run 0 2 f; kubelet_limit 1 1 f; kill; begin f; stop 2 f; unprepare f",
     # A claim whose CPUs are offline, and a container that is started at that moment.

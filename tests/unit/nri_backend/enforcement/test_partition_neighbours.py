@@ -82,6 +82,18 @@ async def test_a_sibling_that_was_not_audited_yet_is_moved_before_a_claim_contai
         assert (node.cpus(db), node.cpus(sidecar)) == ("2-3", "1,4-7")
 
 
+async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_made(tmp_path: Path) -> None:
+    """Its cgroup was created before the claim's record appeared. No audit writes it, and nothing moves it later."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        stored, _ = await node.create("sidecar", name="sidecar")
+        sidecar = node.make_cgroups(pod("p1"), stored)
+        assert node.kernel.get(sidecar, "cpuset.cpus") == "1-7"
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3", isolation="isolated")))
+        assert (node.partition(db), node.kernel.get(sidecar, "cpuset.cpus")) == ("isolated", "1,4-7")
+        await node.enforcer.start_container(pod("p1"), stored)
+        assert (node.partition(db), node.cpus(sidecar)) == ("isolated", "1,4-7")
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
     """It gets them before a partition takes its last CPU.

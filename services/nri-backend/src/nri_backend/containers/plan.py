@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ALIVE, MAY_RUN
+from nri_backend.containers.lifecycle import ALIVE, MAY_RUN, PENDING
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
     CPU_MAX,
@@ -119,6 +119,20 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
         above = groups_above([tracked])
         groups = group_plans(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
     return replace(plan_of(state, tracked, full=True), groups=groups)
+
+
+def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
+    """Returns the plans to apply before a container that is being started becomes a partition; empty if it does not.
+
+    These are the plans of siblings that were created but have not started. The runtime may have created their cgroups
+    already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write these
+    cgroups, but the kernel refuses a partition beside an overlapping ``cpuset.cpus`` even if no process has run in it.
+    """
+    if not plan.partition:
+        return []
+    siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
+    found = [one for one in siblings if one.phase in PENDING and one.excluded & plan.desired.cpus]
+    return [replace(plan_of(state, one, full=False), partition="") for one in found]
 
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:

@@ -12,7 +12,7 @@ get the original limit of the kubelet plus the amount that claims need.
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -110,12 +110,15 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def apply_at_start(tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups) -> Outcome:
+def apply_at_start(
+    tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups, before: Sequence[Plan] = ()
+) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
     So one file of each container that would have to leave is read first, in the same job as the writes: no other job of
-    this process moves a container in between. Raises nothing that is foreseen.
+    this process moves a container in between. The plans in ``before``, of siblings that have not started, are applied
+    first. If one of them fails, the kernel refuses the partition. Raises nothing that is foreseen.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
@@ -126,7 +129,11 @@ def apply_at_start(tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: 
             done.outside = False
     if others.paths and not done.outside:
         done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
-    return done if done.outside or done.occupants else apply(tree, notes, plan)
+    if done.outside or done.occupants:
+        return done
+    for sibling in before:
+        apply(tree, notes, sibling)
+    return apply(tree, notes, plan)
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:

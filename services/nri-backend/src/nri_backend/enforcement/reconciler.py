@@ -17,7 +17,7 @@ from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.overlap import not_on
-from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_of, unaffected
+from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_of, plans_before_partition, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
     Outcome,
@@ -131,7 +131,8 @@ class Reconciler:
         sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
         paths = {one.id: one.identity.cgroup for one in others if one.identity.cgroup}
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
-        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen)
+        before = plans_before_partition(self._state, plan)
+        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""

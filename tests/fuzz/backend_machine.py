@@ -263,7 +263,7 @@ class Machine:
 
     async def foreign_write(self, first: int, second: int) -> None:
         world = self.world
-        # The backend repairs nothing of a container that has ended: its last processes are being killed.
+        # A partition of a container that has ended is not repaired: its last processes are being killed.
         if (box := self._box(first, "running")) is None or not world.exists(box):
             return
         cpus = frozenset(cpu for cpu in CPUS if second >> cpu & 1)
@@ -431,9 +431,10 @@ SCRIPTS: Final = (
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
     # A container names a claim of another pod, one that has no record, and one that another container has.
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
-    # A process is left of a container that was removed.
+    # A process is left of a container that was removed, or of one whose cpuset another writer has just changed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
+    "prepare 0 8; prepare 1 8; run 0 1; run 1 1; run 2 t; foreign_write 1 255; linger 1 f",
     # Writes fail while a container is started, and while others must move.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
     "prepare 5 1; create 0 2; refuse 1 67; start f; heal f; run 0 2 f",

@@ -16,6 +16,7 @@ from numa_contract.cpuset import parse_cpu_list
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
+from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 POOL = parse_cpu_list("1,4-7")
@@ -95,6 +96,35 @@ async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_c
         await node.until(lambda: node.cpus(path) == "1,6-7")
         node.kernel.remove(path)
         await node.until(lambda: node.enforcer.state.containers.get("left") is None)
+
+
+@pytest.mark.parametrize("claims", [True, False])
+async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_its_cpuset(
+    memory: Path, claims: bool
+) -> None:
+    """The container is stopped before an audit has seen the change."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        env = node.claim(cpu_record("c2", "cpus=4-5", pods=["p2"])) if claims else ()
+        left = await node.run("left", *env, of="p2")
+        before = node.cpus(left)
+        await node.until(lambda: node.reports["left"].cpus == parse_cpu_list(before))
+        node.kernel.set(left, "cpuset.cpus", "0-7")
+        await node.enforcer.stop_container(pod("p2"), container("left", of="p2"))
+        await node.until(lambda: node.cpus(left) == before)
+
+
+async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -> None:
+    """Its cgroup may be in the middle of its removal: docs/adr/0029."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(ONE))
+        await node.enforcer.stop_container(pod("p1"), container("db"))
+        node.kernel.written.clear()
+        node.kernel.set(db, PARTITION, "member")
+        node.kernel.set(db, "cpuset.cpus", "0-7")
+        end = node.ahead + 70
+        await node.until(lambda: node.ahead >= end)
+        assert not [name for path, name, _ in node.kernel.written if path == db and name in (PARTITION, "cpuset.cpus")]
 
 
 async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_has_ended(memory: Path) -> None:

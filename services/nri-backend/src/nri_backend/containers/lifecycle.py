@@ -184,7 +184,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
 PENDING: Final = frozenset({Phase.CREATED, Phase.STARTING})
 """Phases in which the container's process has not run yet."""
 MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
-"""Phases in which the container's cgroup is kept in sync with its entitlement."""
+"""Phases in which the container's cgroup is kept in sync with its entitlement, as a partition if possible."""
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 """Phases in which a process of the container may run on its CPUs: no container with a claim starts there."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})

@@ -23,7 +23,7 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import authorize
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.lifecycle import ALIVE, MAY_RUN, OCCUPYING, PENDING, Event, Phase
+from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.node_claims import NodeClaims
 from nri_backend.containers.pool import Pool, Weight, divide
 from nri_backend.limits.difference import Host
@@ -142,12 +142,18 @@ class NodeState:
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
-        They include ended containers that have no CPUs of their own, or none online: processes that are left of them
-        must leave claimed CPUs, too.
+        They include ended containers: processes that are left of them must not run on CPUs of other claims. Partitions
+        of ended containers are left out: a write could make one valid again while its cgroup is being removed
+        (docs/adr/0029).
         """
         found = [one for i in ids if (one := self.containers.get(i)) is not None]
-        online = self.host.online
-        return [one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not one.kept_cpus & online)]
+        return [
+            one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not self._is_partition(one))
+        ]
+
+    def _is_partition(self, tracked: Tracked) -> bool:
+        """Returns True if the container is a partition. The kernel ends one if all of its CPUs go offline."""
+        return bool(tracked.observed.partition and tracked.kept_cpus & self.host.online)
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
@@ -348,9 +354,10 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
-        A partition that the kernel has refused before is only returned with ``again``.
+        A partition that the kernel has refused before is only returned with ``again``. The cgroup of an ended container
+        is never made a partition.
         """
-        kind = tracked.entitlement.partition
+        kind = tracked.entitlement.partition if tracked.phase not in ENDED else ""
         if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):
             return ""
         # A container that must be a partition is retried at each start, and rejected if the kernel refuses again.

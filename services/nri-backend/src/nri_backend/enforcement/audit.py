@@ -32,7 +32,7 @@ from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ENDED, MAY_RUN, OCCUPYING, Phase
+from nri_backend.containers.lifecycle import ENDED, OCCUPYING, Phase
 from nri_backend.containers.overlap import misplaced
 from nri_backend.containers.plan import groups_above
 from nri_backend.containers.state import NodeState
@@ -209,14 +209,15 @@ class Auditor:
     async def audit(self, *, full: bool, everyone: bool = False) -> None:
         """Compares the cgroups of running containers with their plans and repairs differences.
 
-        With ``full`` it includes limits. With ``everyone`` it includes containers that no claim depends on.
+        Ended containers count as running while a process of them may be left, unless they are partitions. With ``full``
+        it includes limits. With ``everyone`` it includes containers that no claim depends on.
         """
         if full:
             await self._audit_groups()
         if full or self._deps.clock() >= self._next.kills:
             self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all()
-        running = [tracked for tracked in self._state if tracked.phase in MAY_RUN]
+        running = self._state.started([one.id for one in self._state])
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
         if not everyone:
             plan = await self._reconciler.detectors[full].unsettled(plan)

@@ -414,13 +414,12 @@ class Trace(Node):
 
     async def _later(self) -> None:
         """Lets recovery, the list of all claims and the comparison of all claims come to their end."""
-        for instance in self.instances:
-            if instance.frontend.store.ledger.unlisted:
-                # The wait for the next list is an hour if the former ones failed.
-                await instance.start(instance.frontend.recovery.list_all())
         for number in range(20):
             for instance in self.instances:
                 instance.frontend.now += 700
+                if instance.frontend.recovery.list_wanted:
+                    # The wait for the next list is minutes, and an hour if the former ones failed.
+                    await instance.start(instance.frontend.recovery.list_all())
             await asyncio.sleep(4)
             await self.settle_calls()
             if number >= 2 and (self.api.documents or not read_files(self.path / "cdi")):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
@@ -555,6 +556,42 @@ async def test_the_claims_are_listed_each_time_that_another_instance_has_lost_th
             while len(node.api.lists) < number or node.store.journal_lost:
                 await node.look()
         assert node.api.lists == [""] * number
+    running.cancel()
+
+
+@pytest.mark.parametrize("file", ["lost", "damaged"])
+async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has_ended(
+    node: Frontend, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """The claims were listed while the container was running. They are listed once more when it has ended."""
+    monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SOON_SECONDS", (0.01, 0.01))
+    held = node.cpus("u")
+    node.damage("u")
+    if file == "lost":
+        node.file("u").unlink()
+    node.api.documents.clear()
+    (node.root / "claims.journal").unlink()
+    Journal(node.root / "claims.journal").write(Entries({("dra.cpu", "u"): ("", "")}, unlisted=True))
+    again = await restarted(node)
+    again.backend.clock = float  # a lease that never ends
+    again.enforce()
+    again.report(unknownClaims=[use("u", held)])
+    running = asyncio.create_task(again.recovery.run())
+    async with asyncio.timeout(60):
+        while again.store.journal_lost or again.recovery.list_wanted:
+            await again.look()
+    lists = again.api.lists.count("")
+    await asyncio.sleep(0.1)
+    assert again.api.lists.count("") == lists, "no list is read again while the container runs"
+    assert again.store.ledger.held_cpus() == held
+    again.report(state="stopped")
+    async with asyncio.timeout(60):
+        while again.store.ledger.lost():
+            await again.look()
+    await again.look()
+    ledger = again.store.ledger
+    assert (ledger.held_cpus(), ledger.files, ledger.absent, ledger.releasing) == (frozenset(), {}, frozenset(), {})
     running.cancel()
 
 

@@ -92,6 +92,8 @@ class Recovery:
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """When a lost claim is asked for again."""
     _asked: frozenset[ClaimKey] = frozenset()
+    _listed: frozenset[ClaimKey] = frozenset()
+    """Lost claims without a name that remain after the last list of all claims."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
@@ -195,23 +197,34 @@ class Recovery:
         if await self._store.transact(restore):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
-    async def _list(self) -> None:
-        """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it.
+    @property
+    def list_wanted(self) -> bool:
+        """True if only a list of all claims shows what was prepared on the node, or that a lost claim is gone.
 
-        Again only if another instance has found the journal lost, and has ended before it listed the claims.
+        A claim without a name that the last list did not contain is released unless a container uses it. The claim is
+        then listed again when the container has ended: the kubelet may have unprepared it before, so nothing else
+        releases it.
         """
+        ledger = self._store.ledger
+        waiting = (key for key in self._nameless() if not (key in self._listed and ledger.users(key[1])))
+        return self._store.journal_lost or any(waiting)
+
+    def _nameless(self) -> frozenset[ClaimKey]:
+        """Returns the lost claims of which neither the name nor the namespace of a container is known."""
+        lost = self._store.ledger.lost().items()
+        return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
+
+    async def _list(self) -> None:
+        """Lists the claims of the cluster whenever that is necessary, within minutes. Runs for ever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
-        listed = False
         while True:
             await asyncio.sleep(waits.next())
-            lost = self._store.ledger.lost().items() if not listed else ()
-            nameless = any(not namespace and not self._store.name(key)[1] for key, namespace in lost)
-            if not (self._store.journal_lost or nameless) or not self._backend.live:
+            if not self.list_wanted or not self._backend.live:
                 waits.reset()
                 continue
             with self._complaints.about("list", "claims of this node not listed"):
                 await self.list_all()
-                listed, waits = True, Backoff(*_LIST_SECONDS)
+                waits = Backoff(*_LIST_SECONDS)
 
     async def list_all(self) -> None:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
@@ -232,6 +245,7 @@ class Recovery:
                 if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                     names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_learn, names=names, unusable=unusable))
+        self._listed = self._nameless()
 
     async def _part_overlaps(self) -> None:
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())

@@ -282,6 +282,45 @@ async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) 
     assert again.store.ledger.absent == frozenset()
 
 
+@pytest.mark.parametrize("other", ["prepared", "released"])
+async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
+    """Another instance started after the loss of the file, could not read the claim and did not know its CPUs."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
+    second = await restarted(node)
+    await second.recovery.round()
+    assert (await second.prepare("v")).error is None
+    assert second.cpus("v") == held
+    if other == "released":
+        second.report(claims=[{"uid": "v", "driver": "dra.cpu"}])
+        await second.unprepare("v")
+        node.backend.containers.update(second.backend.containers)
+    await node.look()
+    assert not node.file("u").exists()
+    node.api.documents["claim-u"] = good
+    node.recovery.patience = node.claims.report_wait = 0.001
+    assert "2 CPUs wanted, 1 free" in str((await node.prepare("u")).error)
+    assert (node.cpus("u"), node.store.ledger.held_cpus()) == (frozenset(), held)
+
+
+async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
+    """The container was started just before the loss. The claim that got its CPUs is prepared again."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
+    second = await restarted(node)
+    await second.recovery.round()
+    assert (await second.prepare("v")).error is None
+    node.api.documents["claim-u"] = good
+    node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
+    await node.look()
+    await node.recovery.round()
+    assert (node.cpus("u"), node.cpus("v")) == (held, frozenset())
+    assert node.file("u").exists()
+    assert not node.file("v").exists()
+
+
 async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
     """Its container lingers and names a claim without a record: its CPUs are held, but the claim does not come back."""
     held = node.cpus("u")

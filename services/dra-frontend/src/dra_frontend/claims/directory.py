@@ -275,6 +275,20 @@ class Transaction:
         for key in tombstones[:-_MOST_TOMBSTONES]:
             del self.releasing[key]
 
+    def drop_contradicted(self) -> None:
+        """Drops vanished records with CPUs that another claim has by its file or by its release. They are lost then.
+
+        An instance that has never read the vanished file did not know its CPUs, and has allocated them. The record of a
+        claim that a container uses is kept and restored: of two overlapping records, recovery sets the other one aside.
+        """
+        known = {**self._files.view.files, **self.releasing}
+        for key, file in list(self.vanished.items()) if self.certain else ():
+            others = frozenset[int]().union(*(other.cpus for at, other in known.items() if at != key))
+            if file.cpus & others and not self.ledger.users(file.uid):
+                del self.vanished[key]
+                extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(file.cpus & others)}
+                _log.warning("lost record not restored, its CPUs were allocated again", extra=extra)
+
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Takes the file of a record away that contradicts another one, keeping a copy. The claim is lost then."""
         self._ledger = None

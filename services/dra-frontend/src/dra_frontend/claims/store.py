@@ -237,6 +237,7 @@ class ClaimStore:
             record = view.files[key].record
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
+        transaction.drop_contradicted()
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]

@@ -321,6 +321,103 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
     assert not node.file("v").exists()
 
 
+def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
+    """The backend of an instance has read the news and reports a container with these claims, or none."""
+    reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []
+    lease = BackendStatus(instance=instance, generation=generation, active=True, synchronized=True)
+    node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), reports)
+    node.changed()
+
+
+@pytest.fixture(params=["seen", "between two scans"])
+async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
+    """An instance whose backend still reports the container of claim ``u``.
+
+    Another instance has unprepared the claim. The first one has read this or not, and so has its backend, while the
+    container was running. Then the container has ended and claim ``v`` has its CPUs, but the first one's backend has
+    sent nothing since.
+    """
+    node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
+    await node.store.start()
+    renew(node, "i", 1)
+    assert (await node.prepare("u")).error is None
+    held = node.cpus("u")
+    other = Frontend(tmp_path, api=node.api, enforced=False)
+    await other.store.start()
+    renew(other, "j", 1, use("u", held))
+    await other.unprepare("u")
+    if request.param == "seen":
+        await node.look()
+    renew(node, "i", 2, use("u", held))
+    renew(other, "j", 2)
+    await other.look()
+    assert other.store.ledger.releasing == {}
+    assert (await other.prepare("v")).error is None
+    assert other.cpus("v") == held
+    return node
+
+
+async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: Frontend) -> None:
+    """The claim still exists. Rebuilt from the report, it would get the CPUs of the next claim."""
+    for _ in range(3):
+        await late.recovery.round()
+        await late.look()
+        late.now += 700
+    assert (late.cpus("u"), late.store.ledger.lost(), late.store.ledger.releasing) == (frozenset(), {}, {})
+    assert len(list(late.path.iterdir())) == 1
+
+
+async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_release(late: Frontend) -> None:
+    """Its former CPUs belong to another claim by now. Prepare waits for the next report."""
+    late.api.documents["claim-u"] = claim("u", cpus(1))
+    late.claims.report_wait = 0.05
+    assert "still reports container work of pod ns/p" in str((await late.prepare("u")).error)
+    renew(late, "i", 3)
+    assert (await late.prepare("u")).error is None
+    assert len(late.cpus("u")) == 1
+    assert not late.cpus("u") & late.cpus("v")
+
+
+async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_reports_again(late: Frontend) -> None:
+    """Prepare waits for that report: only then does the instance know of itself that they are free."""
+    other = await restarted(late)
+    await other.unprepare("v")
+    await other.look()
+    late.api.documents["claim-v"] = claim("v", cpus(3))
+    preparing = asyncio.create_task(late.prepare("v"))
+    await asyncio.sleep(0.1)
+    assert not preparing.done()
+    assert (len(late.store.ledger.held_cpus()), late.store.ledger.releasing) == (2, {})
+    renew(late, "i", 3)
+    assert (await preparing).error is None
+    assert len(late.cpus("v")) == 3
+
+
+async def test_a_report_that_is_newer_than_the_end_of_a_release_is_believed(late: Frontend) -> None:
+    """The container has CPUs that no release covers: its claim is rebuilt, or they stay held."""
+    await late.look()
+    renew(late, "i", 3, use("u", frozenset({5})))
+    assert late.store.ledger.ended == {("dra.cpu", "u")}
+    await late.look()
+    assert (late.store.ledger.ended, [*late.store.ledger.lost()]) == (frozenset(), [("dra.cpu", "u")])
+
+
+async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_path: Path) -> None:
+    """Files and journal were lost. The instance that made the new journal has never read a file of the claim."""
+    node = Frontend(tmp_path, None, claim("u", cpus(2)), enforced=False)
+    await node.store.start()
+    renew(node, "i", 1)
+    assert (await node.prepare("u")).error is None
+    held = node.cpus("u")
+    renew(node, "i", 2, use("u", held))
+    node.file("u").unlink()
+    (tmp_path / "claims.journal").unlink()
+    second = await restarted(node, enforced=False)
+    assert second.store.journal_lost
+    assert (await node.prepare("u")).error is None
+    assert node.cpus("u") == held
+
+
 async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
     """Its container lingers and names a claim without a record: its CPUs are held, but the claim does not come back."""
     held = node.cpus("u")

@@ -87,6 +87,11 @@ def allocate_claim(
     if old is not None and old.results == blank.results and _same_parameters(old, parsed):
         return with_pods(old, blank.reserved_for)
     users = ledger.users(uid)
+    if users and (blank.driver, uid) in ledger.ended:
+        raise Refused(
+            f"{parsed.view} was released, but the backend of this instance still reports container {users[0].name} of "
+            f"pod {users[0].pod_namespace}/{users[0].pod_name}; retried when it has reported again"
+        )
     if old is None and (users or file):
         # Its record is lost. Its containers keep their CPUs; a request without a container may get others.
         try:

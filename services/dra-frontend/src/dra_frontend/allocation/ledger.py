@@ -34,6 +34,12 @@ class Ledger:
     """Bytes by memory device of lost claims, as the API server's answer contains them. Empty if the claim is gone."""
     unlisted: bool = False
     """Whether claims may have been prepared that neither a file nor the journal contains: both were lost."""
+    ended: frozenset[ClaimKey] = frozenset()
+    """Claims whose release another instance has ended, while the reports of this instance's backend may be older.
+
+    Such a claim is not lost, although a report names it. Its container counts as running until the backend reports
+    again: its CPUs and hugepages stay held, and the claim is not prepared again.
+    """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
         """Returns the claim's readable record."""
@@ -67,12 +73,14 @@ class Ledger:
     def lost(self) -> dict[ClaimKey, str]:
         """Returns the claims that should have a record and have none, with their namespace or "".
 
-        A claim that was released is not lost, even if it had no file and a container of it is still running.
+        A claim that was released is not lost, even if it had no file and a container of it is still running, or if the
+        report of its container is older than the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
         lost = dict.fromkeys((*self.absent, *damaged), "") | named
-        return {key: namespace for key, namespace in lost.items() if key not in self.releasing}
+        released = self.releasing.keys() | self.ended
+        return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, besides: str) -> list[str]:
         """Returns the UIDs of a driver's lost claims whose resources are unknown, ordered, without ``besides``.

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,6 +163,8 @@ class Transaction:
     """As in the ledger. An entry ends when the claim gets a record or is released."""
     unlisted: bool = False
     """As in the ledger."""
+    ended: frozenset[ClaimKey] = frozenset()
+    """As in the ledger, when the transaction began."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims of which a container may run that the reports do not contain yet. No CPUs are allocated then."""
     present: dict[ClaimKey, Name] = field(default_factory=dict)
@@ -186,7 +188,8 @@ class Transaction:
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())
-            self._ledger = Ledger(files, releasing, self.containers, absent, self.answered, self.unlisted)
+            ended = self.ended - files.keys() - self.present.keys() - releasing.keys()
+            self._ledger = Ledger(files, releasing, self.containers, absent, self.answered, self.unlisted, ended)
         return self._ledger
 
     def set_answers(self, answers: Mapping[ClaimKey, Mapping[str, int]]) -> None:
@@ -200,11 +203,6 @@ class Transaction:
     def set_unlisted(self, unlisted: bool) -> None:
         """Stores whether the claims must be listed because a former journal was lost."""
         self.unlisted, self._ledger = unlisted, None
-
-    def ignore_reports(self, keys: Collection[ClaimKey]) -> None:
-        """Leaves claims out of the reports of the containers, which are older than the end of these claims."""
-        if keys:
-            self.containers, self._ledger = tuple(_without(report, keys) for report in self.containers), None
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
         """Writes a record, before it the metadata files that its CDI devices mount; returns what was written."""
@@ -305,14 +303,3 @@ class Transaction:
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
             with self._complaints.about((record.driver, record.claim.uid), "claim file not restored"):
                 self.write(record, "restored")
-
-
-def _without(report: ContainerReport, keys: Collection[ClaimKey]) -> ContainerReport:
-    used = {(use.driver, use.uid) for use in (*report.claims, *report.unknown_claims)}
-    if used.isdisjoint(keys):
-        return report
-    left = {
-        name: tuple(use for use in getattr(report, name) if (use.driver, use.uid) not in keys)
-        for name in ("claims", "unknown_claims")
-    }
-    return report.model_copy(update=left)

@@ -159,7 +159,7 @@ class NodeClaims:
                     await self.recovery.attempted()
             elif (
                 any(answer.error is not None for answer in answers.values())
-                and self.store.ledger.releasing
+                and (self.store.ledger.releasing or self.store.ledger.ended)
                 and time() < patience
             ):
                 with suppress(TimeoutError):

@@ -192,11 +192,11 @@ class ClaimStore:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # raised to the caller, if there still is one
-        kept = self._held.releasing.keys() | unheard
+        kept = self._held.releasing.keys() | unheard | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
             self.news.publish(change)
-            if change.kind == "released" and (change.driver, change.uid) in self._held.releasing:
+            if change.kind == "released" and (change.driver, change.uid) in kept:
                 self._released_at[change.driver, change.uid] = self.news.generation
             if change.kind == "lost":
                 self._lost_at[change.driver, change.uid] = self.news.generation
@@ -237,6 +237,16 @@ class ClaimStore:
             record = view.files[key].record
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
+        # A release can have ended for another instance, whose backend has confirmed that no container is left, while
+        # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt on
+        # CPUs that another claim may have by now. Newer reports are believed: the end is news to this one's backend.
+        # While the claims of the node are not listed, a release that has ended keeps an entry.
+        known = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
+        before = self._held.files.keys() | self._held.releasing.keys() | self._present.keys()
+        other = hears and self._journal.foreign and not transaction.unlisted
+        gone = frozenset(before - known) if other else frozenset[ClaimKey]()
+        transaction.changes += [Change("released", *key) for key in sorted(gone)]
+        transaction.ended = unheard - known | gone
         transaction.drop_contradicted()
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
@@ -248,10 +258,6 @@ class ClaimStore:
         transaction.unconfirmed -= transaction.files.keys()
         if hears:
             transaction.unconfirmed |= lost
-        # A release can have ended for another instance, whose backend has confirmed that no container is left, while
-        # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt.
-        known = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
-        transaction.ignore_reports(unheard - known)
         if transaction.releasing and transaction.certain:
             # A container may have been started just before the release, with its report still on its way: only a
             # backend that knows of the release can say that there is none.

@@ -321,6 +321,53 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
     assert not node.file("v").exists()
 
 
+@pytest.mark.parametrize("other", ["file vanished", "container runs"])
+async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
+    """The other claim's file was removed in the next moment: its CPUs are in memory or in a container's report."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
+    second = await restarted(node)
+    await second.recovery.round()
+    assert (await second.prepare("v")).error is None
+    assert second.cpus("v") == held
+    if other == "file vanished":
+        node.enforce(complete=False)
+        await node.look()
+    node.file("v").unlink()
+    if other == "container runs":
+        node.report(unknownClaims=[use("v", held)])
+    node.enforce()
+    await node.look()
+    assert not list(node.path.iterdir())
+    node.api.documents["claim-u"] = good
+    await node.recovery.round()
+    found = {uid: len(node.cpus(uid)) for uid in ("u", "v")}
+    assert found == ({"u": 2, "v": 0} if other == "file vanished" else {"u": 0, "v": 2}), "of three CPUs"
+
+
+async def test_a_lost_record_is_not_restored_when_its_container_has_other_cpus(tmp_path: Path) -> None:
+    """An instance remembers the CPUs of a claim that was lost and rebuilt with others, and whose file is lost again."""
+    api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
+    node = Frontend(tmp_path, api=api)
+    await node.store.start()
+    assert (await node.prepare("u")).error is None
+    former = node.cpus("u")
+    node.file("u").unlink()
+    good, api.documents["claim-u"] = api.documents["claim-u"], {}
+    second = await restarted(node)
+    await second.recovery.round()
+    assert (await second.prepare("v")).error is None
+    api.documents["claim-u"] = good
+    assert (await second.prepare("u")).error is None
+    assert (second.cpus("v"), second.cpus("u") & former) == (former, frozenset())
+    node.file("u").unlink()
+    node.report(unknownClaims=[use("u", second.cpus("u"))])
+    await node.look()
+    await node.recovery.round()
+    assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), former)
+
+
 def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
     """The backend of an instance has read the news and reports a container with these claims, or none."""
     reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []

@@ -274,17 +274,24 @@ class Transaction:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:
-        """Drops vanished records with CPUs that another claim has by its file or by its release. They are lost then.
+        """Drops vanished records with CPUs that belong to another claim by now. They are lost then.
 
-        An instance that has never read the vanished file did not know its CPUs, and has allocated them. The record of a
-        claim that a container uses is kept and restored: of two overlapping records, recovery sets the other one aside.
+        Another instance that has never read the vanished file does not know its CPUs, and may have allocated them. The
+        CPUs of the other claim are in its file, its release or the report of its container, or its file has vanished
+        after this instance has read it.
+
+        The record of a claim that a container uses is restored, since recovery sets the other record aside, unless the
+        reports show that the container has other CPUs: then the claim was lost before and got these.
         """
-        known = {**self._files.view.files, **self.releasing}
-        for key, file in list(self.vanished.items()) if self.certain else ():
-            others = frozenset[int]().union(*(other.cpus for at, other in known.items() if at != key))
-            if file.cpus & others and not self.ledger.users(file.uid):
+        known = Ledger(self._files.view.files, self.releasing, self.containers)
+        vanished = [(key, file) for key, file in self.vanished.items() if file.cpus and self.certain]
+        for key, file in vanished:
+            others = known.held_cpus(besides=file.uid).union(*(other.cpus for at, other in vanished if at != key))
+            running = frozenset[int]().union(*known.seen_cpus(file.uid).values())
+            taken = file.cpus & others - running
+            if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
-                extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(file.cpus & others)}
+                extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(taken)}
                 _log.warning("lost record not restored, its CPUs were allocated again", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:

@@ -283,6 +283,7 @@ class Transaction:
         The record of a claim that a container uses is restored, since recovery sets the other record aside, unless the
         reports show that the container has other CPUs: then the claim was lost before and got these.
         """
+        self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)
         vanished = [(key, file) for key, file in self.vanished.items() if file.cpus and self.certain]
         for key, file in vanished:

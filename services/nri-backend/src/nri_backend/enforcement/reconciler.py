@@ -31,7 +31,7 @@ from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.inputs import Deps, Signals
 from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
-from nri_backend.node.occupants import OtherCgroups
+from nri_backend.node.occupants import OtherCgroups, Sandbox
 from nri_backend.node.original_limits import OriginalLimits
 from nri_backend.node.worker import CgroupWorker, Result, Step
 
@@ -125,11 +125,16 @@ class Reconciler:
         now = self._state.containers.get(tracked.id) or tracked
         plan = plan_at_start(self._state, now)
         self._aims = {now.id: plan.desired.cpus}
-        others = [
-            one for one in not_on(self._state, now, in_pod=bool(plan.partition)) if one.id not in self._worker.stuck
-        ]
-        sandboxes = {one.id: self._state.cgroups_beside(one) for one in others if one.identity.sandboxed}
-        paths = {one.id: one.identity.cgroup for one in others if one.identity.cgroup}
+        paths: dict[str, str] = {}
+        sandboxes: dict[str, Sandbox] = {}
+        for one in not_on(self._state, now, in_pod=bool(plan.partition)):
+            identity = one.identity
+            if identity.id in self._worker.stuck or not identity.cgroup:
+                continue
+            if identity.cgroup == identity.pod_cgroup:
+                sandboxes[identity.id] = Sandbox(identity.cgroup, self._state.cgroups_beside(one))
+            else:
+                paths[identity.id] = identity.cgroup
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan)
         return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before)

@@ -77,22 +77,26 @@ class FileCache:
         ``paths`` contains the cgroup of each key. A key is left out if its last reading lacks the file, or if the file
         cannot be read.
         """
-        free = self._free()
         found: dict[str, bytes] = {}
+        looks, pread = self._looks, os.pread
+        free: int | None = None
+        # A start reads a file of each container of the node here, so the loop does no more than this.
         for key, path in paths.items():
-            look, file = self._looks.get(key), (path, name)
-            if look is None or file not in look.seen:
+            if (look := looks.get(key)) is None or (file := (path, name)) not in look.seen:
                 continue
-            with contextlib.suppress(OSError):
-                descriptor = look.opened.get(file)
-                if descriptor is None and self._stay_open and free > 0:
-                    descriptor = look.opened[file] = self._open(path, name)
-                    free -= 1
-                content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
-                if content is not None and not look.closed:
-                    found[key] = content
+            try:
+                if (descriptor := look.opened.get(file)) is None and self._stay_open:
+                    free = self._free() if free is None else free
+                    if free > 0:
+                        descriptor = look.opened[file] = self._open(path, name)
+                        free -= 1
+                content = self._read(path, name) if descriptor is None else pread(descriptor, _MOST_BYTES, 0)
+            except OSError:
+                continue
             if look.closed:
                 _close(look)
+            elif content is not None:
+                found[key] = content
         return found
 
     def _free(self) -> int:

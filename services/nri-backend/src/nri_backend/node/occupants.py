@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
@@ -13,13 +12,21 @@ from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupT
 
 
 @dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The cgroup of a pod that runs in a sandbox, and the cgroups beside the sandbox, as in sandbox_cgroups()."""
+
+    pod: str
+    beside: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
 class OtherCgroups:
-    """Cgroups of the containers that must not be on the CPUs of the one that is being started."""
+    """Cgroups of the containers that must not be on the CPUs of the one that is being started, by container id."""
 
     paths: Mapping[str, str]
-    """Paths by container id."""
-    sandboxes: Mapping[str, Collection[str]]
-    """For each container in a sandbox the cgroups beside it, as in sandbox_cgroups()."""
+    """Paths of containers with a cgroup of their own."""
+    sandboxes: Mapping[str, Sandbox]
+    """Containers that run in the sandbox of their pod."""
     online: frozenset[int]
     """Online CPUs."""
     contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
@@ -35,12 +42,18 @@ def occupants(
     has the effective CPUs of its parent, these among them. The audit cannot move it, and need not: the kernel takes the
     CPUs of a new partition from all others, unless the configured CPUs of a sibling overlap with it.
     """
-    read = others.contents({key: path for key, path in others.paths.items() if key not in others.sandboxes}, EFFECTIVE)
     found: dict[str, frozenset[int] | None] = {}
-    for container_id, path in others.paths.items():
-        cpus = _cpus_in(read[container_id]) if container_id in read else None
+    read = others.contents(others.paths, EFFECTIVE)
+    # A node has hundreds of containers and few different cpusets, so each content is parsed and compared once.
+    parsed = {content: _cpus_in(content) for content in set(read.values())}
+    elsewhere = {content for content, cpus in parsed.items() if cpus and cpus.isdisjoint(own)}
+    left = [container_id for container_id in others.paths if read.get(container_id) not in elsewhere]
+    for container_id in (*left, *others.sandboxes):
+        sandbox = others.sandboxes.get(container_id)
+        path = others.paths[container_id] if sandbox is None else sandbox.pod
+        cpus = parsed[read[container_id]] if container_id in read else None
         if not cpus:
-            cpus = _shown_cpus(tree, path, others.sandboxes.get(container_id))
+            cpus = _shown_cpus(tree, path, None if sandbox is None else sandbox.beside)
         if cpus is None or (cpus & own and not (partition and _is_elsewhere(tree, path, own, others.online))):
             found[container_id] = cpus
     return found
@@ -55,7 +68,6 @@ def _is_elsewhere(tree: CgroupTree, path: str, own: frozenset[int], online: froz
     return bool(configured) and configured.isdisjoint(own)
 
 
-@lru_cache(maxsize=64)
 def _cpus_in(content: bytes) -> frozenset[int] | None:
     try:
         return parse_cpu_list(content.decode(errors="replace").strip())

@@ -358,12 +358,15 @@ async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: P
                 await asyncio.sleep(0.05)
 
 
-def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(tmp_path: Path) -> None:
-    """The reason is the text that the pod's events contain."""
+def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is the text that the pod's events contain. The failure of the cleanup is in the log."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
     assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+    assert [record.message for record in caplog.records] == ["a partition cannot be removed completely"]
 
 
 async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_path: Path) -> None:
@@ -416,8 +419,10 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
     assert partitions.take_changed() == ["db"]
 
 
-def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(tmp_path: Path) -> None:
-    """CPUs that other partitions need stay."""
+def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CPUs that other partitions need stay. Nothing is left that the log would have to report."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)
@@ -426,3 +431,4 @@ def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(tmp_path
     assert "Invalid argument" in make_partition(tree, f"{POD}/a", "root", frozenset({2, 3}))
     assert [tree.get(path, EXCLUSIVE) for path in (TOP, PODS, POD, f"{POD}/a")] == ["5", "", "", ""]
     assert tree.get(f"{OTHER_CLASS}/c", PARTITION) == "root"
+    assert not caplog.records

@@ -30,6 +30,8 @@ from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError
 
 _PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
+_COMMANDS = {"dra-frontend": "numa_tools", "nri-backend": "nri_backend"}
+"""Modules of the commands that the images contain."""
 # What the pod has by its mounts alone.
 _OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
 _LOOKS_EVERY: Final = 0.1
@@ -190,7 +192,7 @@ class Cluster:
 
     def _in_driver(self, instance: Instance, command: list[str]) -> Document:
         stage = self.stage
-        program = [sys.executable, "-m", command[0].replace("-", "_"), *command[1:]]
+        program = [sys.executable, "-m", _COMMANDS[command[0]], *command[1:]]
         places = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
         return _ran([*program, *places], {"NODE_NAME": stage.settings.node, "POD_UID": instance.pod_uid})
 

@@ -122,14 +122,12 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
 
 
 def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
-    """Returns the plans to apply before a container that is being started becomes a partition; empty if it does not.
+    """Returns the plans to apply before a container that is being started becomes a partition.
 
     These are the plans of siblings that were created but have not started. The runtime may have created their cgroups
     already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write these
     cgroups, but the kernel refuses a partition beside an overlapping ``cpuset.cpus`` even if no process has run in it.
     """
-    if not plan.partition:
-        return []
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     found = [one for one in siblings if one.phase in PENDING and one.excluded & plan.desired.cpus]
     return [replace(plan_of(state, one, full=False), partition="") for one in found]

@@ -136,7 +136,7 @@ class Reconciler:
             else:
                 paths[identity.id] = identity.cgroup
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
-        before = plans_before_partition(self._state, plan)
+        before = plans_before_partition(self._state, plan) if plan.partition else []
         return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:

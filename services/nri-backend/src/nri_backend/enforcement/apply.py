@@ -127,7 +127,7 @@ def apply_at_start(
         except CgroupAccessError:
             # The kernel does not show whether a process is in the cgroup, so apply() reports the error.
             done.outside = False
-    if not done.outside:
+    if not done.outside and (others.paths or others.sandboxes):
         done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
     if done.outside or done.occupants:
         return done

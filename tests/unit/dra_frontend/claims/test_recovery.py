@@ -282,15 +282,24 @@ async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) 
     assert again.store.ledger.absent == frozenset()
 
 
-@pytest.mark.parametrize("other", ["prepared", "released"])
-async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
-    """Another instance started after the loss of the file, could not read the claim and did not know its CPUs."""
+async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
+    """Removes the file of claim u and lets another instance, which cannot read u, prepare v with its CPUs.
+
+    Returns the CPUs, the document of u, which ``node`` cannot read either, and the other instance.
+    """
     held = node.cpus("u")
     node.file("u").unlink()
     good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
     second = await restarted(node)
     await second.recovery.round()
     assert (await second.prepare("v")).error is None
+    return held, good, second
+
+
+@pytest.mark.parametrize("other", ["prepared", "released"])
+async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
+    """Another instance started after the loss of the file, could not read the claim and did not know its CPUs."""
+    held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
     if other == "released":
         second.report(claims=[{"uid": "v", "driver": "dra.cpu"}])
@@ -306,12 +315,7 @@ async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(
 
 async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
     """The container was started just before the loss. The claim that got its CPUs is prepared again."""
-    held = node.cpus("u")
-    node.file("u").unlink()
-    good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
-    second = await restarted(node)
-    await second.recovery.round()
-    assert (await second.prepare("v")).error is None
+    held, good, _ = await allocated_again(node)
     node.api.documents["claim-u"] = good
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     await node.look()
@@ -324,12 +328,7 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
 @pytest.mark.parametrize("other", ["file vanished", "container runs"])
 async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
     """The other claim's file was removed in the next moment: its CPUs are in memory or in a container's report."""
-    held = node.cpus("u")
-    node.file("u").unlink()
-    good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
-    second = await restarted(node)
-    await second.recovery.round()
-    assert (await second.prepare("v")).error is None
+    held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
     if other == "file vanished":
         node.enforce(complete=False)

@@ -89,8 +89,8 @@ def allocate_claim(
     users = ledger.users(uid)
     if users and (blank.driver, uid) in ledger.ended:
         raise Refused(
-            f"{parsed.view} was released, but the backend of this instance still reports container {users[0].name} of "
-            f"pod {users[0].pod_namespace}/{users[0].pod_name}; retried when it has reported again"
+            f"{parsed.view} was released, but nri-backend still reports container {users[0].name} of pod "
+            f"{users[0].pod_namespace}/{users[0].pod_name}; it is retried by the kubelet"
         )
     if old is None and (users or file):
         # Its record is lost. Its containers keep their CPUs; a request without a container may get others.
@@ -102,7 +102,8 @@ def allocate_claim(
     elif users:
         raise Refused(
             f"{parsed.view} was allocated anew while container {users[0].name} of pod "
-            f"{users[0].pod_namespace}/{users[0].pod_name} still runs on its old allocation; retried when it ended"
+            f"{users[0].pod_namespace}/{users[0].pod_name} still runs with its old allocation; it is retried by the "
+            "kubelet until that container has ended"
         )
     try:
         return _allocated(parsed, inventory, ledger, rebuilding=rebuilding)

@@ -136,7 +136,7 @@ def _whole(file: ClaimFile) -> Held | str:
 
 
 def read_evidence(env: Sequence[str]) -> Evidence:
-    """Parses the variables (``K=V``) that nri/messages.py has selected from an environment by their prefix."""
+    """Parses the variables (``K=V``) that nri/plugin.py has selected from an environment by their prefix."""
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
         limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")

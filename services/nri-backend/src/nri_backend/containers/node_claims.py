@@ -49,10 +49,9 @@ class NodeClaims(Claims):
     def note_users(self, tracked: Tracked) -> None:
         """Makes a container the first user of the claims that it holds and that have no owner."""
         user = tracked.identity.user
-        lost = {(use.driver, use.uid) for use in tracked.orphaned}
-        for held in tracked.entitlement.claims:
+        for held in tracked.rightful:
             first = self.first_users.get(held.key)
-            if held.key in lost or (first is not None and (first is user or first == user)):
+            if first is not None and (first is user or first == user):
                 continue
             if self.owner(held, user) is None:
                 self.first_users[held.key] = user

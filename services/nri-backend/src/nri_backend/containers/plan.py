@@ -73,7 +73,7 @@ class Plan:
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the desired cpuset of a container: CPUs and nodes."""
-    lazy = state.lazy and tracked.phase in MAY_RUN and not tracked.identity.own_pod
+    lazy = tracked.phase in MAY_RUN and not tracked.identity.own_pod and state.lazy
     pool, mems = state.pool, tracked.entitlement.mems
     own = tracked.kept_cpus
     shared = state.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)

@@ -102,6 +102,22 @@ async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_
     await node.until(lambda: node.cpus(plain) == "1-7")
 
 
+async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disappeared(node: Node) -> None:
+    """Nobody leaves the CPUs of a claim that is not prepared any more, so the wait would last until its limit."""
+    assert isinstance(node.kernel, BrokenTree)
+    plain = await node.run("plain", of="p2")
+    env = node.claim(ONE)
+    node.kernel.broken, node.kernel.stays_broken = {plain}, True
+    node.enforcer.starter.clear_seconds = 60
+    async with asyncio.timeout(20):
+        creation = asyncio.create_task(node.create("claim", *env))
+        await node.until(lambda: node.enforcer.problems)
+        assert not creation.done()
+        await change_claims(node, lambda: node.unprepare(ONE))
+        with pytest.raises(RejectedError, match="this node has no record of it"):
+            await creation
+
+
 @pytest.mark.parametrize("hook", ["create", "start"])
 async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_during_it(node: Node, hook: str) -> None:
     """They were online at the beginning of the hook. Without the second check the container would run in the pool."""

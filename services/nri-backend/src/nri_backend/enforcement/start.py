@@ -79,14 +79,7 @@ class Starter:
             # enforces all of them.
             tracked = replace(tracked, fallback=_why_pooled(tracked))
             self._state.put(tracked)
-        changes = self._state.changes
-        others = await self._cleared(tracked, self.clear_until(runtime) if clear_until is None else clear_until)
-        if others:
-            return tracked, occupied(tracked, others)
-        if self._state.changes != changes:
-            tracked = self._state.authorized(tracked)
-            return tracked, tracked.rejection or impossible(tracked, self._state, runtime)
-        return tracked, None
+        return await self._cleared(tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until)
 
     async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
@@ -147,22 +140,36 @@ class Starter:
         self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
-    async def _cleared(self, tracked: Tracked, clear_until: float) -> list[Tracked]:
-        """Waits until no other container is on the container's CPUs. Returns those that are, at ``clear_until``."""
+    async def _cleared(
+        self, tracked: Tracked, runtime: LinkStatus, clear_until: float
+    ) -> tuple[Tracked, Rejection | None]:
+        """Waits until no other container is on the container's CPUs, or until the container cannot run any more.
+
+        Returns as admit(). The container is authorized again after each change of the state, since other containers
+        only leave for a claim that is still prepared.
+        """
         requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
-        if not overlapping(self._state, tracked):
-            return []
-        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
-        # the present list of online CPUs to find out that the container belongs to the pool now.
-        await self._inputs.refresh_host()
-        while (others := overlapping(self._state, tracked)) and time() < clear_until:
+        changes = self._state.changes
+        if overlapping(self._state, tracked):
+            # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit
+            # needs the present list of online CPUs to find out that the container belongs to the pool now.
+            await self._inputs.refresh_host()
+        while True:
+            if self._state.changes != changes:
+                changes = self._state.changes
+                tracked = self._state.authorized(tracked)
+                if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
+                    return tracked, rejection
+            if not (others := overlapping(self._state, tracked)):
+                return tracked, None
+            if time() >= clear_until:
+                return tracked, occupied(tracked, others)
             if others != requested or time() >= next_request:
                 # The audit moves them. Each move ends the wait below, also one that the kernel has refused. The pause
                 # between two requests keeps a refused move from being retried in a busy loop.
                 requested, next_request = others, time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()
             await self._reconciler.signals.wait_for_progress(min(clear_until, next_request))
-        return others
 
     def clear_until(self, runtime: LinkStatus) -> float:
         """Returns the time of the event loop until which a hook waits for other containers to leave."""

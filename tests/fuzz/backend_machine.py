@@ -434,6 +434,8 @@ SCRIPTS: Final = (
     # A process is left of a container that was removed, or of one whose cpuset another writer has just changed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
+    # A process is left of a container whose partition is then invalidated by the cpuset of a sibling.
+    "run 0; prepare 0 8; run 6 1 t; linger 2; foreign_write 1 255 f; run 1 t; vanish 2 f; run 2 t",
     "prepare 0 8; prepare 1 8; run 0 1; run 1 1; run 2 t; foreign_write 1 255; linger 1 f",
     # Writes fail while a container is started, and while others must move.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",

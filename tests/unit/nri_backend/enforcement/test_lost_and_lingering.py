@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState
+from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -115,7 +116,7 @@ async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_i
 
 
 async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -> None:
-    """Its cgroup may be in the middle of its removal: docs/adr/0029."""
+    """Its cgroup may be removed at any moment: docs/adr/0029. Processes that are left stay on its CPUs as members."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -124,7 +125,88 @@ async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -
         node.kernel.set(db, "cpuset.cpus", "0-7")
         end = node.ahead + 70
         await node.until(lambda: node.ahead >= end)
-        assert not [name for path, name, _ in node.kernel.written if path == db and name in (PARTITION, "cpuset.cpus")]
+        assert not [text for path, name, text in node.kernel.written if path == db and name == PARTITION]
+        assert (node.partition(db), node.cpus(db)) == ("member", "2-3")
+
+
+async def test_a_sibling_leaves_the_cpus_of_an_ended_partition_at_the_event_of_the_kernel(memory: Path) -> None:
+    """It does not wait for the next audit."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
+        await overlap(node, db, sidecar)
+        node.enforcer._auditor._next.tick += 1000
+        node.enforcer._auditor.partitions._take({db})
+        await eventually(lambda: node.cpus(sidecar) == "1,4-7")
+
+
+async def overlap(node: Node, db: str, sibling: str) -> None:
+    """Writes a sibling's cpuset as another process, on the CPUs of a partition that has ended."""
+    await node.enforcer.stop_container(pod("p1"), container("db"))
+    node.kernel.set(sibling, "cpuset.cpus", "0-7")
+    assert "invalid" in node.partition(db)
+
+
+@pytest.mark.parametrize("end", ["the last process ends", "the cgroup is removed"])
+async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_invalidated(
+    memory: Path, end: str
+) -> None:
+    """A process of it still runs. The kernel returns the CPUs to all others, and does not report that in this test.
+
+    An invalid partition must not outlive its cgroup, so it becomes a member.
+    """
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar, plain = await node.run("sidecar", name="sidecar"), await node.run("plain", of="p2")
+        db = await node.run("db", *node.claim(ONE))
+        await overlap(node, db, sidecar)
+        await node.until(lambda: node.cpus(plain) == node.cpus(sidecar) == "1,4-7")
+        assert node.enforcer.state.pool.held == {2, 3}
+        assert (node.partition(db), node.cpus(db)) == ("member", "2-3")
+        late = await node.run("late", of="p3")
+        assert node.cpus(late) == "1,4-7"
+        if end == "the cgroup is removed":
+            node.kernel.remove(db)
+        else:
+            node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
+        await node.until(lambda: node.cpus(plain) == node.cpus(late) == "1-7")
+        assert not node.enforcer.state.pool.held
+
+
+async def test_a_restarted_container_waits_for_an_earlier_life_whose_partition_was_invalidated(memory: Path) -> None:
+    """Both cgroups would have the same CPUs, and the kernel would refuse the new partition."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
+        node.enforcer.starter.clear_seconds = 0.0
+        await overlap(node, db, sidecar)
+        await node.until(lambda: node.partition(db) == "member")
+        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
+            await node.create("again", *env_of(ONE))
+        node.kernel.remove(db)
+        await node.until(lambda: node.reports["db"].state == "stopped")
+        assert node.partition(await node.run("again", *env_of(ONE))) == "root"
+
+
+async def test_an_invalid_partition_of_an_ended_container_becomes_a_member_after_a_restart(memory: Path) -> None:
+    """The kernel has invalidated it while no backend ran."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
+    node.kernel.set(sidecar, "cpuset.cpus", "0-7")
+    restarted = Node(memory, tree=lambda _: node.kernel)
+    async with enforcing(restarted):
+        assert restarted.enforcer.state.pool.held == {2, 3}
+        await restarted.until(lambda: restarted.partition(db) == "member")
+        assert restarted.cpus(db) == "2-3"
+
+
+async def test_a_standby_leaves_an_invalid_partition_of_an_ended_container_alone(memory: Path) -> None:
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
+    standby = Node(memory, tree=lambda _: node.kernel)
+    async with auditing(standby):
+        await standby.enforcer.synchronize([pod()], [listed("db", *env_of(ONE))])
+        await overlap(standby, db, sidecar)
+        end = standby.ahead + 70
+        await standby.until(lambda: standby.ahead >= end)
+        assert "invalid" in standby.partition(db)
 
 
 async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_has_ended(memory: Path) -> None:

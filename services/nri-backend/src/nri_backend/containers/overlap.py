@@ -11,8 +11,9 @@ from nri_backend.containers.state import CpusetClass, NodeState
 def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
 
-    Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they are
-    partitions that have not ended yet, and containers that the kernel moves when the partition is made.
+    Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they have
+    ended and one of the two cgroups is, or is to become, a partition; and containers that the kernel moves when the
+    partition is made.
     """
     if not (own := tracked.entitlement.cpus):
         return []
@@ -45,14 +46,18 @@ def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterab
     by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
     others = [by_id[i] for ids in groups for i in ids]
     # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
-    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(tracked, one)]
+    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
-def _may_stay(tracked: Tracked, sibling: Tracked) -> bool:
+def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
     """Returns True if a container of the same pod may stay on the container's CPUs."""
     if sibling.id == tracked.id:
         return True
-    if sibling.observed.partition and sibling.phase in (Phase.ENDING, Phase.LINGERING):
+    if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
+        sibling.observed.partition or state.partition_for(tracked)
+    ):
+        # The cpusets of two cgroups of a pod must not overlap if one of them is a partition. The earlier life may be a
+        # member because the kernel has invalidated its partition.
         return False
     keys = {held.key for held in tracked.entitlement.claims}
     return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)

@@ -6,7 +6,8 @@ claim file has changed, a start waits for other containers to leave, the kernel 
 a memory event, a container has ended, or a kernel call that hung has returned. A round does this, in this order:
 
 1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
-2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this.
+2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this. Those of ended
+   containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on wrong CPUs (``move``).
 4. At a tick it releases the exclusive CPUs of ended partitions, and compares cgroups with their plans (``audit``).
 5. It counts killed processes in pods with a memory event.
@@ -186,6 +187,7 @@ class Auditor:
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
             await self._look(self.partitions.take_changed(), full=False, final=True)
+            await self.partitions.release_ended(every=everyone)
             await self.move()
             if tick:
                 await self.partitions.settle(always=everyone)

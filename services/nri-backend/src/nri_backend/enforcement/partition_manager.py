@@ -5,6 +5,10 @@ The kernel invalidates a partition if the cpuset of a sibling overlaps with it, 
 partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
 be moved before the partition can be restored (``take_changed``).
 
+The partition of a container that has ended is not restored, since its cgroup may be removed at any moment
+(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive all the same. If the kernel
+has invalidated the partition, the shared pool therefore excludes them (``release_ended``).
+
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``, and the kernel does not remove them from there
 when the partition ends (``settle``). If the CPUs of an ended partition are in no cgroup at all, the kernel's list of
 partitions is damaged, and no further partition is created (docs/adr/0029).
@@ -14,16 +18,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
 
 from nri_backend.budgets import REPAIR_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.lifecycle import ALIVE, MAY_RUN
+from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, lost_text, partition_of, settle
+from nri_backend.enforcement.partitions import (
+    exclusive_of,
+    lost_cpus,
+    lost_text,
+    partition_of,
+    release_invalid,
+    settle,
+)
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import PARTITION, CgroupTree
 
+_LEFT: Final = ENDED & OCCUPYING
+"""Phases of a container that has ended and of which a process may still run."""
 _log = logging.getLogger(__name__)
 
 
@@ -108,9 +123,33 @@ class PartitionManager:
             return []
         self._next_repair = self._clock() + REPAIR_SECONDS
         changed, self._changed = self._changed, set()
-        pods = {one.identity.pod.uid for one in self._state if one.identity.cgroup in changed and one.phase in MAY_RUN}
+        pods = {
+            one.identity.pod.uid for one in self._state if one.identity.cgroup in changed and one.phase in OCCUPYING
+        }
         members = [one for uid in pods for one in self._state.containers.of_pod(uid) if one.phase in MAY_RUN]
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
+
+    async def release_ended(self, *, every: bool = False) -> None:
+        """Lets the pool hold the CPUs of ended containers whose partition the kernel has invalidated.
+
+        While a container counts as a partition, the pool contains its CPUs, because the kernel keeps all other
+        containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
+        without this check, a partition that becomes invalid after the end of its container would count as valid until
+        its last process has ended, and other containers would run on CPUs of a claim that is still in use. A partition
+        becomes invalid if the cpuset of a sibling overlaps with it, or if all of its CPUs go offline. In the second
+        case it stays invalid when the CPUs are online again.
+
+        With ``every``, this includes ended containers whose partition was invalid before this instance started.
+        """
+        for one in [one for one in self._state if one.phase in _LEFT]:
+            unknown = every and self._state.host.partitions and one.identity.evidence != NO_EVIDENCE
+            if not (one.observed.partition or unknown):
+                continue
+            if True in await self._reconciler.work(one.id, partial(release_invalid, self._tree, one.identity.cgroup)):
+                self._unsettled = True
+                now = self._state.containers.get(one.id)
+                if now is not None and now.phase in _LEFT:
+                    self._state.put(now.seen(partition=""))
 
     async def settle(self, *, always: bool = False) -> None:
         """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.

@@ -295,7 +295,7 @@ class Trace(Node):
         """All instances end, files are lost, and a new one starts."""
         what, which, how = self.input.number(6), self.input.number(5), self.input.number(4)
         for instance in self.instances:
-            instance.dead, instance.memory = True, frozenset()
+            instance.dead, instance.memory = True, {}
         self.forget()
         if what in (1, 3):
             self._lose_files(which, how)
@@ -316,7 +316,7 @@ class Trace(Node):
         if len(self.instances) < 2:
             await self.begin()
         else:
-            self.instances[0].dead, self.instances[0].memory = True, frozenset()
+            self.instances[0].dead, self.instances[0].memory = True, {}
             await self.bury()
 
     # The API server and the scheduler.

@@ -22,7 +22,7 @@ from numa_contract.names import CPU_DRIVER
 from numa_contract.reports import BackendStatus
 from numa_node.ticks import each_tick
 
-from tests.fuzz.frontend_oracle import BrokenRuleError, Oracle, Promise, Running, demand, read_files
+from tests.fuzz.frontend_oracle import BrokenRuleError, Key, Oracle, Promise, Running, demand, read_files
 from tests.fuzz.frontend_world import PAGES, Claim, Input, Instance, Kernel, Server, config_of, inventory_of
 from tests.rigs.frontend import Frontend
 from tests.rigs.simulation import Disk, KilledError, Process
@@ -125,17 +125,25 @@ class Node:
         """Updates what a process remembers, and what is lost with it."""
         assert isinstance(process, Instance)
         if process.dead:
-            process.memory = frozenset()
+            process.memory = {}
             self.forget()
         else:
-            seen = process.memory | read_files(self.path / "cdi").keys()
-            process.memory = seen - self.oracle.unprepared
+            seen = process.memory | {key: file.cpus for key, file in read_files(self.path / "cdi").items()}
+            process.memory = {key: cpus for key, cpus in seen.items() if key not in self.oracle.unprepared}
 
     def forget(self) -> None:
         """Lets the oracle note which claims have lost everything that contains their CPUs."""
         alive = [one for one in self.instances if not one.dead]
-        # Of two processes either may be asked next, and one that has started after the loss knows nothing.
-        self.oracle.forget(lambda key: bool(alive) and all(key in one.memory for one in alive))
+
+        def remembered(key: Key, cpus: frozenset[int]) -> bool:
+            # Of two processes either may be asked next. One that has started after the loss knows nothing, and one
+            # that has not read the files since an earlier loss may know other CPUs.
+            if alive and all(one.memory.get(key) == cpus for one in alive):
+                return True
+            requests = Journal(self.path / "claims.journal").read().cpus.get(key, {})
+            return frozenset[int]().union(*requests.values()) == cpus != frozenset()
+
+        self.oracle.forget(remembered)
 
     async def bury(self) -> None:
         """Ends killed instances, and starts one if none is left: the kubelet restarts a container."""

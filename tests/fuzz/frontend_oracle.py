@@ -158,11 +158,14 @@ class Oracle:
         self.unprepared.add(key)
         self.leaving.discard(key)
 
-    def forget(self, remembered: Callable[[Key], bool]) -> None:
-        """Notes which promises have lost everything that contains their CPUs."""
+    def forget(self, remembered: Callable[[Key, frozenset[int]], bool]) -> None:
+        """Notes which promises have lost everything that contains their CPUs.
+
+        ``remembered`` tells of a claim and its CPUs whether the processes or the journal contain them.
+        """
         files = read_files(self.directory)
         for key, promise in self.promises.items():
-            if promise.survives and not (key in files or remembered(key) or key[1] in self.running):
+            if promise.survives and not (key in files or remembered(key, promise.cpus) or key[1] in self.running):
                 self.claim_was_lost = True
                 promise.survives = False
                 if key not in self.damaged:

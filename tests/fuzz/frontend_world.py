@@ -179,8 +179,8 @@ class Instance(Process):
     def __init__(self, frontend: Frontend) -> None:
         super().__init__()
         self.frontend = frontend
-        self.memory: frozenset[Key] = frozenset()
-        """Claims whose files the process has seen and whose release it has not."""
+        self.memory: dict[Key, frozenset[int]] = {}
+        """CPUs by claim, of claims whose files the process has seen and whose release it has not."""
         self.generation = 0
         self.heard = 0
         """Generation of the records that the backend has heard of."""

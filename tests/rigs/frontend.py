@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,11 @@ class Frontend:
     def file(self, uid: str, driver: str = "dra.cpu") -> Path:
         """The claim's CDI file."""
         return self.path / cdi_file_name(driver, uid)
+
+    def remove_journaled_cpus(self) -> None:
+        """Removes the CPUs from the journal, which are not in it after it was lost and the claims were listed."""
+        journal = Journal(self.root / "claims.journal")
+        journal.write(replace(journal.read(), cpus={}))
 
     def damage(self, uid: str, driver: str = "dra.cpu") -> None:
         """Makes the record unreadable; what the runtime reads stays."""

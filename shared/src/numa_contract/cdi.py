@@ -48,7 +48,7 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """Where there is no record: what the environment tells, by request ("" in a claim with one request)."""
+    """By request as in CDI names, which is "" in a claim with one request. Without a record, from the environment."""
 
     @classmethod
     def of(cls, record: AllocationRecord) -> "ClaimFile":
@@ -56,7 +56,9 @@ class ClaimFile:
         memory: dict[str, int] = defaultdict(int)
         for allocation in record.memory:
             memory[allocation.device] += allocation.size
-        return cls(record.driver, record.claim.uid, record, record.cpus_of(), memory=dict(memory))
+        names = {request: record.device_request(request) or "" for request in record.requests if record.cpus}
+        cpus = {name: record.cpus_of([request]) for request, name in names.items()}
+        return cls(record.driver, record.claim.uid, record, record.cpus_of(), memory=dict(memory), cpus_by_request=cpus)
 
 
 # Each of 32 requests has one for CPUs, or one for its NUMA nodes and one for each of its page sizes.

@@ -19,6 +19,7 @@ from tests.rigs.frontend import full_disk
 A, B = ("dra.cpu", "a"), ("dra.memory", "b")
 NAMES = {A: ("ns", "claim-a"), B: ("other", "claim-b")}
 LEAVING = {A: ClaimFile.of(record("a"))}
+CPUS = {A: {"": frozenset({1, 2})}, ("dra.cpu", "c"): {"x": frozenset({3}), "y": frozenset({0, 5})}}
 NAMELESS = {B: ClaimFile(*B, None, frozenset({4, 5}), memory={"hugepages-2m-numa000": 1 << 21})}
 
 
@@ -46,6 +47,16 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
     assert first.foreign
     first.read()
     assert not first.foreign
+
+
+@pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
+def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
+    """Also when the names do not fit. A claim that is not listed has none."""
+    present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(1000)]], names)
+    Journal(path).write(Entries(present, cpus=CPUS))
+    read = Journal(path).read()
+    assert (read.present.keys(), read.cpus) == (present.keys(), CPUS)
+    assert read.present[A] == (names if len(names[0]) < 60 else ("", ""))
 
 
 def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
@@ -167,7 +178,8 @@ def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     """They are lines of their own: the others are understood."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
-    entries = [["dra.cpu", "a", "ns", "claim-a"], {"invention": 1}, ["x"], 3, {"record": {"version": 99}}]
+    entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]
+    entries += [{"record": {"version": 99}}]
     held = {"driver": "dra.cpu", "uid": "b", "cpus": "0", "memory": {}}
     entries += [held | {"cpus": [0]}, held | {"memory": [5]}]
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
@@ -175,4 +187,4 @@ def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[: 64 + len(line)] = head.ljust(64) + line
     path.write_bytes(bytes(data))
-    assert Journal(path).read() == Entries({A: NAMES[A]})
+    assert Journal(path).read() == Entries({A: NAMES[A]}, cpus={A: CPUS[A]})

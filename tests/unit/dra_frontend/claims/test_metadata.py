@@ -226,6 +226,7 @@ async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:
     before = node.mounts(), node.metadata().read_text()
     held = node.cpus("u")
     node.file("u").unlink()
+    (node.root / "claims.journal").unlink()
     again = Node(node.root, api=node.api)
     await again.store.start()
     assert not again.plugins.exists() or not list(again.plugins.iterdir())

@@ -73,6 +73,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Fronten
 async def test_lost_claims_come_first(node: Frontend) -> None:
     """A Prepare that comes at once waits for those that the journal knows to be asked for."""
     node.file("u").unlink()
+    node.remove_journaled_cpus()
     again = await restarted(node)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.recovery.run())
@@ -187,6 +188,7 @@ async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tm
     assert (await other.prepare("u")).error is None
     held = other.cpus("u")
     other.file("u").write_bytes(other.file("u").read_bytes()[:300])
+    other.remove_journaled_cpus()
     async with asyncio.TaskGroup() as tasks:
         preparing = tasks.create_task(node.prepare("v"))
         await asyncio.sleep(0.3)
@@ -289,6 +291,7 @@ async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any
     """
     held = node.cpus("u")
     node.file("u").unlink()
+    node.remove_journaled_cpus()
     good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
     second = await restarted(node)
     await second.recovery.round()
@@ -345,7 +348,8 @@ async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanishe
     assert found == ({"u": 2, "v": 0} if other == "file vanished" else {"u": 0, "v": 2}), "of three CPUs"
 
 
-async def test_a_lost_record_is_not_restored_when_its_container_has_other_cpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evidence", ["container", "journal", "journal, and the other claim is gone"])
+async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus(tmp_path: Path, evidence: str) -> None:
     """An instance remembers the CPUs of a claim that was lost and rebuilt with others, and whose file is lost again."""
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     node = Frontend(tmp_path, api=api)
@@ -353,6 +357,7 @@ async def test_a_lost_record_is_not_restored_when_its_container_has_other_cpus(t
     assert (await node.prepare("u")).error is None
     former = node.cpus("u")
     node.file("u").unlink()
+    node.remove_journaled_cpus()
     good, api.documents["claim-u"] = api.documents["claim-u"], {}
     second = await restarted(node)
     await second.recovery.round()
@@ -361,10 +366,45 @@ async def test_a_lost_record_is_not_restored_when_its_container_has_other_cpus(t
     assert (await second.prepare("u")).error is None
     assert (second.cpus("v"), second.cpus("u") & former) == (former, frozenset())
     node.file("u").unlink()
-    node.report(unknownClaims=[use("u", second.cpus("u"))])
+    if evidence == "container":
+        node.remove_journaled_cpus()
+        node.report(unknownClaims=[use("u", second.cpus("u"))])
+    gone = evidence.endswith("gone")
+    if gone:
+        await second.unprepare("v")
     await node.look()
     await node.recovery.round()
-    assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), former)
+    assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), frozenset() if gone else former)
+
+
+async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be_read(node: Frontend) -> None:
+    """No container uses it and no process remembers it: the journal contains its CPUs, and it gets them back."""
+    held, good = node.cpus("u"), node.api.documents["claim-u"]
+    node.file("u").unlink()
+    node.api.documents["claim-u"] = {}
+    again = await restarted(node)
+    await again.recovery.round()
+    assert again.store.ledger.held_cpus() == held
+    assert "2 CPUs wanted, 1 free" in str((await again.prepare("v")).error)
+    again.now += 700
+    node.api.documents["claim-u"] = good
+    await again.recovery.round()
+    assert again.cpus("u") == held
+
+
+async def test_the_cpus_of_a_lost_claim_are_free_when_it_was_unprepared_or_deleted(node: Frontend) -> None:
+    node.file("u").unlink()
+    again = await restarted(node)
+    assert (await again.unprepare("u")).error is None
+    await again.look()
+    assert not again.store.ledger.held_cpus()
+    assert (await again.prepare("v")).error is None
+    again.file("v").unlink()
+    del node.api.documents["claim-v"]
+    last = await restarted(again)
+    await last.recovery.round()
+    await last.look()
+    assert not last.store.ledger.held_cpus()
 
 
 def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
@@ -802,6 +842,7 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
     """CPUs that went offline while the claim was read are not allocated to it."""
     held = node.cpus("u")
     node.file("u").unlink()
+    node.remove_journaled_cpus()
     again = await restarted(node)
 
     async def counted(_driver: str) -> bool:

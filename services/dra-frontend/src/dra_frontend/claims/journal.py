@@ -51,6 +51,8 @@ class Entries:
     unlisted: bool = False
     """True if a former journal was lost and no instance has listed the claims of the cluster since then: the node may
     have prepared claims that are not in ``present``."""
+    cpus: Mapping[ClaimKey, Mapping[str, frozenset[int]]] = field(default_factory=dict)
+    """The CPUs of the claims in ``present``, as ``ClaimFile.cpus_by_request``, if they are known."""
 
 
 class Journal:
@@ -164,7 +166,9 @@ def _dump(entries: Entries) -> bytes:
     """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
     for whole in (True, False):
         lines = [_line({"unlisted": True})] if entries.unlisted else []
-        lines += [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
+        for key, name in entries.present.items():
+            cpus = tuple(entries.cpus.get(key, {}).items())
+            lines.append(_present_line(key, name if whole else ("", ""), cpus))
         lines += [_line(_releasing_value(file, whole=whole)) for file in entries.releasing.values()]
         data = b"".join(lines)
         if len(data) <= SLOT_BYTES - _HEADER:
@@ -178,8 +182,9 @@ def _line(value: Any) -> bytes:
 
 # All but one are the same at each write.
 @lru_cache(maxsize=4096)
-def _present_line(*key_and_name: str) -> bytes:
-    return _line(key_and_name)
+def _present_line(key: ClaimKey, name: Name, cpus: tuple[tuple[str, frozenset[int]], ...]) -> bytes:
+    lists = {request: format_cpu_list(numbers) for request, numbers in cpus}
+    return _line([*key, *name, lists] if lists else [*key, *name])
 
 
 def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
@@ -190,6 +195,7 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
 
 def _parse(data: bytes) -> Entries:
     present: dict[ClaimKey, Name] = {}
+    cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted = False
     for line in data.splitlines():
@@ -197,14 +203,16 @@ def _parse(data: bytes) -> Entries:
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
-                driver, uid, namespace, name = map(str, value)
+                driver, uid, namespace, name = map(str, value[:4])
                 present[driver, uid] = namespace, name
+                if len(value) > 4:
+                    cpus[driver, uid] = {str(request): parse_cpu_list(text) for request, text in value[4].items()}
             elif "unlisted" in value:
                 unlisted = value["unlisted"] is True
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
-    return Entries(present, releasing, unlisted)
+    return Entries(present, releasing, unlisted, cpus)
 
 
 def _releasing(value: Any) -> ClaimFile:

@@ -230,9 +230,8 @@ class ClaimStore:
         # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
-        for key, file in self._held.files.items() if view.files is not self._held.files else ():
-            if _is_lost(view.files.get(key), file, released=key not in transaction.present):
-                transaction.vanished[key] = file
+        known = self._held.files if view.files is not self._held.files else {}
+        transaction.vanished = _vanished(view.files, known, entries)
         for key in view.files.keys() - transaction.present.keys():
             record = view.files[key].record
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
@@ -241,12 +240,12 @@ class ClaimStore:
         # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt on
         # CPUs that another claim may have by now. Newer reports are believed: the end is news to this one's backend.
         # While the claims of the node are not listed, a release that has ended keeps an entry.
-        known = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
+        listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._held.files.keys() | self._held.releasing.keys() | self._present.keys()
         other = hears and self._journal.foreign and not transaction.unlisted
-        gone = frozenset(before - known) if other else frozenset[ClaimKey]()
+        gone = frozenset(before - listed) if other else frozenset[ClaimKey]()
         transaction.changes += [Change("released", *key) for key in sorted(gone)]
-        transaction.ended = unheard - known | gone
+        transaction.ended = unheard - listed | gone
         transaction.drop_contradicted()
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
@@ -272,8 +271,27 @@ class ClaimStore:
 
     def _write_journal(self, transaction: Transaction) -> None:
         # Copies, since the transaction may go on and the journal compares them with its next entries.
-        entries = Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted)
-        self._journal.write(entries)
+        cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
+        self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
+
+
+def _vanished(
+    files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
+) -> dict[ClaimKey, ClaimFile]:
+    """Returns what the lost files of claims contained: from the memory of this instance, or else from the journal.
+
+    Memory contains whole records, but it may be older than the journal: if a file is lost twice, another instance may
+    have rebuilt its record with other CPUs in between. The journal contains CPUs and no record, as a damaged file does
+    whose environment can be read: the CPUs stay held, and recovery rebuilds the record with them.
+    """
+    vanished = {
+        key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)
+    }
+    for key, cpus in entries.cpus.items():
+        if key not in files and (key not in vanished or vanished[key].cpus_by_request != cpus):
+            every = frozenset[int]().union(*cpus.values())
+            vanished[key] = ClaimFile(*key, None, every, cpus_by_request=cpus)
+    return vanished
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from dra_frontend.allocation.claim import parse_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool
 from dra_frontend.publishing.plan import variants
 from numa_contract.config import Config
+from numa_contract.quantity import parse_quantity
 
 from tests.chart.helm import Document, render
 from tests.chart.schemas import KUEUE, VERSIONS, check_object

@@ -14,7 +14,7 @@ import cel
 import pytest
 import yaml
 from dra_frontend.allocation.claim import parse_claim
-from dra_frontend.devices.quantity import parse_quantity
+from numa_contract.quantity import parse_quantity
 
 from tests.chart.helm import CHART, Document, HelmError, render, run
 from tests.chart.schemas import check_object

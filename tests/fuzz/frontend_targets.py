@@ -21,13 +21,13 @@ from dra_frontend.api_server.requests import Call
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from dra_frontend.events.event import COUNTED, read_recorded
 from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.quantity import format_quantity, parse_quantity
 from numa_contract.reports import MAX_STATE_BYTES
 from numa_node.runtimes.containerd import RuntimeConfigError
 from numa_node.toml_text import parse_toml

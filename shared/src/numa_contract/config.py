@@ -5,8 +5,9 @@ The keys of the CPU peer keep their names and places; the chart's JSON schema is
 """
 
 import posixpath
+import re
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +26,7 @@ from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import ContractError
 from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
 from numa_contract.pagesize import parse_page_size
+from numa_contract.quantity import parse_quantity
 
 
 class ConfigError(ContractError):
@@ -68,9 +70,10 @@ def _text_only(value: object) -> object:
     return parse_cpu_list(value) if isinstance(value, str) else value
 
 
+_WHOLE_BYTES: Final = re.compile(r"[0-9]+([kMGT]|[KMGT]i)?")
 # What JSON Schema cannot say (no "..", no list that runs backwards) is said when the file is read.
 _CpuListSchema = Annotated[str, Field(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")]
-_ByteSchema = Annotated[str, Field(pattern=r"^[0-9]+([kMGT]|[KMGT]i)?$")] | Annotated[int, Field(ge=0)]
+_ByteSchema = Annotated[str, Field(pattern=f"^{_WHOLE_BYTES.pattern}$")] | Annotated[int, Field(ge=0)]
 _LimitName = Annotated[
     str, WithJsonSchema({"type": "string", "pattern": "^(memory|hugepages-[0-9]+[kmgKMG](i|[bB])?)$"})
 ]
@@ -81,15 +84,13 @@ CpuList = Annotated[
     BeforeValidator(_text_only, json_schema_input_type=_CpuListSchema),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
-_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def _bytes(value: object) -> object:
     if isinstance(value, str):
-        digits = value.rstrip("kKMGTi")
-        if not digits.isascii() or not digits.isdigit() or value.removeprefix(digits) not in _SIZES:
+        if not _WHOLE_BYTES.fullmatch(value):
             raise ValueError('must be a whole number of bytes or a quantity such as "512Mi"')
-        return int(digits) * _SIZES[value.removeprefix(digits)]
+        return int(parse_quantity(value))
     return value
 
 

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.machine.discovery import discover
+from numa_contract.quantity import parse_quantity
 from numa_tools.cel.evaluate import LONGEST, selected
 from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import CelError, Domains, Quantity

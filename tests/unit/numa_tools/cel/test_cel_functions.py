@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from dra_frontend.devices.quantity import parse_quantity
+from numa_contract.quantity import parse_quantity
 from numa_tools.cel.evaluate import selected
 from numa_tools.cel.semver import Semver
 from numa_tools.cel.tokens import CelUnsupportedError

@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from numa_contract.errors import MalformedError, shown
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, DRIVERS, MEMORY_CAPACITY, MEMORY_DRIVER, check_uid
+from numa_contract.quantity import format_quantity, parse_quantity
 from numa_contract.records import AllocationResult, ClaimReference, PodReference
-
-from dra_frontend.devices.quantity import format_quantity, parse_quantity
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 # The API's own limits (k8s.io/api/resource/v1): 32 results and 256 consumers of a claim; entries of a class and of the

@@ -7,12 +7,12 @@ from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import MEMORY_DRIVER
+from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from numa_contract.names import NOT_PROVISIONED, PROVISIONED
 from numa_contract.pagesize import kubernetes_page_size
+from numa_contract.quantity import format_quantity
 
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
-from dra_frontend.devices.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64

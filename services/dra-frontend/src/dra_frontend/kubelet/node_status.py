@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from numa_contract.errors import MalformedError
+from numa_contract.quantity import parse_quantity
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError
-from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP
 
 FEATURE: Final = "DRANodeAllocatableResources"

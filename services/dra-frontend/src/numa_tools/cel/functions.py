@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dra_frontend.devices.model import MOST_ATTRIBUTE_VALUES
-from dra_frontend.devices.quantity import parse_quantity
 from numa_contract.errors import MalformedError, shown
+from numa_contract.quantity import parse_quantity
 
 from numa_tools.cel import regex
 from numa_tools.cel.semver import Semver, normalized

@@ -4,9 +4,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dra_frontend.devices.quantity import format_quantity
 from numa_contract.config import Config, ConfigError
 from numa_contract.names import DRIVERS
+from numa_contract.quantity import format_quantity
 
 from numa_tools.commands.classes import known_classes
 from numa_tools.commands.forms import table

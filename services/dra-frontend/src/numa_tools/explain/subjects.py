@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dra_frontend.devices.model import CpuDevice, Device
-from dra_frontend.devices.quantity import format_quantity
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 
 from numa_tools.explain.enforced import Problem, container_view, problem, problems_of

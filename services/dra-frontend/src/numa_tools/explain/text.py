@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from dra_frontend.devices.quantity import format_quantity
 from numa_contract.errors import printable
+from numa_contract.quantity import format_quantity
 
 from numa_tools.explain.enforced import Problem
 

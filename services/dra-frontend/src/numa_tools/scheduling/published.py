@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Final
 
-from dra_frontend.devices.quantity import format_quantity
+from numa_contract.quantity import format_quantity
 
 from numa_tools.cel.semver import Semver
 from numa_tools.cel.values import CelError, Domains, Quantity

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
-from dra_frontend.devices.quantity import parse_quantity
 from numa_contract.errors import MalformedError, shown
+from numa_contract.quantity import parse_quantity
 
 MOST_ITEMS: Final = 1024
 """Of one list: more than any list of the API has."""

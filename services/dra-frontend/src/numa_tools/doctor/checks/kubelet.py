@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.reserves import is_explicit
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
+from numa_contract.quantity import parse_quantity
 from numa_contract.reports import BackendStatus
 
 from numa_tools.doctor.facts import Document, KubeletConfig

@@ -4,10 +4,10 @@
 from fractions import Fraction
 
 import pytest
-from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.errors import MalformedError
+from numa_contract.quantity import format_quantity, parse_quantity
 
 from tests.rigs.cpu_time import cpu_seconds
 

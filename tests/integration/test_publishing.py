@@ -12,8 +12,9 @@ import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.requests import Pace
+from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.devices.slices import ALLOCATABLE, slice_documents
+from dra_frontend.devices.slices import slice_documents
 from dra_frontend.events.recorder import EventRecorder, NodeEvents
 from dra_frontend.machine.model import HugepagePool
 from dra_frontend.publishing.publisher import Publisher

@@ -107,7 +107,8 @@ class Service:
             driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))
             for driver in DRIVERS
         }
-        kubelet = NodeCapabilities(self.publishers, self.node_status)
+        counted = config.publish_node_allocatable_resource_mapping
+        kubelet = NodeCapabilities(self.publishers, self.node_status, mapped=counted)
         self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
@@ -127,7 +128,6 @@ class Service:
             config=config,
         )
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        counted = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=counted)
         # The longest name first: its refusal of a long root says how much has to go for all.
         names = sorted(DRIVERS, key=len, reverse=True)

@@ -29,8 +29,8 @@ from dra_frontend.api_server.errors import (
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Pace
+from dra_frontend.devices.gates import COUNTING
 from dra_frontend.events.event import ObjectReference, Observation, new_event
-from dra_frontend.publishing.plan import COUNTING_GATE
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
@@ -114,11 +114,9 @@ async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Pat
 def test_what_the_server_says_of_long_names_ends_with_what_is_wrong() -> None:
     """A slice has its node's name in it, and both stand before the feature: without it nothing would be published."""
     name, node = "s" * 253, "n" * 253
-    text = (
-        f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING_GATE} feature'
-    )
+    text = f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING} feature'
     error = translate(Call("update", "resource.k8s.io", "resourceslices"), 403, {"message": text}, {})
-    assert COUNTING_GATE in str(error)
+    assert COUNTING in str(error)
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])

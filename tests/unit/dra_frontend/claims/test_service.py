@@ -252,15 +252,6 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
     assert not again.cpus("b") & held
 
 
-async def test_no_claim_is_counted_if_devices_are_published_without_the_mapping(tmp_path: Path, api: Claims) -> None:
-    """The kubelet counts by the mapping, whatever else it declares."""
-    node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
-    node.counted = True
-    api.add(claim("u", memory("64Mi")))
-    assert (await node.prepare("u", "dra.memory")).error is None
-    assert not node.record("u", "dra.memory").counted
-
-
 async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend, api: Claims) -> None:
     """The kubelet has set the pod's limits by then: what it does later is of later claims."""
     for uid, counted in (("u", True), ("v", False)):

@@ -2,11 +2,13 @@
 """Plain memory that is kept for the system."""
 
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.model import MemoryDevice
-from dra_frontend.devices.reserves import memory_reserve
+from dra_frontend.devices.reserves import memory_reserve, reserved_by_kubelet
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,28 @@ from tests.strategies.machines import machine
 
 GIB = 1 << 30
 MIB = 1 << 20
+
+
+def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
+    """A Node of 64 GiB with 8 GiB of hugepages, of which pods cannot have so many bytes and half a CPU."""
+    capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": pages, "pods": "110"}
+    allocatable = {**capacity, "cpu": "15500m", "memory": str(56 * GIB - reserved)}
+    return {"status": {"capacity": capacity, "allocatable": allocatable}}
+
+
+def test_the_kubelet_reserves_what_is_neither_allocatable_nor_hugepages() -> None:
+    """Kubernetes takes hugepages off the allocatable memory as well; they are no reserve."""
+    assert reserved_by_kubelet(node(), "memory") == 2 * GIB
+    assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
+    assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"status": {}}, {"status": None}, {"status": {"capacity": []}}, node(pages="many")]
+)
+def test_a_node_without_figures_shows_no_reserve(broken: dict[str, Any]) -> None:
+    """The kubelet has not registered yet, or another writer has damaged the Node."""
+    assert reserved_by_kubelet(broken, "memory") is None
 
 
 def uneven(*sizes: int, huge: int = 0) -> Machine:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import MemoryDevice
-from dra_frontend.devices.slices import ALLOCATABLE, DEVICES_PER_SLICE, slice_documents
+from dra_frontend.devices.slices import DEVICES_PER_SLICE, slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, Machine
 from dra_frontend.publishing.plan import canonical, differences, variants

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.api_server.errors import ForbiddenError, NotFoundError, UnavailableError
-from dra_frontend.kubelet.node_status import NodeStatus, counts_claims, reserved_memory
+from dra_frontend.kubelet.node_status import NodeStatus
 
 GI = 1 << 30
 
@@ -34,21 +34,6 @@ class Server:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-
-def test_reserved_memory_is_what_is_neither_allocatable_nor_hugepages() -> None:
-    """Kubernetes takes hugepages off the allocatable memory as well; they are no reserve."""
-    assert reserved_memory(node()) == 2 * GI
-    assert reserved_memory(node(-GI)) == 0, "more is allocatable than is there: the kubelet counts on swap or worse"
-    broken: list[dict[str, Any]] = [{}, {"status": {}}, {"status": None}, {"status": {"capacity": []}}]
-    assert [reserved_memory(one) for one in (*broken, node(memory="much"))] == [None] * 5
-
-
-def test_a_kubelet_declares_that_it_counts() -> None:
-    """A Node without the list is of a kubelet that is too old."""
-    assert counts_claims(node(GI, "GuaranteedQoSPodCPUResize", "DRANodeAllocatableResources"))
-    assert not counts_claims(node(GI, "GuaranteedQoSPodCPUResize"))
-    assert not counts_claims({"status": {}})
 
 
 async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:

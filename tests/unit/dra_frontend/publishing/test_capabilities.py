@@ -5,19 +5,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from dra_frontend.kubelet.node_status import FEATURE, NodeStatus
+from dra_frontend.devices.gates import COUNTING
+from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.publishing.capabilities import NodeCapabilities
 
 
 @pytest.mark.parametrize(
-    ("stored", "declared", "counts"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("mapped", "stored", "declared", "counts"),
+    [(True, True, True, True), (True, True, False, False), (True, False, True, False), (False, True, True, False)],
 )
 async def test_claims_are_counted_if_the_mapping_is_stored_and_the_feature_declared(
-    stored: bool, declared: bool, counts: bool
+    mapped: bool, stored: bool, declared: bool, counts: bool
 ) -> None:
+    """Slices with the mapping that an earlier configuration has left count nothing."""
+
     async def get_node() -> dict[str, Any]:
-        return {"status": {"declaredFeatures": [FEATURE] if declared else []}}
+        return {"status": {"declaredFeatures": [COUNTING] if declared else []}}
 
     publishers = {"dra.memory": cast("Any", SimpleNamespace(counted=stored))}
-    kubelet = NodeCapabilities(publishers, NodeStatus(get_node))
+    kubelet = NodeCapabilities(publishers, NodeStatus(get_node), mapped=mapped)
     assert await kubelet.counts_claims("dra.memory") is counts

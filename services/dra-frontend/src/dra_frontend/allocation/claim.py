@@ -16,6 +16,8 @@ from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, DRIVERS, MEMORY_CAPACI
 from numa_contract.quantity import format_quantity, parse_quantity
 from numa_contract.records import AllocationResult, ClaimReference, PodReference
 
+from dra_frontend.devices.gates import SHARING
+
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 # The API's own limits (k8s.io/api/resource/v1): 32 results and 256 consumers of a claim; entries of a class and of the
 # claim make up to 64 of the config. More than 32 for our two drivers are nobody's.
@@ -146,7 +148,7 @@ def count_of(driver: str, result: AllocationResult) -> int:
     if taken is None:
         raise Refused(
             f"request {name}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
+            f"is the feature gate {SHARING} on in API server and scheduler?"
         )
     if not 0 < taken < _HIGHEST_AMOUNT or taken.denominator != 1:
         raise Refused(f"request {name}: {shown(taken)} of {key} is not a positive whole number of {_UNITS[driver]}")

@@ -190,8 +190,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping
-        counted = mapped and await self._kubelet.counts_claims(driver)
+        counted = await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         restore = partial(_prepare_lost, parsed=parsed, devices=self._devices, metadata=self._metadata)
         if await self._store.transact(restore):

@@ -120,9 +120,7 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # The kubelet counts only claims of devices that are published with the mapping.
-            mapped = self.config.publish_node_allocatable_resource_mapping
-            counted = mapped and await self.kubelet.counts_claims(driver)
+            counted = await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory
             needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
             others = await self.other_devices.read(needed) if needed else NO_OTHERS

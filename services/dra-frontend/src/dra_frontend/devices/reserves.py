@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much plain memory of each NUMA node is kept for the system, and where that figure comes from.
+"""What is kept for the system: by the kubelet, as its Node shows it, and of the plain memory of each NUMA node.
 
 The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
 run on, so the sum is split by size over the NUMA nodes with CPUs and normal memory, never over those with only CXL
@@ -8,9 +8,12 @@ memory or HBM, unless the operator splits it (``reservedMemory``, as the kubelet
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from fractions import Fraction
+from typing import Any, Final
 
 from numa_contract.config import Config
+from numa_contract.errors import MalformedError
+from numa_contract.quantity import parse_quantity
 
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
@@ -40,6 +43,24 @@ class MemoryReserve:
     def text(self) -> str:
         """How the figure came about, for people."""
         return _SOURCES[self.source]
+
+
+def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | None:
+    """Returns the amount of a node resource (``cpu``, ``memory``) that pods cannot have, or None if it is not known.
+
+    It is the capacity of the Node less its allocatable part: kubeReserved, systemReserved and the hard eviction
+    threshold. Hugepages are not allocatable as memory, although they are no reserve (pkg/kubelet/nodestatus/setters.go
+    of Kubernetes). A negative amount is reported as 0.
+    """
+    status = node.get("status") or {}
+    try:
+        capacity, allocatable = status["capacity"], status["allocatable"]
+        kept = parse_quantity(capacity[resource]) - parse_quantity(allocatable[resource])
+        if resource == "memory":
+            kept -= sum(parse_quantity(size) for name, size in capacity.items() if name.startswith("hugepages-"))
+    except (KeyError, TypeError, AttributeError, MalformedError):
+        return None
+    return max(Fraction(0), kept)
 
 
 def is_explicit(config: Config) -> bool:

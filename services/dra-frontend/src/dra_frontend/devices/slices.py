@@ -8,12 +8,11 @@ from numa_contract.names import NOT_PROVISIONED, PROVISIONED
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.quantity import format_quantity
 
+from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
-ALLOCATABLE: Final = "nodeAllocatableResources"
-"""The field of a device by which claims are counted against the node (KEP-5517, in the form of Kubernetes 1.37)."""
 _LONGEST_NAME: Final = 253
 _HASH_DIGITS: Final = 8
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kubelet says of itself in its Node: the memory that it reserves, and whether it counts claims.
+"""Reads this node's Node regularly: the memory that the kubelet reserves, and whether it counts claims.
 
-Memory: capacity less allocatable is kubeReserved, systemReserved and the hard eviction threshold, and all hugepages
-(kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go). Claims: from Kubernetes 1.37 on a kubelet with the gate of
-KEP-5517 declares that it adds claims to the limits of pods and containers.
+The rules are in :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates`.
 """
 
 import asyncio
@@ -12,16 +10,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from numa_contract.errors import MalformedError
-from numa_contract.quantity import parse_quantity
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError
+from dra_frontend.devices.gates import kubelet_counts_claims
+from dra_frontend.devices.reserves import reserved_by_kubelet
 from dra_frontend.machine.model import MEMORY_STEP
 
-FEATURE: Final = "DRANodeAllocatableResources"
-"""In ``status.declaredFeatures``."""
 _SECONDS: Final = 300.0
 """Between two reads. A kubelet changes what it reserves when it is started anew, which is rare."""
 _FRESH_SECONDS: Final = 10.0
@@ -32,23 +28,6 @@ _UNKNOWN: Final = (
     "instead (dra-frontend inspect shows how much): set reservedMemory"
 )
 _log = logging.getLogger(__name__)
-
-
-def reserved_memory(node: Mapping[str, Any]) -> int | None:
-    """Returns the bytes that pods cannot have, hugepages not among them; None where the Node has no figure."""
-    status = node.get("status") or {}
-    try:
-        capacity = {name: int(parse_quantity(value)) for name, value in (status.get("capacity") or {}).items()}
-        allocatable = int(parse_quantity((status.get("allocatable") or {})["memory"]))
-        huge = sum(size for name, size in capacity.items() if name.startswith("hugepages-"))
-        return max(0, capacity["memory"] - allocatable - huge)
-    except (MalformedError, KeyError, AttributeError):
-        return None
-
-
-def counts_claims(node: Mapping[str, Any]) -> bool:
-    """Tells whether the kubelet adds claims to limits."""
-    return FEATURE in ((node.get("status") or {}).get("declaredFeatures") or ())
 
 
 class NodeStatus:
@@ -90,11 +69,11 @@ class NodeStatus:
     async def read(self) -> None:
         """Reads the Node. Raises KubeError."""
         node = await self._get_node()
-        reserved, before = reserved_memory(node), self.reserved_memory
+        reserved, before = reserved_by_kubelet(node, "memory"), self.reserved_memory
         if reserved is not None and (before is None or abs(reserved - before) >= MEMORY_STEP):
-            _log.info("memory reserved by the kubelet", extra={"bytes": reserved, "before": before})
-            self.reserved_memory = reserved
-        self._counts, self._read_at, self.problem = counts_claims(node), self._clock(), ""
+            _log.info("memory reserved by the kubelet", extra={"bytes": int(reserved), "before": before})
+            self.reserved_memory = int(reserved)
+        self._counts, self._read_at, self.problem = kubelet_counts_claims(node), self._clock(), ""
         self.settled.set()
 
     async def counts_claims(self) -> bool:

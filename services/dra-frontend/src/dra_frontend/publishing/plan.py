@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dra_frontend.api_server.requests import Document
-from dra_frontend.devices.slices import ALLOCATABLE
+from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
 
 Accepted = Mapping[str, tuple[Document, Document]]
 """By slice name, what was sent and what the server made of it: the same is not sent again, else it never ends."""
@@ -89,22 +89,20 @@ def _without_mapping(device: Document) -> Document:
     return {key: value for key, value in device.items() if key != ALLOCATABLE}
 
 
-COUNTING_GATE: Final = "DRANodeAllocatableResources"
-"""The feature gate of KEP-5517, and what a kubelet declares in its Node that has it on."""
 MAPPING_REFUSED: Final = "NodeAllocatableMappingUnsupported"
+LISTS_REFUSED: Final = "ResourceSliceListsRefused"
 # Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
 # attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and from 1.37 on while
 # the node's kubelet does not count claims.
-_LISTS: Final = "ResourceSliceListsRefused"
 _REFUSED: Final = {
-    _LISTS: (_without_lists, "list attributes", "DRAListTypeAttributes"),
-    MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING_GATE} in this node's kubelet,"),
+    LISTS_REFUSED: (_without_lists, "list attributes", LISTS),
+    MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING} in this node's kubelet,"),
 }
 _DROPPED: Final = {
-    f".{ALLOCATABLE}": f"{COUNTING_GATE} (Kubernetes 1.37)",
-    ".taints": "DRADeviceTaints",
-    ".binds": "DRADeviceBindingConditions",
-    ".binding": "DRADeviceBindingConditions",
+    f".{ALLOCATABLE}": f"{COUNTING} (Kubernetes 1.37)",
+    f".{TAINTS_FIELD}": TAINTS,
+    ".binds": BINDING,
+    ".binding": BINDING,
 }
 
 
@@ -120,7 +118,7 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
                 {**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before
             ]
             if after != before:
-                found.append((after, (*reasons, "" if reason == _LISTS and not _asked_for(before) else reason)))
+                found.append((after, (*reasons, "" if reason == LISTS_REFUSED and not _asked_for(before) else reason)))
     return found
 
 

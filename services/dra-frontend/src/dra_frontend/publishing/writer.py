@@ -8,9 +8,8 @@ from typing import Final
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError
 from dra_frontend.api_server.requests import Document
-from dra_frontend.devices.slices import ALLOCATABLE
+from dra_frontend.devices.gates import ALLOCATABLE, COUNTING, SHARING, SHARING_FIELDS
 from dra_frontend.publishing.plan import (
-    COUNTING_GATE,
     MAPPING_REFUSED,
     canonical,
     differences,
@@ -23,9 +22,8 @@ _log = logging.getLogger(__name__)
 
 Pools = Mapping[str, Sequence[Document]]
 """The desired slices by pool."""
-_GATED: Final = ("allowMultipleAllocations", "requestPolicy")
 _GATE_OFF: Final = (
-    f"the API server drops {' and '.join(_GATED)}: switch on the feature gate DRAConsumableCapacity in the API server "
+    f"the API server drops {' and '.join(SHARING_FIELDS)}: switch on the feature gate {SHARING} in the API server "
     "and the scheduler (on by default from Kubernetes 1.36); nothing is published until then"
 )
 
@@ -112,7 +110,7 @@ class SliceWriter:
                 refusals.append(error)
             except ForbiddenError as error:
                 # Kubernetes 1.37 forbids the mapping while the node's kubelet has not declared that it counts claims.
-                if COUNTING_GATE not in str(error) or MAPPING_REFUSED in left_out:
+                if COUNTING not in str(error) or MAPPING_REFUSED in left_out:
                     raise
                 refused.add(MAPPING_REFUSED)
                 refusals.append(error)
@@ -146,7 +144,7 @@ class SliceWriter:
     def _check_gate(self, sent: Document, answer: Document) -> tuple[Document, Document]:
         """Returns both specs in canonical form, unless the answer lacks what must be in it."""
         both = canonical(sent["spec"]), canonical(answer["spec"])
-        if any(path.rpartition(".")[2] in _GATED for path in differences(*both)):
+        if any(path.rpartition(".")[2] in SHARING_FIELDS for path in differences(*both)):
             raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
         return both
 

@@ -169,7 +169,7 @@ class Trial:
     dropped: tuple[str, ...]
     """Paths that were sent and did not come back."""
     refused: tuple[str, ...]
-    """Reasons for which it took the slice only without some fields."""
+    """Feature gates without which it accepted the slice only without their fields."""
     server_ahead: float
     """Seconds by which the server's clock is ahead of this node's; its own has whole seconds."""
 

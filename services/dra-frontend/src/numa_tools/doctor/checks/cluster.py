@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from dra_frontend.devices import gates
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.slices import ALLOCATABLE
 from dra_frontend.machine.model import FAR_TIER
 from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, memory_class_name
@@ -15,7 +15,6 @@ from numa_tools.doctor.facts import Document, Right, Service, Trial
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
-_SHARING: Final = ("allowMultipleAllocations", "requestPolicy")
 _MOST_SECONDS: Final = 30.0
 """By which clocks may differ. Tokens are valid from the moment at which they were made."""
 _ON: Final = "switch it on in API server, scheduler, controller manager and kubelet"
@@ -47,34 +46,34 @@ def _served(slices: object) -> Iterator[Finding]:
 
 
 def _consumable(trial: Trial) -> Iterator[Finding]:
-    if any(path.rpartition(".")[2] in _SHARING for path in trial.dropped):
+    if any(path.rpartition(".")[2] in gates.SHARING_FIELDS for path in trial.dropped):
         yield problem(
-            "The API server drops what lets several claims share a device (feature gate DRAConsumableCapacity).",
+            f"The API server drops what lets several claims share a device (feature gate {gates.SHARING}).",
             "each device would be given away whole, so nothing is published",
             f"{_ON}; it is on by default from Kubernetes 1.36",
         )
 
 
 def _taints(trial: Trial) -> Iterator[Finding]:
-    if any(".taints" in path for path in trial.dropped):
+    if any(f".{gates.TAINTS_FIELD}" in path for path in trial.dropped):
         why = "a device of which claims hold more than the machine has left still looks free to the scheduler"
-        yield note("The API server drops taints of devices (feature gate DRADeviceTaints).", why, _ON)
+        yield note(f"The API server drops taints of devices (feature gate {gates.TAINTS}).", why, _ON)
 
 
 def _mapping(trial: Trial, config: Config) -> Iterator[Finding]:
-    lost = "NodeAllocatableMappingUnsupported" in trial.refused or any(ALLOCATABLE in one for one in trial.dropped)
+    lost = gates.COUNTING in trial.refused or any(gates.ALLOCATABLE in one for one in trial.dropped)
     if config.publish_node_allocatable_resource_mapping and lost:
         yield problem(
             "The API server does not take what publishNodeAllocatableResourceMapping publishes.",
             "claims do not count against the node, though the configuration wants it",
-            f"DRANodeAllocatableResources (Kubernetes 1.37): {_ON}; or set the key to false",
+            f"{gates.COUNTING} (Kubernetes 1.37): {_ON}; or set the key to false",
         )
 
 
 def _lists(trial: Trial) -> Iterator[Finding]:
-    if "ResourceSliceListsRefused" in trial.refused:
+    if gates.LISTS in trial.refused:
         yield problem(
-            "The API server refuses list attributes (feature gate DRAListTypeAttributes).",
+            f"The API server refuses list attributes (feature gate {gates.LISTS}).",
             "devices are published without the PCIe roots that exposePCIeRoots asks for",
             f"{_ON}, or set exposePCIeRoots: false",
         )

@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from dra_frontend.devices.reserves import is_explicit
+from dra_frontend.devices import gates
+from dra_frontend.devices.reserves import is_explicit, reserved_by_kubelet
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import MalformedError
-from numa_contract.quantity import parse_quantity
 from numa_contract.reports import BackendStatus
 
 from numa_tools.doctor.facts import Document, KubeletConfig
@@ -18,8 +17,8 @@ from numa_tools.doctor.model import Check, Finding, note, problem, unknown
 _OLDEST: Final = (1, 34)
 _MOST_BEHIND: Final = 3
 """Minor releases that a kubelet may be older than the API server (version skew policy)."""
-_GATES: Final = ("DynamicResourceAllocation", "DRAConsumableCapacity")
-_COUNTED: Final = "DRANodeAllocatableResources"
+_GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
+_COUNTED: Final = gates.COUNTING
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
 """The settings that switch off the kubelet's managers. It does not start with another spelling of these words."""
 _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
@@ -144,36 +143,23 @@ def _reserved_cpus(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:
 
 
 def _counts_reserves(node: Document, config: Config) -> Iterator[Finding]:
-    held = _reserved(node, "cpu")
+    held = reserved_by_kubelet(node, "cpu")
     if held is not None and held < len(config.reserved_cpus):
         yield problem(
-            f"The driver reserves {len(config.reserved_cpus)} CPUs, the kubelet {held:g}.",
+            f"The driver reserves {len(config.reserved_cpus)} CPUs, the kubelet {float(held):g}.",
             "the scheduler sends pods for CPUs that no claim and no pod can have",
             "set reservedSystemCPUs, kubeReserved or systemReserved of the kubelet to as much",
         )
 
 
 def _counts_memory(node: Document, config: Config) -> Iterator[Finding]:
-    held, ours = _reserved(node, "memory"), sum(one.limits.get("memory", 0) for one in config.reserved_memory)
+    held, ours = reserved_by_kubelet(node, "memory"), sum(one.limits.get("memory", 0) for one in config.reserved_memory)
     if is_explicit(config) and held is not None and ours < held:
         yield note(
             f"The kubelet reserves {int(held) >> 20} MiB of memory, the driver {ours >> 20} MiB (reservedMemory).",
             "claims of plain memory may get what the system and the eviction threshold need",
             "set reservedMemory to at least that in all, or take memory out of it: then the driver keeps as much",
         )
-
-
-def _reserved(node: Document, resource: str) -> float | None:
-    status: Mapping[str, Any] = node.get("status") or {}
-    try:
-        whole, usable = (parse_quantity(str(status[part][resource])) for part in ("capacity", "allocatable"))
-        if resource == "memory":
-            # Allocatable memory is without hugepages (getNodeAllocatableAbsolute in pkg/kubelet/cm).
-            huge = [size for name, size in status["capacity"].items() if name.startswith("hugepages-")]
-            whole -= sum(parse_quantity(str(size)) for size in huge)
-    except (KeyError, TypeError, MalformedError):
-        return None
-    return float(whole - usable)
 
 
 def _reserved_memory(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:

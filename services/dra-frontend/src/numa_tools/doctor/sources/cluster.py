@@ -15,9 +15,10 @@ from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.connection import CALL_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnreadableError
+from dra_frontend.devices import gates
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.publishing.plan import canonical, differences, variants
+from dra_frontend.publishing.plan import LISTS_REFUSED, MAPPING_REFUSED, canonical, differences, variants
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS, OVERCLAIMED_TAINTS
 from numa_contract.records import AllocationRecord
@@ -39,6 +40,8 @@ _NO_CONFIGZ: Final = (
     "rights and passes it on (--kubelet-config); or let the driver read it: doctor.kubeletProxy: true in the chart's "
     "values grants get on nodes/proxy (docs/doctor.md)"
 )
+_GATE_OF: Final = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
+"""By reason for which fields were left out, the feature gate that they need."""
 _Answer = TypeVar("_Answer")
 
 
@@ -95,7 +98,9 @@ class Cluster:
                 continue
             ahead = _stamp(answer) - time.time()
             dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
-            return Trial(tuple(sorted(set(dropped))), left_out, ahead)
+            # A list of NUMA nodes that the server refuses has no reason: no setting asks for it.
+            refused = tuple(_GATE_OF[reason] for reason in left_out if reason)
+            return Trial(tuple(sorted(set(dropped))), refused, ahead)
         raise refusal
 
     async def node(self) -> Document:

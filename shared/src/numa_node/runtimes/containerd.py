@@ -40,6 +40,7 @@ NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 CDI_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 """``cdi_spec_dirs`` of every release by default."""
 
+_GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
 # What 1.7 accepts as the name of a plugin in a file of version 2.
 _FULL_NAME: Final = re.compile(r"io\.containerd\.[^.]*\..*", re.DOTALL)
 
@@ -186,6 +187,20 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
     clean = [posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in patterns]
     # POSIX leaves two leading slashes alone, Go does not.
     return [f"/{one.lstrip('/')}" for one in clean]
+
+
+def grpc_address(documents: Documents) -> str:
+    """Returns the address of containerd's gRPC server in its files; empty if they have none.
+
+    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file counts.
+    """
+    found = ""
+    for _, document in documents:
+        plugins = document.get("plugins")
+        for section in (document.get("grpc"), plugins.get(_GRPC_SERVER) if isinstance(plugins, dict) else None):
+            address = section.get("address") if isinstance(section, dict) else None
+            found = address if isinstance(address, str) and address else found
+    return found
 
 
 def _read_1_7(documents: Documents) -> Effective:

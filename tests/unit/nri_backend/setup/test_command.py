@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from nri_backend.setup.command import _INPUT_SECONDS, _MAX_BYTES
-from nri_backend.setup.containerd import Setting, write_drop_in
+from nri_backend.setup.containerd import Change, write_drop_in
 from numa_node.runtimes.containerd import Dump
 
 from tests.fakes.containerd_dump import NRI, Document, dump
@@ -24,7 +24,7 @@ Ran = subprocess.CompletedProcess[str]
 
 def text_of(document: Document) -> str:
     """Returns a dump as containerd prints it."""
-    settings = [Setting((plugin,), section, None) for plugin, section in document["plugins"].items()]
+    settings = [Change((plugin,), section, None) for plugin, section in document["plugins"].items()]
     return f"version = {document['version']}\n" + write_drop_in(Dump(3, {}, ()), settings)
 
 

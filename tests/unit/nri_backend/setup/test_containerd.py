@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.setup.containerd import Setting, manual_changes, missing_settings, warnings, write_drop_in
+from nri_backend.setup.containerd import Change, manual_changes, missing_settings, warnings, write_drop_in
 from numa_node.runtimes.containerd import Dump, RuntimeConfigError, read_dump
 
 from tests.fakes.containerd_dump import CRI_2, CRI_3, NRI, Document, dump, merge
@@ -19,7 +19,7 @@ CDI = "/var/run/cdi"
 
 def as_read(document: Document) -> Dump:
     """Returns the dump after formatting it as TOML and parsing it again."""
-    settings = [Setting((plugin,), section, None) for plugin, section in document["plugins"].items()]
+    settings = [Change((plugin,), section, None) for plugin, section in document["plugins"].items()]
     plugins = write_drop_in(Dump(3, {}, ()), settings)
     top = {key: value for key, value in document.items() if key != "plugins"}
     return read_dump("".join(f"{key} = {json.dumps(value)}\n" for key, value in top.items()) + plugins)
@@ -169,7 +169,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=5))
 def test_a_repeated_section_parses_to_the_same_values(section: Document) -> None:
     """A drop-in for containerd 1.7 repeats the section of the dump, with any names and values."""
-    setting = Setting((NRI, "disable"), False, True)
+    setting = Change((NRI, "disable"), False, True)
     text = write_drop_in(Dump(2, {NRI: section}, ()), [setting])
     assert tomllib.loads(text) == {"version": 2, "plugins": {NRI: section | {"disable": False}}}
 
@@ -186,7 +186,7 @@ SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4
 def test_any_dump_is_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
     document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
     # Each value as a list with one entry, since a drop-in can contain tables within lists.
-    lists = [Setting(("dump", key), [value], None) for key, value in document.items()]
+    lists = [Change(("dump", key), [value], None) for key, value in document.items()]
     text = write_drop_in(Dump(3, {}, ()), lists)
     assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}
     top = [line.replace(" = [", " = ", 1)[:-1] for line in text.splitlines() if line.split(" = ")[0] in document]

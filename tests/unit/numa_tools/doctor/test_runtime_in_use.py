@@ -12,6 +12,7 @@ from dra_frontend.node.host_tree import HostTree
 from numa_contract.config import ConfigError
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI
+from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_tools.doctor.kubelet_config import Part, Reading, kubelet_config, kubelet_of_reading
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_in_use import (
@@ -24,7 +25,7 @@ from numa_tools.doctor.runtime_in_use import (
     runtime_in_use,
     with_endpoint,
 )
-from numa_tools.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig, Unclear
+from numa_tools.doctor.runtime_settings import RuntimeConfig, Unclear
 from numa_tools.doctor.sources.runtimes import read_given_runtime, read_runtimes
 
 from tests.fakes.containerd_dump import dump

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI, Release, RuntimeConfigError
+from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_tools.doctor.runtime_settings import (
-    CONTAINERD,
-    CRI_O,
     NotTheKubeletsError,
     RuntimeConfig,
     Unclear,

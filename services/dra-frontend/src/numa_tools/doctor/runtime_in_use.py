@@ -14,12 +14,11 @@ from typing import Any, Final
 
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, same_place
+from numa_node.runtimes.settings import CONTAINERD, CRI_O
 
 from numa_tools.doctor.facts import KubeletConfig
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_settings import (
-    CONTAINERD,
-    CRI_O,
     NotTheKubeletsError,
     RuntimeConfig,
     containerd_settings,

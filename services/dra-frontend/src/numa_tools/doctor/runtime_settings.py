@@ -2,8 +2,9 @@
 """Settings of a container runtime that matter to the driver, from its files or from the text that it prints. Pure.
 
 A setting has a value only if every release that may be running reads the files to this value. Otherwise it is Unclear,
-and the checks that need it report "unknown". The rules of containerd are in :mod:`numa_node.runtimes.containerd`. CRI-O
-has one rule since 1.30: each file replaces the keys that it has (UpdateFromDropInFile in pkg/config).
+and the checks that need it report "unknown". The settings are in :mod:`numa_node.runtimes.settings`, containerd's rules
+in :mod:`numa_node.runtimes.containerd`. CRI-O has one rule since 1.30: each file replaces the keys that it has
+(UpdateFromDropInFile in pkg/config).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +13,9 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 from numa_node.runtimes.containerd import (
-    CDI_DIRECTORIES,
     CRI_OF_1,
     DUMP_OF_1_7,
     NRI,
-    NRI_SOCKET,
     Documents,
     Dump,
     Effective,
@@ -26,13 +25,10 @@ from numa_node.runtimes.containerd import (
     read_dump,
     rules_for,
 )
+from numa_node.runtimes.settings import CONTAINERD, CRI_O, OLDEST, REQUIRE_PLUGIN, SETTINGS, VALIDATING, Setting
 from numa_node.toml_text import parse_toml
 
-CONTAINERD: Final = "containerd"
-CRI_O: Final = "CRI-O"
-# Releases of CRI-O: the first that is supported, the first with NRI's default validator, and the last that is known.
-_FIRST_CRI_O: Final = (1, 30)
-_VALIDATING_CRI_O: Final = (1, 34)
+# The last release of CRI-O that is known.
 _LAST_CRI_O: Final = (1, 37)
 
 
@@ -88,82 +84,7 @@ def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """Where a setting stands, and its default."""
-
-    name: str
-    kind: type
-    cri: bool
-    """Whether it is in containerd's CRI section, else in NRI's."""
-    key: tuple[str, ...]
-    """Path in containerd's section."""
-    former: Any
-    """Default of containerd 1.7."""
-    default: Any
-    """Default of containerd 2 and CRI-O."""
-    crio: tuple[str, ...] = ()
-    """Path in CRI-O's file below ``[crio]``; without one, CRI-O always has the default."""
-    is_negative: bool = False
-    """Whether containerd's key switches off what the setting switches on."""
-    is_negative_in_crio: bool = False
-
-
-_SETTINGS: Final = (
-    _Setting("nri", bool, False, ("disable",), False, True, ("nri", "enable_nri"), is_negative=True),
-    _Setting(
-        "connections",
-        bool,
-        False,
-        ("disable_connections",),
-        True,
-        True,
-        ("nri", "nri_disable_connections"),
-        is_negative=True,
-        is_negative_in_crio=True,
-    ),
-    _Setting("socket", str, False, ("socket_path",), NRI_SOCKET, NRI_SOCKET, ("nri", "nri_listen")),
-    _Setting("cdi", bool, True, ("enable_cdi",), False, True),
-    _Setting(
-        "cdi_directories",
-        list,
-        True,
-        ("cdi_spec_dirs",),
-        [*CDI_DIRECTORIES],
-        [*CDI_DIRECTORIES],
-        ("runtime", "cdi_spec_dirs"),
-    ),
-    _Setting("hugetlb", bool, True, ("disable_hugetlb_controller",), False, True, is_negative=True),
-    _Setting(
-        "validator",
-        bool,
-        False,
-        ("default_validator", "enable"),
-        False,
-        False,
-        ("nri", "default_validator", "nri_enable_default_validator"),
-    ),
-    _Setting(
-        "required",
-        list,
-        False,
-        ("default_validator", "required_plugins"),
-        [],
-        [],
-        ("nri", "default_validator", "nri_validator_required_plugins"),
-    ),
-    _Setting(
-        "tolerated",
-        str,
-        False,
-        ("default_validator", "tolerate_missing_plugins_annotation"),
-        "",
-        "",
-        ("nri", "default_validator", "nri_validator_tolerate_missing_plugins_annotation"),
-    ),
-)
-_VALIDATOR: Final = ("validator", "required", "tolerated")
-_OPTIONAL: Final = (*_VALIDATOR, "hugetlb")
+_OPTIONAL: Final = (*REQUIRE_PLUGIN, "hugetlb")
 """Settings that the output of a release may lack."""
 
 
@@ -187,22 +108,22 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
         raise NotTheKubeletsError("disabled_plugins switches the CRI service off")
-    return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in _SETTINGS}
+    return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in SETTINGS}
 
 
 def unclear(reason: str) -> dict[str, Any]:
     """Returns settings that are all Unclear, with one reason."""
-    return {one.name: Unclear(reason) for one in _SETTINGS}
+    return {one.name: Unclear(reason) for one in SETTINGS}
 
 
 def crio_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
     """Returns the settings that follow from CRI-O's files, each a value or Unclear."""
-    if release is not None and not _FIRST_CRI_O <= release[:2] <= _LAST_CRI_O:
+    if release is not None and not OLDEST[CRI_O][:2] <= release[:2] <= _LAST_CRI_O:
         number = ".".join(map(str, release))
         return unclear(f"how CRI-O {number} reads its files is not known to this release")
-    found = {one.name: _in_crio(one, documents, one.default) for one in _SETTINGS}
-    if release is None or release[:2] < _VALIDATING_CRI_O:
-        found |= {name: _before_validator(name, found[name], release) for name in _VALIDATOR}
+    found = {one.name: _in_crio(one, documents, one.default) for one in SETTINGS}
+    if release is None or release < VALIDATING[CRI_O]:
+        found |= {name: _before_validator(name, found[name], release) for name in REQUIRE_PLUGIN}
     return found
 
 
@@ -217,8 +138,8 @@ def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
         raise RuntimeConfigError(f"it is not TOML: {error}") from error
     if isinstance(document.get("crio"), dict):
         absent = Unclear("the text lacks the key: it must be what crio status config prints")
-        known = {one.name: one.default if not one.crio or one.name in _OPTIONAL else absent for one in _SETTINGS}
-        return CRI_O, {one.name: _in_crio(one, [("it", document)], known[one.name]) for one in _SETTINGS}, None
+        known = {one.name: one.default if not one.crio or one.name in _OPTIONAL else absent for one in SETTINGS}
+        return CRI_O, {one.name: _in_crio(one, [("it", document)], known[one.name]) for one in SETTINGS}, None
     dump = read_dump(text)
     return CONTAINERD, _settings_of(dump), dump
 
@@ -227,15 +148,15 @@ def _settings_of(dump: Dump) -> dict[str, Any]:
     off = frozenset(one for one in (dump.cri, CRI_OF_1, NRI) if dump.is_off(one))
     on_by_default = dump.version != DUMP_OF_1_7
     read = Effective(dump.plugins, dump.cri, NRI, off, off <= {NRI}, on_by_default)
-    found = {one.name: _found(one, read) for one in _SETTINGS}
-    for one in _SETTINGS:
+    found = {one.name: _found(one, read) for one in SETTINGS}
+    for one in SETTINGS:
         section = dump.cri if one.cri else NRI
         if one.name not in _OPTIONAL and section not in off and dump.value(section, *one.key) is None:
             found[one.name] = Unclear(f"the dump has no {'.'.join(one.key)}")
     return found
 
 
-def _found(setting: _Setting, read: Effective) -> Any:
+def _found(setting: Setting, read: Effective) -> Any:
     """Returns the value of a setting by the rules of one release, or Unclear."""
     if setting.name == "nri" and not read.has_nri:
         return False
@@ -246,7 +167,7 @@ def _found(setting: _Setting, read: Effective) -> Any:
     return _checked(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
 
 
-def _checked(setting: _Setting, read: Callable[[], Any], absent: Any, *, negative: bool) -> Any:
+def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative: bool) -> Any:
     try:
         found = read()
     except UndeterminedError as error:
@@ -280,7 +201,7 @@ def _differing(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{text} for {', '.join(name for name, other in found.items() if other == value)}"
 
 
-def _in_crio(setting: _Setting, documents: Documents, default: Any) -> Any:
+def _in_crio(setting: Setting, documents: Documents, default: Any) -> Any:
     if not setting.crio:
         return default
     value = default
@@ -309,7 +230,7 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
 
 def _before_validator(name: str, found: Any, release: Release | None) -> Any:
     """Returns a setting of the default validator for a release that may lack it."""
-    default = next(one.default for one in _SETTINGS if one.name == name)
+    default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found
     return Unclear("its release is not known, and CRI-O before 1.34 ignores [crio.nri.default_validator]")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of containerd that the driver requires, and a drop-in with those that are missing. Pure.
+"""The settings that containerd lacks, and a drop-in with them. Pure.
 
-Claims reach containers through CDI, and limits through NRI. In containerd 1.7 both are disabled by default, and so is
-the hugetlb controller of its CRI plugin. :mod:`numa_node.runtimes.containerd` parses the dump and describes how each
-release merges its files.
+:mod:`numa_node.runtimes.settings` lists the settings. :mod:`numa_node.runtimes.containerd` parses the dump and
+describes how each release merges its files.
 
 A drop-in for containerd 2 contains only the keys to change and no version line, so that it can be combined with a
 config.toml of any version (2.0.2 and later). containerd 1.7 replaces whole sections, so its drop-in repeats the
@@ -18,19 +17,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from numa_contract.errors import shown
-from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
-from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, items, same_place
+from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, same_place
+from numa_node.runtimes.settings import (
+    LEAST_SECONDS,
+    NEEDED,
+    REQUIRE_PLUGIN,
+    SETTINGS,
+    matters,
+    required_value,
+)
 
 _REQUIRED_PLUGINS: Final = frozenset({NRI, *CRI_OF_DUMP.values()})
-# The defaults of containerd (nri/pkg/adaptation). Hooks are answered within 1.5 s, and the registration does not wait.
-_MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?)(h|ms|m|s|us|µs|ns)", re.ASCII)
 _SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Change:
     """A key whose value differs from the required one."""
 
     path: tuple[str, ...]
@@ -44,26 +48,25 @@ class Setting:
         return f"[plugins.{section}] {self.path[-1]} is {_display(self.actual)}, must be {_display(self.required)}"
 
 
-def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Setting]:
+def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Change]:
     """Returns the keys that must be changed, in the order of sections. Disabled plugins are left out."""
-    expected: list[tuple[tuple[str, ...], Any]] = [
-        ((dump.cri, "enable_cdi"), True),
-        ((dump.cri, "cdi_spec_dirs"), _with_directory(dump.value(dump.cri, "cdi_spec_dirs"), cdi_dir)),
-        *([((dump.cri, "disable_hugetlb_controller"), False)] if dump.version == DUMP_OF_1_7 else []),
-        ((NRI, "disable"), False),
-        ((NRI, "disable_connections"), False),
-        *(((NRI, key), _at_least(dump.value(NRI, key), seconds)) for key, seconds in _MIN_SECONDS.items()),
-    ]
+    changes = _changes(NEEDED, dump, cdi_dir)
+    for key, seconds in LEAST_SECONDS.items():
+        found = dump.value(NRI, key)
+        changes.append(Change((NRI, key), _at_least(found, seconds), found))
     if require_plugin and dump.can_require_plugins:
-        validator = (NRI, "default_validator")
-        required = items(dump.value(*validator, "required_plugins"))
-        expected += [
-            ((*validator, "enable"), True),
-            ((*validator, "required_plugins"), required + [NRI_PLUGIN_NAME] * (NRI_PLUGIN_NAME not in required)),
-            ((*validator, "tolerate_missing_plugins_annotation"), TOLERATE_MISSING_ANNOTATION),
-        ]
-    settings = [Setting(path, value, dump.value(*path)) for path, value in expected if not dump.is_off(path[0])]
-    return [one for one in settings if one.actual != one.required]
+        changes += _changes(REQUIRE_PLUGIN, dump, cdi_dir)
+    return [one for one in changes if one.actual != one.required and not dump.is_off(one.path[0])]
+
+
+def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
+    """Returns these settings with their required values, those with the required value already included."""
+    changes = []
+    for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
+        path = setting.path(dump.cri)
+        actual = dump.value(*path)
+        changes.append(Change(path, setting.written(required_value(setting.name, actual, cdi_dir)), actual))
+    return changes
 
 
 def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
@@ -92,7 +95,7 @@ def warnings(dump: Dump) -> list[str]:
     return lines
 
 
-def write_drop_in(dump: Dump, settings: Sequence[Setting]) -> str:
+def write_drop_in(dump: Dump, settings: Sequence[Change]) -> str:
     """Returns a drop-in that applies the settings to a containerd with this dump."""
     tables: dict[str, Any] = {}
     for setting in settings:
@@ -107,11 +110,6 @@ def write_drop_in(dump: Dump, settings: Sequence[Setting]) -> str:
     if dump.version == DUMP_OF_1_7:
         head += " containerd 1.7 replaces whole sections: all other keys are copied from the dump.\nversion = 2"
     return "\n".join([head, *_lines(("plugins",), tables)]) + "\n"
-
-
-def _with_directory(found: Any, directory: str) -> list[Any]:
-    present = items(found)
-    return present if same_place(directory) in map(same_place, map(str, present)) else [*present, directory]
 
 
 def _at_least(found: Any, seconds: int) -> Any:

@@ -10,11 +10,12 @@ from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import UndeterminedError, same_place
+from numa_node.runtimes.settings import CRI_O
 
 from numa_tools.doctor.facts import Document
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 from numa_tools.doctor.runtime_in_use import remedy_of
-from numa_tools.doctor.runtime_settings import CRI_O, RuntimeConfig
+from numa_tools.doctor.runtime_settings import RuntimeConfig
 
 _LEAST_REQUEST: Final = 2.0
 _LEAST_REGISTRATION: Final = 5.0

@@ -18,12 +18,13 @@ from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from numa_contract.config import ConfigError
 from numa_node.files import read_regular
-from numa_node.runtimes.containerd import Documents, RuntimeConfigError, UndeterminedError, imports_of
+from numa_node.runtimes.containerd import Documents, RuntimeConfigError, UndeterminedError, grpc_address, imports_of
+from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_node.toml_text import parse_toml
 
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_in_use import PLACES, Candidate, FoundRuntimes, Place, Reported, given_runtime
-from numa_tools.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfig
+from numa_tools.doctor.runtime_settings import RuntimeConfig
 from numa_tools.doctor.sources.processes import START_SLACK_SECONDS, Process, find_processes, variables_of
 
 ELSEWHERE: Final = (
@@ -38,7 +39,6 @@ _MOST_TOGETHER: Final = 4 << 20
 """Characters of all files of a runtime."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
-_GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
 # Options of containerd with a value, and those of CRI-O that replace keys of its files (internal/criocli).
 _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "state", "log-level", "l"})
@@ -82,24 +82,10 @@ def _candidate(
         read.containerd(place.config)
     if not read.documents and not read.fault and not runs:
         return None
-    if place.software == CONTAINERD and (address := _address(read.documents)):
+    if place.software == CONTAINERD and (address := grpc_address(read.documents)):
         place = replace(place, socket=address)
     stray = _stray(tree, read.documents) if posixpath.dirname(place.config) == posixpath.dirname(_DROP_INS) else ()
     return Candidate(place, tuple(read.documents), read.fault, runs=runs, stray=stray)
-
-
-def _address(documents: Documents) -> str:
-    """Returns the address of containerd's gRPC server in its files; empty if they have none.
-
-    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file counts.
-    """
-    found = ""
-    for _, document in documents:
-        plugins = document.get("plugins")
-        for section in (document.get("grpc"), plugins.get(_GRPC_SERVER) if isinstance(plugins, dict) else None):
-            address = section.get("address") if isinstance(section, dict) else None
-            found = address if isinstance(address, str) and address else found
-    return found
 
 
 class _Files:

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a container runtime that the driver requires: where they stand, their defaults and their values. Pure.
+
+Claims reach containers through CDI, and limits through NRI. ``nri-backend setup-runtime`` writes these settings, the
+doctor checks them. How containerd makes one configuration of its files is in :mod:`numa_node.runtimes.containerd`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
+
+from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, Release, same_place
+
+CONTAINERD: Final = "containerd"
+CRI_O: Final = "CRI-O"
+OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
+"""The first release with all of NRI that the backend needs, by runtime."""
+VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
+"""The first release with NRI's default validator, which can require plugins, by runtime."""
+LEAST_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
+"""Shortest timeouts of NRI; they are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a setting stands, and its default."""
+
+    name: str
+    kind: type
+    cri: bool
+    """Whether it is in containerd's CRI section, else in NRI's."""
+    key: tuple[str, ...]
+    """Path in containerd's section."""
+    former: Any
+    """Default of containerd 1.7."""
+    default: Any
+    """Default of containerd 2 and CRI-O."""
+    crio: tuple[str, ...] = ()
+    """Path in CRI-O's file below ``[crio]``; without one, CRI-O always has the default."""
+    is_negative: bool = False
+    """Whether containerd's key switches off what the setting switches on."""
+    is_negative_in_crio: bool = False
+
+    def path(self, cri: str) -> tuple[str, ...]:
+        """Returns the path in a dump below ``plugins``; ``cri`` is the name of its CRI section."""
+        return (cri if self.cri else NRI, *self.key)
+
+    def written(self, value: Any) -> Any:
+        """Returns what containerd's key must be set to for a value of the setting."""
+        return not value if self.is_negative else value
+
+
+_VALIDATOR: Final = "default_validator"
+SETTINGS: Final = (
+    Setting("cdi", bool, True, ("enable_cdi",), False, True),
+    Setting(
+        "cdi_directories",
+        list,
+        True,
+        ("cdi_spec_dirs",),
+        [*CDI_DIRECTORIES],
+        [*CDI_DIRECTORIES],
+        ("runtime", "cdi_spec_dirs"),
+    ),
+    Setting("hugetlb", bool, True, ("disable_hugetlb_controller",), False, True, is_negative=True),
+    Setting("nri", bool, False, ("disable",), False, True, ("nri", "enable_nri"), is_negative=True),
+    Setting(
+        "connections",
+        bool,
+        False,
+        ("disable_connections",),
+        True,
+        True,
+        ("nri", "nri_disable_connections"),
+        is_negative=True,
+        is_negative_in_crio=True,
+    ),
+    Setting("socket", str, False, ("socket_path",), NRI_SOCKET, NRI_SOCKET, ("nri", "nri_listen")),
+    Setting(
+        "validator",
+        bool,
+        False,
+        (_VALIDATOR, "enable"),
+        False,
+        False,
+        ("nri", _VALIDATOR, "nri_enable_default_validator"),
+    ),
+    Setting(
+        "required",
+        list,
+        False,
+        (_VALIDATOR, "required_plugins"),
+        [],
+        [],
+        ("nri", _VALIDATOR, "nri_validator_required_plugins"),
+    ),
+    Setting(
+        "tolerated",
+        str,
+        False,
+        (_VALIDATOR, "tolerate_missing_plugins_annotation"),
+        "",
+        "",
+        ("nri", _VALIDATOR, "nri_validator_tolerate_missing_plugins_annotation"),
+    ),
+)
+"""In the order in which a drop-in has them."""
+NEEDED: Final = ("cdi", "cdi_directories", "hugetlb", "nri", "connections")
+"""Settings without which claims do not reach containers."""
+REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
+"""Settings by which no container starts without the driver, except those of annotated pods."""
+
+
+def required_value(name: str, found: Any, cdi_dir: str) -> Any:
+    """Returns the value that a setting must have, given its present value; both are equal if nothing is missing.
+
+    Lists keep their entries. The socket may be any.
+    """
+    match name:
+        case "cdi_directories":
+            there = [str(one) for one in found] if isinstance(found, list) else []
+            has_it = same_place(cdi_dir) in map(same_place, there)
+            return found if has_it else [*there, cdi_dir]
+        case "required":
+            plugins = found if isinstance(found, list) else []
+            return found if NRI_PLUGIN_NAME in plugins else [*plugins, NRI_PLUGIN_NAME]
+        case "tolerated":
+            return TOLERATE_MISSING_ANNOTATION
+        case "socket":
+            return found
+        case _:
+            return True
+
+
+def matters(setting: Setting, dump: Dump) -> bool:
+    """Returns True if the containerd of a dump uses a setting: only 1.7 has a switch for the hugetlb controller."""
+    return setting.name != "hugetlb" or dump.version == DUMP_OF_1_7

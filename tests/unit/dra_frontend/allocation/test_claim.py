@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, parse_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, covers, parse_claim
 from numa_contract.records import AllocationResult
 
 from tests.rigs.builders import NODE, claim, cpus, memory, result
@@ -216,3 +216,14 @@ def test_a_claim_has_as_many_entries_as_the_api_allows(path: tuple[str, ...], en
         holder = holder[key]
     holder[path[-1]] = [entry] * 300
     assert f"field '{path[-1]}' has 300 entries" in refusal(claim)
+
+
+@pytest.mark.parametrize(
+    ("requests", "request_name", "covered"),
+    [((), "r/a", True), (("r",), "r/a", True), (("r/a",), "r/a", True), (("r/b",), "r/a", False), (("s",), "r", False)],
+)
+def test_a_list_of_requests_names_requests_or_alternatives(
+    requests: tuple[str, ...], request_name: str, covered: bool
+) -> None:
+    """The lists of constraints and of opaque parameters follow one rule; an empty list is for all requests."""
+    assert covers(frozenset(requests), request_name) is covered

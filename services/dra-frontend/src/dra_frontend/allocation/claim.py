@@ -19,14 +19,16 @@ from numa_contract.records import AllocationResult, ClaimReference, PodReference
 from dra_frontend.devices.gates import SHARING
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
-# The API's own limits (k8s.io/api/resource/v1): 32 results and 256 consumers of a claim; entries of a class and of the
-# claim make up to 64 of the config. More than 32 for our two drivers are nobody's.
-_MOST_RESULTS: Final = 32
+MOST_RESULTS: Final = 32
+"""Maximum number of devices of a claim (k8s.io/api/resource/v1, AllocationResultsMaxSize)."""
+MOST_CONSTRAINTS: Final = 32
+"""Maximum number of constraints of a claim (DeviceConstraintsMaxSize)."""
+# The API's own limits as well: 256 consumers of a claim; entries of a class and of the claim make up to 64 of the
+# config. No claim needs more than 32 for these two drivers.
 _MOST_PODS: Final = 256
 _MOST_CONFIGS: Final = 64
 MOST_PARAMETERS: Final = 32
 _MOST_TERMS: Final = 64
-_MOST_CONSTRAINTS: Final = 32
 _HIGHEST_AMOUNT: Final = 1 << 63
 # Under which names a capacity is found: as published, or with or without the driver before it.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
@@ -40,6 +42,15 @@ T = TypeVar("T")
 
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
     """The one way to refuse a claim: one sentence with the remedy, which reaches the pod's events."""
+
+
+def covers(requests: frozenset[str], request: str) -> bool:
+    """Returns True if a list of requests in a claim is for a result with that request, a full name.
+
+    An empty list is for all requests. A name in it is that of a request, with all its alternatives, or the full name of
+    one alternative.
+    """
+    return not requests or request in requests or request.partition("/")[0] in requests
 
 
 class Source(StrEnum):
@@ -61,9 +72,7 @@ class OpaqueConfig:
 
     def applies_to(self, driver: str, result: AllocationResult) -> bool:
         """Tells whether the parameters are meant for a result of that driver."""
-        if self.driver != driver:
-            return False
-        return not self.requests or result.request in self.requests or result.base in self.requests
+        return self.driver == driver and covers(self.requests, result.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Match:
 
     def covers(self, request: str) -> bool:
         """Returns True if the constraint covers a result with that request, a full name."""
-        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+        return covers(self.requests, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +201,7 @@ def parse_claim(document: object) -> ClaimView:
         allocation = _field(status, "allocation", dict, {})
         devices, selector = _field(allocation, "devices", dict, {}), _field(allocation, "nodeSelector", dict, {})
         pods = [one for one in _objects(status, "reservedFor", _MOST_PODS) if one.get("resource") == "pods"]
-        entries = _objects(devices, "results", _MOST_RESULTS)
+        entries = _objects(devices, "results", MOST_RESULTS)
         results = [one for one in entries if one.get("driver") in DRIVERS]
         matches = _matches(_field(_field(claim, "spec", dict, {}), "devices", dict, {}))
         # Administrative access or not, and the driver.
@@ -221,7 +230,7 @@ def _names(term: Mapping[str, Any]) -> frozenset[str]:
 
 def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
     """Returns the matchAttribute constraints of a claim's spec. The scheduler alone can satisfy all other kinds."""
-    entries = _objects(devices, "constraints", _MOST_CONSTRAINTS)
+    entries = _objects(devices, "constraints", MOST_CONSTRAINTS)
     return tuple(
         [
             Match(attribute, frozenset(_texts(one, "requests")))

@@ -39,8 +39,8 @@ from numa_tools.explain.known import (
 )
 from numa_tools.explain.pending import explain_pending, joined_devices
 from numa_tools.explain.subjects import UnknownSubjectError, explain_known, split_kind
-from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import DeviceClass, read_class
+from numa_tools.scheduling.reading import ManifestError, mapping
+from numa_tools.scheduling.wanted import DeviceClass, read_class, read_wanted
 from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
@@ -192,9 +192,11 @@ def _belongs(document: Mapping[str, Any], pod: str) -> bool:
 
 
 def _class_names(document: Mapping[str, Any]) -> set[str]:
-    requests = ((document.get("spec") or {}).get("devices") or {}).get("requests") or []
-    wishes = [wish for one in requests for wish in (one.get("exactly"), *(one.get("firstAvailable") or ())) if wish]
-    return {str(wish.get("deviceClassName")) for wish in wishes}
+    """Returns the classes that a claim names, or none if its spec cannot be read; explain_pending reports that."""
+    with suppress(ManifestError):
+        wanted = read_wanted(mapping(document, "spec"))
+        return {wish.device_class for request in wanted.requests for wish in request.wishes}
+    return set()
 
 
 async def _classes(client: KubeClient, names: set[str], own: dict[str, DeviceClass]) -> dict[str, DeviceClass]:

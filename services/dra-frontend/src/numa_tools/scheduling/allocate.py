@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
+from dra_frontend.allocation.claim import MOST_RESULTS
+
 from numa_tools.scheduling.asked import Asked, Way, asked, room, too_large, unmet
 from numa_tools.scheduling.constraints import Agreement, Effort
 from numa_tools.scheduling.fit import Candidate, InUse, Verdict, budget, class_of, matching, verdict
 from numa_tools.scheduling.published import Key, Published
 from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
+from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to some seconds.
 _MOST_EFFORT: Final = 2_000_000

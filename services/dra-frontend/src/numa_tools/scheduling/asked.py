@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dra_frontend.allocation.claim import MOST_RESULTS
+
 from numa_tools.scheduling.fit import Candidate, InUse, budget, class_of, matching, named, verdict
 from numa_tools.scheduling.published import Published
-from numa_tools.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
+from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from dra_frontend.allocation.claim import MOST_CONSTRAINTS, covers
+
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
-MOST_RESULTS: Final = 32
-"""Of one claim (resource.k8s.io, AllocationResultsMaxSize), which the scheduler sees to."""
 # Limits of lists that the API server sees to (resource.k8s.io, DeviceRequestsMaxSize and so on).
 _MOST_REQUESTS: Final = 32
 _MOST_ALTERNATIVES: Final = 8
 _MOST_SELECTORS: Final = 32
 _MOST_TOLERATIONS: Final = 16
-_MOST_CONSTRAINTS: Final = 32
 _MOST_CONFIGS: Final = 32
 _HIGHEST_COUNT: Final = 2**63 - 1
 
@@ -63,7 +62,7 @@ class Constraint:
 
     def covers(self, request: str) -> bool:
         """Tells whether it is for a result of that name, full or without its subrequest."""
-        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+        return covers(self.requests, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def read_wanted(spec: Mapping[str, Any]) -> Wanted:
     devices = mapping(spec, "devices")
     requests = items(devices, "requests", _request, _MOST_REQUESTS)
     names = [request.name for request in requests]
-    constraints = items(devices, "constraints", _constraint, _MOST_CONSTRAINTS)
+    constraints = items(devices, "constraints", _constraint, MOST_CONSTRAINTS)
     known = {*names, *(wish.name for request in requests for wish in request.wishes)}
     for place, constraint in enumerate(constraints):
         if unknown := sorted(constraint.requests - known):

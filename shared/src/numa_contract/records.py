@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -21,8 +22,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
+from numa_contract.descriptions import as_markdown, attribute_docs
 from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
 from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
@@ -68,6 +72,19 @@ class Document(BaseModel):
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
     )
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        """Returns the JSON schema with the docstrings of class and attributes as descriptions."""
+        reference = handler(schema)
+        found = handler.resolve_ref_schema(reference)
+        found["description"] = as_markdown(cls.__doc__ or "")
+        docs = attribute_docs(cls)
+        for name, field in cls.model_fields.items():
+            if shown := found.get("properties", {}).get(field.serialization_alias or name):
+                shown.pop("title", None)
+                shown |= {"description": docs[name]} if name in docs else {}
+        return reference
+
 
 class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a hash of their fields
     """Base of everything in a record. Unknown fields are kept and written again; they do not make two values differ."""
@@ -83,34 +100,44 @@ class ClaimReference(RecordPart):
     """A ResourceClaim object."""
 
     uid: str
+    """UID of the claim."""
     namespace: str
+    """Namespace of the claim."""
     name: str
+    """Name of the claim."""
 
 
 class PodReference(RecordPart):
     """A pod that the claim is reserved for; it lives in the claim's namespace."""
 
     uid: str
+    """UID of the pod."""
     name: str
+    """Name of the pod."""
 
 
 class Owner(RecordPart):
     """The container that first used a claim; a restart of it has another container id but the same owner."""
 
     pod_uid: str
+    """UID of the container's pod."""
     container: str
+    """Name of the container in its pod."""
 
 
 class AllocationResult(RecordPart):
     """One entry of ``status.allocation.devices.results``, as the scheduler wrote it."""
 
     request: str
-    """Full name, ``request`` or ``request/subrequest``."""
+    """Full name of the request, ``request`` or ``request/subrequest``."""
     pool: str
+    """Name of the device's pool."""
     device: str
+    """Name of the device in its pool."""
     share_id: str | None = None
+    """ID of the share of the device (``shareID``); null for a device that is allocated as a whole."""
     consumed: dict[str, str] = Field(default_factory=dict)
-    """Capacity consumed, canonical quantities by the name under which they were found."""
+    """Consumed capacity as canonical quantities, CPUs or bytes, by the name of the capacity."""
 
     @property
     def base(self) -> str:
@@ -133,9 +160,11 @@ class CpuAllocation(RecordPart):
     request: str
     """Base name of the request."""
     device: str
+    """Name of the device."""
     cpus: CpuSet
+    """CPUs of the result, in the kernel's list format."""
     joined: tuple[JoinedAttribute, ...] = ()
-    """Empty if the device has only one value of each joined attribute."""
+    """Values by which ``matchAttribute`` chose the CPUs; empty if the device has one value of each joined attribute."""
 
 
 class MemoryAllocation(RecordPart):
@@ -144,56 +173,64 @@ class MemoryAllocation(RecordPart):
     request: str
     """Base name of the request."""
     device: str
+    """Name of the device."""
     numa_node: NumaNode
+    """ID of the NUMA node of the memory."""
     size: Bytes
-    """Bytes."""
+    """Allocated memory in bytes."""
     page_bytes: PageBytes
+    """Size of one page in bytes: of a hugepage, or the base page of the machine."""
     hugepages: bool = False
+    """Whether the memory consists of hugepages."""
 
 
 class CpuParameters(RecordPart):
-    """What a request was given its CPUs by, resolved. Texts and not choices: a newer release may know more of them."""
+    """Parameters of a request for CPUs, with defaults filled in. A newer release may add words to each of them."""
 
     cpuset: CpuSet | None = None
-    """The CPUs that the claim named itself."""
+    """CPUs that the claim names itself, in the kernel's list format; null if the driver chooses them."""
     strategy: str = "packed"
-    """``packed`` or ``spread``."""
+    """Placement of the CPUs, ``packed`` or ``spread``."""
     full_physical_cores: bool = False
+    """Whether all CPUs of each used core belong to the request."""
     l3: str = "preferred"
-    """``preferred``, ``required`` or ``ignore``."""
+    """Placement in one L3 cache: ``preferred``, ``required`` or ``ignore``."""
     numa: str = "group"
-    """``group`` or ``distribute``."""
+    """CPUs of one NUMA node (``group``), or of several in equal parts (``distribute``)."""
     isolated: str = "ignore"
-    """``ignore``, ``only`` or ``never``."""
+    """Use of the kernel's isolated CPUs (``isolcpus``): ``ignore``, ``only`` or ``never``."""
     core_type: str = "any"
-    """``any``, ``performance`` or ``efficiency``."""
+    """Type of the cores: ``any``, ``performance`` or ``efficiency``."""
     quota: str = "off"
-    """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
+    """CFS quota of the containers: ``off`` (none if the claim covers their CPU limit) or ``keep``."""
     irqs: str = "move"
-    """``move`` (interrupts leave the CPUs while they are in use) or ``keep``."""
+    """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
     isolation: str = "exclusive"
-    """``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay where they are put), or
-    ``mixed`` (as ``exclusive``, with the shared pool beside them), which releases that do not know it refuse."""
+    """Load balancing: ``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay on the CPU to
+    which they are moved), or ``mixed`` (as ``exclusive``, with the shared pool beside them). Releases that do not know
+    ``mixed`` refuse it."""
     shared: str = "none"
-    """What the container has of the shared pool beside its CPUs: ``none``, ``pool`` (all) or ``numa``."""
+    """CPUs of the shared pool that the container may use as well: ``none``, ``pool`` (all), or ``numa`` (those on the
+    NUMA nodes of its own CPUs)."""
 
 
 class SharedCpus(RecordPart):
-    """Where a container of a request may run beside the claim's own CPUs, as far as that is in the shared pool."""
+    """CPUs beside the claim's own ones that a container of a request may use while they are in the shared pool."""
 
     cpus: CpuSet
-    """Every CPU of the machine but the claim's."""
+    """All CPUs of the machine except those of the claim, in the kernel's list format."""
     near: CpuSet
-    """Those of them that the container gets of the pool. Where the pool has none of these, it gets all of the pool."""
+    """Those of them that the container may use, in the kernel's list format. If the pool contains none of these, the
+    container may use the whole pool."""
 
 
 class MemoryMount(RecordPart):
-    """A hugetlbfs that a request's pages are mounted as."""
+    """The hugetlbfs mount of a request's pages."""
 
     path: str
-    """Where, in the container."""
+    """Mount point in the container."""
     mode: str = "0770"
-    """Permissions of its root, octal."""
+    """Octal permissions of its root directory."""
 
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
@@ -204,18 +241,20 @@ def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 class MemoryParameters(RecordPart):
-    """How a request's memory is enforced, resolved. Texts and not choices: a newer release may know more of them."""
+    """Parameters of a request for memory, with defaults filled in. A newer release may add words to each of them."""
 
     binding: str = "strict"
-    """``strict`` (cpuset.mems), ``preferred`` or ``interleave`` (memory policy of the process)."""
+    """Binding to the NUMA node: ``strict`` (``cpuset.mems``), ``preferred`` or ``interleave`` (memory policy of the
+    process)."""
     limit: str = "none"
-    """``none``, or ``claim``: ``memory.max`` is the claimed bytes."""
+    """Memory limit: ``none``, or ``claim`` (``memory.max`` is set to the claimed bytes)."""
     protect: str = "none"
-    """``none``, ``low`` or ``min``: the claimed bytes are in ``memory.low`` or ``memory.min``."""
+    """Protection against reclaim: ``none``, ``low`` or ``min`` (``memory.low`` or ``memory.min`` is set to the claimed
+    bytes)."""
     high: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    """``memory.high`` as a fraction of the claimed bytes."""
+    """``memory.high`` as a fraction of the claimed bytes, from 0 to 1; null if it is not set."""
     mount: MemoryMount | None = None
-    """Hugepage requests only."""
+    """The hugetlbfs mount of a request for hugepages; null if there is none."""
 
 
 _CPU_DEFAULTS: Final = CpuParameters()
@@ -223,42 +262,52 @@ _MEMORY_DEFAULTS: Final = MemoryParameters()
 
 
 class MetadataFile(RecordPart):
-    """What a request's containers are told of their devices (KEP-5304): a file of the host, mounted read-only."""
+    """The device metadata of a request (KEP-5304): a file of the host that its containers mount read-only."""
 
     host_path: str
+    """Path of the file on the host."""
     mount_path: str
-    """Where, in the container."""
+    """Path of the file in the container."""
     content: str
-    """Compact JSON. A text, since nobody but the container reads it and hundreds of records are held in memory."""
+    """Content of the file: compact JSON, as a string. Only the container parses it."""
 
 
 class AllocationRecord(RecordPart):
-    """Everything one driver gave to one claim. Written by the frontend alone."""
+    """Everything that one driver has allocated to one claim. Only the frontend writes it."""
 
     version: int = RECORD_VERSION
+    """Version of the format."""
     driver: str
+    """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     claim: ClaimReference
+    """The claim."""
     reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MOST_PODS)] = ()
-    """Snapshot; the backend refuses once when a pod outside it shows up, and the frontend reads the claim again."""
+    """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
+    another pod, and the frontend then reads the claim again."""
     results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MOST_RESULTS)] = ()
-    """What the record was made from, so that a repeated Prepare can tell "same" from "allocated anew"."""
+    """Allocation results that the record was made from. A repeated Prepare compares the claim with them."""
     cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
+    """Allocated CPUs by result; empty in a record of ``dra.memory``."""
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
+    """Allocated memory by result; empty in a record of ``dra.cpu``."""
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
-    """By base name of the request; none in records of releases that had no parameters."""
+    """Parameters of the requests of ``dra.cpu``, by base name of the request."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
-    """As ``parameters``, for requests of dra.memory."""
+    """Parameters of the requests of ``dra.memory``, by base name of the request."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
-    """By base name of the request; none where metadata is off, or its file could not be written."""
+    """Metadata files by base name of the request; empty if metadata is off or the file could not be written."""
     shared_cpus: dict[str, SharedCpus] = Field(default_factory=dict)
-    """By base name of the request; none for those that have their own CPUs alone."""
+    """CPUs of the shared pool that containers may use as well, by base name of the request; only for requests with
+    ``shared`` other than ``none``."""
     sharing: str = "container"
-    """``pod``, or ``container``, the stricter one, as which every other word is enforced."""
+    """``pod`` if all containers of one pod share the claim, or ``container``. An unknown word is enforced as
+    ``container``, the stricter one."""
     counted: bool = False
-    """The kubelet adds the claim to the limits of its pod, and of the containers that name it (KEP-5517)."""
+    """Whether the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None
+    """The container that first used the claim; null before that, and for a claim that a pod shares."""
     rebuilt: bool = False
-    """True when the record was put together again from the API server and the kernel after its file was lost."""
+    """Whether the record was rebuilt from the API server and the kernel after its file was lost."""
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:

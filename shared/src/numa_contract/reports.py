@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend tells the frontend in ``PUT /v1/backend``: its lease, its metrics, the state of all containers."""
+"""The body of ``PUT /v1/backend``, which the backend sends: its lease, its metrics, the state of all containers."""
 
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from numa_contract.errors import cut_answer
 from numa_contract.records import CpuSet, Document
@@ -43,65 +43,82 @@ def _read_state(value: object) -> object:
     return "unknown" if isinstance(value, str) and value not in get_args(_StateWord) else value
 
 
-ContainerState = Annotated[_StateWord, BeforeValidator(_read_state, json_schema_input_type=str)]
+ContainerState = Annotated[_StateWord, BeforeValidator(_read_state), WithJsonSchema({"type": "string"})]
 """Where a container is in its life; a word that this release does not know is read as ``unknown``."""
 
 
 class ClaimUse(Document):
-    """A claim, and those of its requests, that a container holds or says it holds."""
+    """A claim that a container uses or asks for."""
 
     uid: str
+    """UID of the claim."""
     driver: str
+    """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     requests: tuple[str, ...] = ()
+    """Base names of the requests that the container uses."""
     cpus: CpuSet = frozenset()
-    """Of a claim without a record those that the environment names and the container is really pinned to. Of others
-    only where the container has CPUs beside those of its claims, too."""
+    """CPUs of the claim, in the kernel's list format. Of a claim without a record: those that the environment names and
+    that the container is pinned to. Of other claims: set only if the container may also use CPUs beside those of its
+    claims."""
 
 
 class ClaimIdentity(Document):
     """A claim, for one driver."""
 
     uid: str
+    """UID of the claim."""
     driver: str
+    """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
 
 
 class ContainerReport(Document):
     """One container as the runtime and the kernel show it to the backend."""
 
     version: int = REPORT_VERSION
+    """Version of the format."""
     id: str
+    """ID of the container in the runtime."""
     name: Text
+    """Name of the container in its pod."""
     pod_uid: str
+    """UID of the pod."""
     pod_namespace: Text
+    """Namespace of the pod."""
     pod_name: Text
+    """Name of the pod."""
     state: ContainerState = "unknown"
+    """State of the container: ``created``, ``paused``, ``running``, ``stopped``, or ``unknown``. A process of the
+    container may run in every state except ``stopped``."""
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container."""
     unknown_claims: tuple[ClaimUse, ...] = ()
-    """Claims that the environment names and for which there is no record, or none that names the pod."""
+    """Claims that the environment names and that have no record, or no record with this pod."""
     refused_claims: tuple[ClaimIdentity, ...] = ()
-    """Claims that the environment names and that the container may not use, for any reason; empty unless the container
-    was refused. It holds nothing of them."""
+    """Claims that the environment names and that the container may not use, for any reason. Empty unless the container
+    was refused. The container uses nothing of them."""
     cpus: CpuSet = frozenset()
-    """``cpuset.cpus.effective`` as last read; empty when it could not be read.
-
-    Of a container without claimed CPUs, or with the shared pool beside them, where the kernel keeps it off those of
-    others: what ``cpuset.cpus`` allows."""
+    """CPUs of the container as last read from ``cpuset.cpus.effective``, in the kernel's list format; empty if the file
+    could not be read. Of a container without claimed CPUs, or with the shared pool beside them, on a node where the
+    kernel keeps it off the CPUs of others: the CPUs that ``cpuset.cpus`` allows."""
     exclusivity: Text = ""
-    """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
+    """What keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver);
+    empty without a claim."""
     pooled: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
     pool_requested: Text = ""
-    """Setting of its claims that asks for the pool, if the kernel could enforce them without it."""
+    """Setting of its claims that asks for the pool, if the kernel could enforce them without it; empty otherwise."""
     mems: CpuSet = frozenset()
+    """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
+    format."""
     limits: dict[str, Text] = Field(default_factory=dict)
-    """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""
+    """Limits that its claims have set, as last read: contents of the cgroup's files by file name, in bytes or in the
+    kernel's format of the file. ``max`` means no limit."""
     cgroup: KernelPath = ""
-    """Path below the cgroup root."""
+    """Path of its cgroup below the cgroup root."""
     refused: Text = ""
-    """Why the container was refused, when it was."""
+    """Reason why the container was refused; empty if it was not."""
     memory_kills: int = 0
-    """How many of its processes the kernel has killed for want of memory; counted where a memory claim is held."""
+    """Number of its processes that the kernel has killed because memory ran out; counted if it uses a memory claim."""
 
     @property
     def named_claims(self) -> frozenset[str]:
@@ -119,90 +136,108 @@ class MetricSample(Document):
     """One time series of a metric."""
 
     labels: tuple[str, ...] = ()
-    """Values, in the order of the metric's label names."""
+    """Values of the labels, in the order of the metric's label names."""
     value: float = 0.0
-    """Of a histogram the sum of all observations."""
+    """The value, in the unit that ends the metric's name, such as ``_seconds``; of a histogram the sum of all
+    observations."""
     counts: tuple[int, ...] = ()
-    """Observations of a histogram by bucket, not cumulative; the last one is of those above the largest bound."""
+    """Number of observations in each bucket of a histogram, not cumulative; the last one is of those above the largest
+    bound."""
 
 
 class Metric(Document):
     """One metric of the backend, as the frontend serves it."""
 
     name: str
-    """Without the prefix ``dra_numa_backend_``, and without ``_total``."""
+    """Name of the metric without the prefix ``dra_numa_backend_``, and without ``_total``."""
     help: str = ""
+    """Help text of the metric."""
     kind: str = "gauge"
-    """``counter``, ``gauge`` or ``histogram``."""
+    """Type of the metric: ``counter``, ``gauge`` or ``histogram``."""
     labels: tuple[str, ...] = ()
+    """Names of the labels."""
     buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, ascending, without infinity."""
+    """Upper bounds of a histogram's buckets in the metric's unit, ascending, without infinity."""
     samples: tuple[MetricSample, ...] = ()
+    """The time series."""
 
 
 class BackendStatus(Document):
-    """The backend's lease. It is renewed by each report, at least every RENEW_SECONDS."""
+    """The backend's lease. Each report renews it, at least every 2 s; it ends 10 s after the last report."""
 
     version: int = REPORT_VERSION
+    """Version of the format."""
     software: Text = ""
+    """Version of the backend's software."""
     instance: str
+    """Instance of the backend, which changes when the process restarts."""
     generation: int = 0
-    """Of the containers' state: another one whenever a report changed. 0 before the runtime has told its state."""
+    """Generation of the containers' state: a number that changes with each change of a report; 0 before the runtime has
+    sent its state."""
     records: int | None = None
-    """The generation of records that was heard of before this was said: a claim that was released by then and that no
-    container names has none. None while nothing is heard."""
+    """Generation of the claim records that the backend had read when it made this report; null if it knows of none. A
+    claim that was released by then and that no container names is used by no container."""
     active: bool = False
-    """Whether this instance holds the active lock and enforces."""
+    """Whether this backend holds the active lock and enforces."""
     enforced: bool = True
-    """Whether some instance on the node holds the lock, serves the runtime and has stamped its heartbeat lately."""
+    """Whether a backend of this node holds the lock, serves the runtime, and has renewed its heartbeat lately."""
     synchronized: bool = False
     """Whether the runtime has sent its state and delivers events."""
     runtime: Text = ""
+    """Name and version of the container runtime; empty while it is not connected."""
     request_timeout: float | None = None
-    """Seconds that the runtime gives a hook; None where it does not say (before NRI 0.6, or not connected)."""
+    """Seconds after which the runtime gives up a hook; null if it does not report it (before NRI 0.6, or not
+    connected)."""
     registration_timeout: float | None = None
-    """Seconds that it gives a plugin to register."""
+    """Seconds after which the runtime gives up the registration of a plugin; null if it does not report it."""
     pool: CpuSet = frozenset()
-    """CPUs that containers without a claim may use."""
+    """CPUs of the shared pool, which containers without a CPU claim may use, in the kernel's list format."""
     partitioned: CpuSet = frozenset()
-    """CPUs that the kernel keeps for claim containers, as cpuset partitions."""
+    """CPUs that the kernel keeps for containers with claims, as cpuset partitions, in the kernel's list format."""
     exclusivity: Text = ""
-    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``; the report of a
-    container has the answer for its own CPUs. Empty from a backend that does not report it."""
+    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool`` (the driver).
+    The report of a container has the answer for its own CPUs. Empty if the backend does not report it."""
     exclusivity_reason: Text = ""
-    """Why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
-
+    """Reason why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
     With ``cpuExclusivity: partition`` CPU claims for one container are then refused."""
     kubelet_pins: Texts = ()
-    """The kubelet's managers that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
+    """Managers of the kubelet that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
     containers: ``cpu``, ``memory``."""
     problems: Texts = ()
+    """What the backend cannot enforce at present: one sentence each, with the remedy."""
     counters: dict[str, float] = Field(default_factory=dict)
+    """Number of events since the backend started, by kind, such as ``repaired_cpus``."""
     metrics: tuple[Metric, ...] = ()
+    """Metrics of the backend. ``GET /v1/backend`` leaves them out, ``/metrics`` contains them."""
 
 
 class StateAnswer(Document):
-    """The frontend's answer to a lease."""
+    """The answer to a report of the backend."""
 
     instance: str
+    """Instance of the frontend, which changes when the process restarts."""
     generation: int
-    """Of the containers' state that the frontend has of this backend; 0: none."""
+    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. The backend sends
+    the containers if it is not the present one."""
 
 
 class RecordChange(Document):
-    """A record that appeared, changed or went."""
+    """A claim record that appeared, changed or disappeared."""
 
     generation: int
+    """Generation of the records since this change."""
     change: str
     """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``lost``."""
     driver: str
+    """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     uid: str
+    """UID of the claim."""
 
 
 class RecordsAnswer(Document):
-    """What is new about records."""
+    """Changes of claim records."""
 
     generation: int
-    """Grows with every change, over restarts of the frontend, too."""
+    """Present generation of the records. It grows with every change, also over restarts of the frontend."""
     changes: tuple[RecordChange, ...] = ()
-    """Those after the generation that was asked for, as far back as they are remembered."""
+    """Changes after the generation that was asked for, as far back as the frontend remembers them."""

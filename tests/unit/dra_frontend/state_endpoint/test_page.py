@@ -7,10 +7,10 @@ import re
 import socket
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dra_frontend.state_endpoint import page as module
-from dra_frontend.state_endpoint.node_view import node_view
 from dra_frontend.state_endpoint.page import LOOPBACK, page, serve_page
 from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
@@ -33,11 +33,17 @@ def get(state: NodeState, path: str, fields: bytes = HOST, method: str = "GET") 
     return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), body
 
 
+def document(state: NodeState) -> dict[str, Any]:
+    """Returns the document of the page as the browser receives it."""
+    found: dict[str, Any] = json.loads(get(state, "/v1/node")[2])
+    return found
+
+
 @pytest.mark.parametrize("name", [*NAMES, LARGEST])
 def test_every_cpu_has_one_use(name: str) -> None:
     """Each CPU that is present is in the document once, and the claims' CPUs are those that are shown as theirs."""
     state = populated(name)
-    view = node_view(state)
+    view = document(state)
     machine = state.watch.machine
     assert sorted(cpu["cpu"] for cpu in view["cpus"]) == sorted(machine.online | machine.offline)
     for claim in view["claims"]:
@@ -52,7 +58,7 @@ def test_every_cpu_has_one_use(name: str) -> None:
 
 def test_the_document_says_how_a_cpu_is_held() -> None:
     """Exclusively, isolated, by a pod, for a claim that is released, by nobody, or for the system."""
-    view = node_view(populated(LARGEST))
+    view = document(populated(LARGEST))
     uses = Counter(cpu["use"] for cpu in view["cpus"])
     assert uses.keys() == {"exclusive", "isolated", "shared", "held", "pool", "reserved"}
     enforced = Counter(claim["enforced"]["status"] for claim in view["claims"])
@@ -61,7 +67,7 @@ def test_the_document_says_how_a_cpu_is_held() -> None:
 
 def test_memory_adds_up() -> None:
     """What is claimed and what is free of a device are what is offered, and that is not more than there is."""
-    for one in node_view(populated("memorysidecaches"))["memory"]:
+    for one in document(populated("memorysidecaches"))["memory"]:
         assert one["claimedBytes"] + one["freeBytes"] == one["capacityBytes"] <= one["totalBytes"]
 
 
@@ -76,7 +82,7 @@ def test_problems_come_faults_first_and_once() -> None:
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
     state.backend.containers["r"] = report("r", refused="CPU 3 is gone; delete the claim")
-    problems = node_view(state)["problems"]
+    problems = document(state)["problems"]
     assert [one["level"] for one in problems] == sorted(one["level"] for one in problems)
     texts = [one["text"] for one in problems]
     assert texts.count("dra.cpu: not registered with the kubelet") == 1
@@ -84,14 +90,14 @@ def test_problems_come_faults_first_and_once() -> None:
     assert state.backend.status is not None
     lease = {"exclusivity": "pool", "exclusivity_reason": "nri-backend lacks the capability SYS_ADMIN"}
     state.backend.renew(state.backend.status.model_copy(update=lease), [*state.backend.containers.values()])
-    (pooled,) = (one for one in node_view(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
+    (pooled,) = (one for one in document(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
     assert pooled["level"] == "warning"
     assert pooled["text"].startswith("CPU claims on this node are enforced by the shared pool")
     state.backend.config = Config(cpu_exclusivity="partition")
-    (refused,) = (one for one in node_view(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
+    (refused,) = (one for one in document(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
     assert refused["text"].startswith("CPU claims for one container are refused on this node")
     state.problems = [f"problem {number}" for number in range(5000)]
-    assert len(node_view(state)["problems"]) == 101
+    assert len(document(state)["problems"]) == 101
 
 
 def test_names_are_data_and_never_markup() -> None:

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint for people: who has what on this node, by ``curl`` on the unix socket, and its OpenAPI document.
+"""The state endpoint for people and tools, and its OpenAPI document. Each route declares the model of its answer.
 
 application.py imports this module at the first request for it: the libraries take 10 MB and 0.15 s of CPU time.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
-from numa_contract.records import RECORD_VERSION
-from numa_contract.reports import REPORT_VERSION, RecordsAnswer, StateAnswer
+from numa_contract.errors import shown
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport, RecordsAnswer, StateAnswer
+from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
+from numa_contract.state.machine import MachineDocument
+from numa_contract.state.node import NodeDocument
+from numa_contract.state.service import BackendDocument, BackendReport, ErrorDocument, VersionDocument
 from numa_node.probes import Page
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.server import (
@@ -31,41 +38,137 @@ from dra_frontend.state_endpoint.views import (
     devices_view,
     machine_view,
     memory_view,
+    version_view,
 )
 
+_SCHEMAS: Final = "#/components/schemas/"
+_JSON: Final = "application/json"
+_TEXT: Final = (
+    "JSON documents about one node, served on a unix socket of the node: "
+    "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
+    "Readers must ignore fields that they do not know, and treat an unknown word of a field as an unknown value."
+)
+_REPORT_ERRORS: Final = {
+    400: "The connection ended before the body was complete.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    422: "The body is not a report.",
+    503: "Other large bodies are being read.",
+}
+_PROBES: Final = {
+    "/healthz": "`ok` while the process works.",
+    "/readyz": "`ok`, or with status 503 the reasons why the pod is not ready, one a line; then warnings.",
+    "/metrics": "Metrics in the text format of Prometheus.",
+}
 
-def _add_views(app: FastAPI, state: StateSource) -> None:
-    """Adds what is shown without an argument."""
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A document without parameters."""
+
+    text: str
+    model: Any
+    """Type of the document."""
+    view: Callable[[], Any]
+    """Returns the present document."""
+    sparse: bool = False
+    """Whether fields without a value are left out."""
+    exclude: Mapping[str, Any] | None = None
+    """Fields that are left out."""
+
+    def body(self) -> bytes:
+        """Returns the present document as JSON."""
+        exclude: Any = self.exclude
+        return TypeAdapter(self.model).dump_json(self.view(), exclude_none=self.sparse, exclude=exclude)
+
+
+class _StateApi(FastAPI):
+    """FastAPI whose OpenAPI document describes what the routes do by themselves: bodies and errors."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document; makes it at the first call."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            _add_report(document)
+            _drop_validation_errors(document)
+        return super().openapi()
+
+
+def _add_report(document: dict[str, Any]) -> None:
+    """Adds the body of ``PUT /v1/backend``.
+
+    The route reads it itself, since it is bounded while it arrives and each container's report is parsed alone.
+    """
+    report = TypeAdapter(BackendReport).json_schema(mode="serialization", ref_template=_SCHEMAS + "{model}")
+    document["components"]["schemas"] |= {**report.pop("$defs"), BackendReport.__name__: report}
+
+
+def _drop_validation_errors(document: dict[str, Any]) -> None:
+    """Drops the form of FastAPI's validation errors: _refused() answers all of them with an ErrorDocument."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+
+
+def _views(state: StateSource) -> dict[str, _View]:
+    """Returns the documents without parameters, by name."""
     watch, store, backend = state.watch, state.store, state.backend
-    versions = {"version": __version__, "node": state.node, "instance": state.instance}
-    formats = {"record": RECORD_VERSION, "report": REPORT_VERSION}
-    views: dict[str, tuple[str, Callable[[], Any]]] = {
-        "machine": ("The machine by NUMA node, as of the latest look.", lambda: machine_view(watch)),
-        "devices": ("The devices as published, with their health.", lambda: devices_view(state.offer.snapshot)),
-        "claims": ("Every record.", lambda: _dumped(store.ledger.records)),
-        "cpus": ("Who holds each CPU.", lambda: cpus_view(watch.inventory, store.ledger, backend)),
-        "memory": (
-            "Capacity, claimed and free bytes per NUMA node and page size.",
-            lambda: memory_view(watch.inventory, store.ledger),
+    cpus = partial(cpus_view, backend=backend)
+    return {
+        "machine": _View("The machine by NUMA node.", MachineDocument, lambda: machine_view(watch)),
+        "devices": _View(
+            "The published devices, with their health and the part that claims hold.",
+            list[DeviceDocument],
+            lambda: devices_view(state.offer.snapshot),
+            sparse=True,
         ),
-        "containers": ("Every container that the backend knows.", lambda: _dumped(backend.containers.values())),
-        "backend": ("The backend's lease.", lambda: backend_view(backend)),
-        "version": ("Versions of the software and of its documents.", lambda: {**versions, "formats": formats}),
-        "quarantine": ("What is wrong with files of the CDI directory, by name.", lambda: store.quarantined),
+        "claims": _View("The records of all prepared claims.", list[AllocationRecord], lambda: store.ledger.records),
+        "cpus": _View(
+            "All CPUs that are online or in a claim.",
+            list[CpuDocument],
+            lambda: list(cpus(watch.inventory, store.ledger)),
+            sparse=True,
+        ),
+        "memory": _View(
+            "Memory by NUMA node and page size.",
+            list[MemoryDocument],
+            lambda: memory_view(watch.inventory, store.ledger),
+            sparse=True,
+        ),
+        "containers": _View(
+            "All containers that the backend knows.",
+            list[ContainerReport],
+            lambda: list(backend.containers.values()),
+        ),
+        "backend": _View(
+            "The backend's lease, without its metrics.",
+            BackendDocument,
+            lambda: backend_view(backend),
+            exclude={"status": {"metrics"}},
+        ),
+        "version": _View(
+            "Versions of the software and of its documents.",
+            VersionDocument,
+            lambda: version_view(state.node, state.instance),
+        ),
+        "quarantine": _View(
+            "Unusable files of the CDI directory: the reason by file name.", dict[str, str], lambda: store.quarantined
+        ),
     }
-    for name, (text, view) in views.items():
-        app.add_api_route(f"/v1/{name}", _showing(view), name=name, description=text, response_model=None)
 
 
-def _dumped(documents: Iterable[BaseModel]) -> list[dict[str, Any]]:
-    return [document.model_dump(mode="json") for document in documents]
+def _answering(make: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+    async def answer() -> Any:
+        return make()
+
+    return answer
 
 
-def _showing(view: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
-    async def show() -> Any:
-        return view()
-
-    return show
+def _json(view: _View) -> Response:
+    return Response(view.body(), media_type=_JSON)
 
 
 def _response(look: Callable[[], Page]) -> Response:
@@ -73,35 +176,88 @@ def _response(look: Callable[[], Page]) -> Response:
     return Response(found.body, found.status, dict(found.headers), found.kind)
 
 
+def _errors(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorDocument, "description": text} for status, text in texts.items()}
+
+
+def _refused(_request: Request, error: Exception) -> Response:
+    """Answers a request that RequestRefusedError has ended, or a parameter: the only ones with a type are numbers."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{first['loc'][-1]}={shown(first.get('input'))} is not a number"}, 422)
+    return JSONResponse({"detail": str(error)}, error.status if isinstance(error, RequestRefusedError) else 500)
+
+
 def state_app(state: StateSource, bodies: Bodies) -> FastAPI:
     """Returns the application of the unix socket."""
-    app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
-    _add_views(app, state)
+    app = _StateApi(
+        title="dra-driver-numa state",
+        version=__version__,
+        description=_TEXT,
+        docs_url=None,
+        redoc_url=None,
+        # Generated clients name their functions by these.
+        generate_unique_id_function=lambda route: route.name,
+    )
+    for error in (RequestRefusedError, RequestValidationError):
+        app.add_exception_handler(error, _refused)
+    for name, view in _views(state).items():
+        show = _answering(partial(_json, view))
+        app.add_api_route(f"/v1/{name}", show, name=name, description=view.text, response_model=view.model)
+    _add_claim(app, state)
+    _add_link(app, state, bodies)
+    _add_pages(app, state)
+    return app
 
-    @app.get("/v1/claims/{uid}")
-    async def claim(uid: str) -> list[dict[str, Any]]:
+
+def _add_claim(app: FastAPI, state: StateSource) -> None:
+    adapter = TypeAdapter(list[AllocationRecord])
+    errors = _errors({404: "No such claim is prepared on this node."})
+
+    @app.get("/v1/claims/{uid}", response_model=list[AllocationRecord], responses=errors)
+    async def claim(uid: Annotated[str, Path(description="UID of the claim.")]) -> Response:
         """The records of one claim, one for each driver."""
-        found = _dumped(record for record in state.store.ledger.records if record.claim.uid == uid)
+        found = [record for record in state.store.ledger.records if record.claim.uid == uid]
         if not found:
             raise HTTPException(404, f"no claim {uid} is prepared on this node; GET /v1/claims lists them")
-        return found
+        return Response(adapter.dump_json(found), media_type=_JSON)
 
-    @app.get("/v1/records")
-    async def records(after: int | None = None) -> RecordsAnswer:
-        """What has changed about records after a generation; waits until something has, 25 s at most."""
+
+def _add_link(app: FastAPI, state: StateSource, bodies: Bodies) -> None:
+    """Adds the two routes of the backend."""
+
+    @app.get("/v1/records", responses=_errors({422: "`after` is not a number."}))
+    async def records(
+        after: Annotated[int | None, Query(description="Generation of the records that the reader knows.")] = None,
+    ) -> RecordsAnswer:
+        """Changes of claim records after a generation.
+
+        Waits for a change, 25 s at most. Without `after` it returns the present generation at once.
+        """
         return await records_after(state, after)
 
-    @app.put("/v1/backend")
-    async def renew(request: Request) -> StateAnswer:
-        """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
+    body = {"required": True, "content": {_JSON: {"schema": {"$ref": _SCHEMAS + BackendReport.__name__}}}}
+
+    @app.put("/v1/backend", responses=_errors(_REPORT_ERRORS), openapi_extra={"requestBody": body})
+    async def report(request: Request) -> StateAnswer:
+        """Accepts a report of the backend, at most 4 MiB. Only the backend of this pod sends it."""
         return take_state(state, await bodies.read(request.receive))
 
-    @app.exception_handler(RequestRefusedError)
-    async def refused(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestRefusedError)  # noqa: S101  for the type checker: no other comes here
-        return JSONResponse({"detail": str(error)}, error.status)
 
+def _add_pages(app: FastAPI, state: StateSource) -> None:
+    """Adds probes and metrics, the page with its files, and the document that the page draws."""
     for path, look in {**pages(state), **page(state)}.items():
-        show = _showing(partial(_response, look))
-        app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)
-    return app
+        show = _answering(partial(_response, look))
+        if path == "/v1/node":
+            text = "The node as the page draws it."
+            app.add_api_route(path, show, name="node", description=text, response_model=NodeDocument)
+        else:
+            app.add_api_route(
+                path,
+                show,
+                name=path[1:],
+                description=_PROBES.get(path, ""),
+                response_class=PlainTextResponse,
+                response_model=None,
+                include_in_schema=path in _PROBES,
+            )

@@ -2,17 +2,28 @@
 """The one document that the page draws: where every CPU and byte is, who has it, how, and what is wrong."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from numa_contract import __version__
-from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import parse_page_size, short_page_size
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
+from numa_contract.state.devices import CpuDocument
+from numa_contract.state.node import (
+    EnforcedDocument,
+    NodeDocument,
+    PageClaim,
+    PageClaimMemory,
+    PageContainer,
+    PageCpu,
+    PageMemory,
+    PageNumaNode,
+    ProblemDocument,
+)
 
 from dra_frontend.allocation.device_status import NO_CONTAINER, status_entries
-from dra_frontend.machine.model import Cpu
+from dra_frontend.machine.model import Cpu, Machine
 from dra_frontend.state_endpoint.server import StateSource
 from dra_frontend.state_endpoint.views import cpus_view, memory_view
 
@@ -20,61 +31,61 @@ _MOST_PROBLEMS: Final = 100
 _WORST: Final = ("True", "Unknown", "False")
 
 
-def node_view(state: StateSource) -> dict[str, Any]:
-    """Returns what the page draws. Two documents of a node where nothing has changed are equal."""
-    watch, ledger, backend = state.watch, state.store.ledger, state.backend
-    machine, status = watch.machine, backend.status
+def node_view(state: StateSource) -> NodeDocument:
+    """Returns the document that the page draws. Two documents of a node where nothing has changed are equal."""
+    ledger, backend = state.store.ledger, state.backend
     claims = _claims(state)
+    return NodeDocument(
+        node=state.node,
+        version=__version__,
+        runtime=backend.status.runtime if backend.status else "",
+        live=backend.live,
+        problems=tuple(_problems(state, claims)),
+        numa_nodes=tuple(_numa_nodes(state.watch.machine)),
+        memory=tuple(_memory(state)),
+        cpus=tuple(_cpus(state)),
+        claims=tuple(claims),
+        containers=tuple(_container(one) for one in backend.containers.values() if one.alive and not one.refused),
+        lost=tuple(sorted({uid for _, uid in ledger.lost()})),
+    )
+
+
+def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
     sockets: defaultdict[int, set[int]] = defaultdict(set)
     for cpu in machine.cpus.values():
         sockets[cpu.numa_node].add(cpu.package)
-    return {
-        "node": state.node,
-        "version": __version__,
-        "runtime": status.runtime if status else "",
-        "live": backend.live,
-        "problems": _problems(state, claims),
-        "numaNodes": [
-            {
-                "id": node.id,
-                "sockets": sorted(sockets[node.id]),
-                "distances": node.distances,
-                "tier": node.tier,
-                "memoryKind": node.traits.kind.value,
-            }
-            for node in machine.numa_nodes.values()
-        ],
-        "memory": _memory(state),
-        "cpus": _cpus(state),
-        "claims": claims,
-        "containers": [_container(one) for one in backend.containers.values() if one.alive and not one.refused],
-        "lost": sorted({uid for _, uid in ledger.lost()}),
-    }
+    for node in machine.numa_nodes.values():
+        yield PageNumaNode(
+            id=node.id,
+            sockets=tuple(sorted(sockets[node.id])),
+            distances=node.distances,
+            tier=node.tier,
+            memory_kind=node.traits.kind.value,
+        )
 
 
-def _cpus(state: StateSource) -> list[dict[str, Any]]:
-    """Returns one entry for each CPU that is present, with what it is used for in one word."""
+def _cpus(state: StateSource) -> Iterator[PageCpu]:
+    """Yields one entry for each CPU that is present, with one word for its use."""
     inventory, ledger = state.watch.inventory, state.store.ledger
     machine = inventory.machine
     records = {record.claim.uid: record for record in ledger.records if record.cpus}
-    shown = []
-    for entry in cpus_view(inventory, ledger, state.backend):
-        number = entry["cpu"]
-        if entry["use"] == "claimed":
-            entry["use"] = _use(records.get(entry["claimUid"]), number, str(entry.get("exclusivity", "")))
-        elif entry["use"] == "shared":
-            entry["use"] = "withheld" if number in inventory.withheld_cpus else "pool"
-        shown.append(entry | ({"isolcpus": True} if number in machine.isolated else {}))
-    gone = machine.offline - {entry["cpu"] for entry in shown}
-    shown += [{"cpu": number, "use": "offline"} for number in sorted(gone)]
-    return [entry | _place(machine.cpus.get(entry["cpu"]) or machine.known.get(entry["cpu"])) for entry in shown]
+    shown = list(cpus_view(inventory, ledger, state.backend))
+    gone = machine.offline - {entry.cpu for entry in shown}
+    for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(gone))):
+        number, use = entry.cpu, entry.use
+        if use == "claimed":
+            use = _use(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
+        elif use == "shared":
+            use = "withheld" if number in inventory.withheld_cpus else "pool"
+        fields = {**dict(entry), "use": use, **_place(machine.cpus.get(number) or machine.known.get(number))}
+        yield PageCpu(**fields, isolcpus=True if number in machine.isolated else None)
 
 
 def _place(cpu: Cpu | None) -> dict[str, Any]:
     if cpu is None:
         return {}
-    where = {"socket": cpu.package, "numaNode": cpu.numa_node, "l3": cpu.l3_id, "core": cpu.core}
-    return where | {"coreType": cpu.core_type.value}
+    where = {"socket": cpu.package, "numa_node": cpu.numa_node, "l3": cpu.l3_id, "core": cpu.core}
+    return where | {"core_type": cpu.core_type.value}
 
 
 def _use(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
@@ -88,58 +99,76 @@ def _use(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
     return "isolated" if isolated else "exclusive"
 
 
-def _memory(state: StateSource) -> list[dict[str, Any]]:
-    """Returns each memory device, with all bytes of its kind on the node: what is neither claimed nor free is kept."""
+def _memory(state: StateSource) -> Iterator[PageMemory]:
+    """Yields each memory device, with all bytes of its kind on the node: what is neither claimed nor free is kept."""
     nodes = state.watch.machine.numa_nodes
-    shown = memory_view(state.watch.inventory, state.store.ledger)
-    for entry in shown:
-        node = nodes.get(entry["numaNode"])
+    for entry in memory_view(state.watch.inventory, state.store.ledger):
+        node = nodes.get(entry.numa_node)
         pools = {pool.page_bytes: pool.total * pool.page_bytes for pool in node.hugepages} if node else {}
         plain = node.memory_bytes - sum(pools.values()) if node else 0
-        whole = pools.get(parse_page_size(entry["pageSize"]), 0) if entry["hugepages"] else plain
-        entry["totalBytes"] = max(whole, entry["capacityBytes"])
-    return shown
+        whole = pools.get(parse_page_size(entry.page_size), 0) if entry.hugepages else plain
+        yield PageMemory(**dict(entry), total_bytes=max(whole, entry.capacity_bytes))
 
 
-def _claims(state: StateSource) -> list[dict[str, Any]]:
+def _claims(state: StateSource) -> list[PageClaim]:
     """Returns every claim with a record, what it has on this node, and whether that is enforced."""
     ledger, backend = state.store.ledger, state.backend
     reason = backend.status.exclusivity_reason if backend.status else ""
     conditions = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
-    claims: dict[str, dict[str, Any]] = {}
+    records: defaultdict[str, list[AllocationRecord]] = defaultdict(list)
     for record in ledger.records:
-        uid, reference = record.claim.uid, record.claim
+        records[record.claim.uid].append(record)
+    claims = []
+    for uid, parts in records.items():
         said = [entry.conditions["Enforced"] for entry in conditions.get(uid, {}).values()]
         worst = max(said, key=lambda one: _WORST.index(one.status), default=NO_CONTAINER)
-        claim = claims.setdefault(uid, {"uid": uid, "claim": f"{reference.namespace}/{reference.name}"})
-        claim["pods"] = sorted(pod.name for pod in record.reserved_for)
-        claim["enforced"] = worst._asdict()
-        if record.cpus:
-            claim["cpus"] = format_cpu_list(record.cpus_of())
-        for part in record.memory:
-            size = short_page_size(part.page_bytes) if part.hugepages else ""
-            claim.setdefault("memory", []).append({"numaNode": part.numa_node, "bytes": part.size, "pageSize": size})
-    return list(claims.values())
+        claims.append(_claim(parts, EnforcedDocument(**worst._asdict())))
+    return claims
 
 
-def _container(report: ContainerReport) -> dict[str, Any]:
-    uses = sorted(report.named_claims)
-    told = {"name": report.name, "pod": f"{report.pod_namespace}/{report.pod_name}"}
-    return {**told, "cpus": format_cpu_list(report.cpus)} | ({"claims": uses} if uses else {})
+def _claim(records: list[AllocationRecord], enforced: EnforcedDocument) -> PageClaim:
+    reference = records[0].claim
+    memory = tuple(
+        PageClaimMemory(
+            numa_node=part.numa_node,
+            bytes=part.size,
+            page_size=short_page_size(part.page_bytes) if part.hugepages else "",
+        )
+        for record in records
+        for part in record.memory
+    )
+    return PageClaim(
+        uid=reference.uid,
+        claim=f"{reference.namespace}/{reference.name}",
+        pods=tuple(sorted(pod.name for pod in records[-1].reserved_for)),
+        enforced=enforced,
+        cpus=next((record.cpus_of() for record in records if record.cpus), None),
+        memory=memory or None,
+    )
 
 
-def _problems(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+def _container(report: ContainerReport) -> PageContainer:
+    return PageContainer(
+        name=report.name,
+        pod=f"{report.pod_namespace}/{report.pod_name}",
+        cpus=report.cpus,
+        claims=tuple(sorted(report.named_claims)) or None,
+    )
+
+
+def _problems(state: StateSource, claims: Iterable[PageClaim]) -> list[ProblemDocument]:
     """Returns what is wrong, and then what an operator should know of, each once."""
     found = dict.fromkeys(_faults(state, claims), "fault")
     conditions = state.backend.conditions.values()
     for text in (*conditions, *state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
         found.setdefault(text, "warning")
-    listed = [{"level": level, "text": text} for text, level in found.items()]
+    listed = [ProblemDocument(level=level, text=text) for text, level in found.items()]
     more = len(listed) - _MOST_PROBLEMS
-    return listed[:_MOST_PROBLEMS] + ([{"level": "warning", "text": f"and {more} more"}] if more > 0 else [])
+    cut = [ProblemDocument(level="warning", text=f"and {more} more")] if more > 0 else []
+    return listed[:_MOST_PROBLEMS] + cut
 
 
-def _faults(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _faults(state: StateSource, claims: Iterable[PageClaim]) -> Iterator[str]:
     backend = state.backend
     yield from state.unready()
     yield from filter(None, (backend.problem, state.watch.problem))
@@ -149,5 +178,5 @@ def _faults(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> Iterator
         if one.refused:
             yield f"container {one.name} of pod {one.pod_namespace}/{one.pod_name} was refused: {one.refused}"
     for claim in claims:
-        if claim["enforced"]["status"] == "False" and claim["enforced"]["reason"] != "ContainerRefused":
-            yield f"claim {claim['claim']}: {claim['enforced']['message']}"
+        if claim.enforced.status == "False" and claim.enforced.reason != "ContainerRefused":
+            yield f"claim {claim.claim}: {claim.enforced.message}"

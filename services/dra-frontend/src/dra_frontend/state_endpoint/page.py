@@ -5,7 +5,6 @@ The files are static; whatever pods and claims are called reaches the browser as
 """
 
 import asyncio
-import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,8 @@ def _file(path: Path) -> Page:
 
 
 def _document(state: StateSource) -> Page:
-    return Page(json.dumps(node_view(state)).encode(), kind="application/json", headers=_HEADERS)
+    body = node_view(state).model_dump_json(exclude_none=True)
+    return Page(body.encode(), kind="application/json", headers=_HEADERS)
 
 
 async def serve_page(state: StateSource, port: int) -> None:

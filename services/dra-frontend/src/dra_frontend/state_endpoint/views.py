@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state endpoint shows, as plain values made from machine, devices, ledger and the backend's reports."""
+"""The documents of the state endpoint, made from machine, devices, ledger and the backend's reports."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from numa_contract.cpuset import format_cpu_list
+from numa_contract import __version__
 from numa_contract.pagesize import short_page_size
-from numa_contract.records import MemoryAllocation
+from numa_contract.records import RECORD_VERSION, MemoryAllocation
+from numa_contract.reports import REPORT_VERSION
+from numa_contract.state import STATE_VERSION
+from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
+from numa_contract.state.machine import ErrorCounterDocument, HugepagesDocument, MachineDocument, NumaNodeDocument
+from numa_contract.state.service import BackendDocument, FormatsDocument, VersionDocument
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
@@ -16,116 +21,124 @@ from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.devices.model import CpuDevice, MemoryDevice, taints
 from dra_frontend.machine.errors import ErrorCounter
 from dra_frontend.machine.host_hugepages import PageKey
-from dra_frontend.machine.model import Machine, NumaNode
+from dra_frontend.machine.model import Cpu, Machine, NumaNode
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.offer import Snapshot
 
 
-def machine_view(live: MachineWatch) -> dict[str, Any]:
+def version_view(node: str, instance: str) -> VersionDocument:
+    """Returns the versions of the software and of its documents."""
+    formats = FormatsDocument(record=RECORD_VERSION, report=REPORT_VERSION, state=STATE_VERSION)
+    return VersionDocument(version=__version__, node=node, instance=instance, formats=formats)
+
+
+def machine_view(live: MachineWatch) -> MachineDocument:
     """Returns the machine by NUMA node."""
     machine = live.machine
-    return {
-        "problem": live.problem,
-        "warnings": list(live.warnings),
-        "cpus": format_cpu_list(machine.online),
-        "offline": format_cpu_list(machine.offline),
-        "isolated": format_cpu_list(machine.isolated),
-        "cores": len({cpu.core for cpu in machine.cpus.values()}),
-        "packages": len({cpu.package for cpu in machine.cpus.values()}),
-        "smt": machine.smt,
-        "basePageBytes": machine.base_page_bytes,
-        "kubeletReservedBytes": live.inventory.reserve.kubelet_bytes,
-        "numaNodes": [_node_view(machine, node, live.host_pages) for node in machine.numa_nodes.values()],
-        "errors": [_errors_view(counter) for counter in live.errors.counters],
-    }
+    return MachineDocument(
+        problem=live.problem,
+        warnings=tuple(live.warnings),
+        cpus=machine.online,
+        offline=machine.offline,
+        isolated=machine.isolated,
+        cores=len({cpu.core for cpu in machine.cpus.values()}),
+        packages=len({cpu.package for cpu in machine.cpus.values()}),
+        smt=machine.smt,
+        base_page_bytes=machine.base_page_bytes,
+        kubelet_reserved_bytes=live.inventory.reserve.kubelet_bytes,
+        numa_nodes=tuple(_node_view(machine, node, live.host_pages) for node in machine.numa_nodes.values()),
+        errors=tuple(map(_errors_view, live.errors.counters)),
+    )
 
 
-def _node_view(machine: Machine, node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, Any]:
-    return {
-        "id": node.id,
-        "cpus": format_cpu_list(node.cpus),
-        "memoryBytes": node.memory_bytes,
-        "memoryKind": node.traits.kind.value,
-        "bandwidthMBps": node.traits.bandwidth,
-        "latencyNanoseconds": node.traits.latency,
-        "kernelTier": node.traits.kernel_tier,
-        "nearestNumaNodes": format_cpu_list(nearest_nodes(machine, node)),
-        "distances": node.distances,
-        "hugepages": [
-            {
-                "pageSize": short_page_size(pool.page_bytes),
-                "total": pool.total,
-                "free": pool.free,
-                "heldByHost": host_pages.get((node.id, pool.page_bytes), 0),
-            }
-            for pool in node.hugepages
-        ],
-    }
-
-
-def _errors_view(counter: ErrorCounter) -> dict[str, Any]:
-    return {
-        "source": counter.source,
-        "what": counter.what,
-        "corrected": counter.corrected,
-        "uncorrected": counter.uncorrected,
-        "numaNodes": sorted(counter.numa_nodes),
-        "cpus": format_cpu_list(counter.cpus),
-    }
-
-
-def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Returns every published device with what it has, what claims hold of it, and how it is."""
-    health = {(driver, h.device): h for driver, devices in snapshot.health.items() for h in devices}
-    shown: list[dict[str, Any]] = []
-    for pool in snapshot.pools:
-        for device in pool.devices:
-            key = (pool.driver, device.name)
-            if isinstance(device, CpuDevice):
-                where: dict[str, Any] = {"cpus": format_cpu_list(device.cpus)}
-            else:
-                where = {"numaNode": device.numa_node}
-            shown.append(
-                {
-                    "driver": pool.driver,
-                    "pool": pool.name,
-                    "name": device.name,
-                    "attributes": dict(device.attributes),
-                    **where,
-                    "capacity": device.amount,
-                    "claimed": snapshot.holdings[key].amount if key in snapshot.holdings else 0,
-                    "health": health[key].health.name.lower(),
-                    "message": health[key].message,
-                    "taints": list(taints(pool.driver, device)),
-                }
+def _node_view(machine: Machine, node: NumaNode, host_pages: Mapping[PageKey, int]) -> NumaNodeDocument:
+    return NumaNodeDocument(
+        id=node.id,
+        cpus=node.cpus,
+        memory_bytes=node.memory_bytes,
+        memory_kind=node.traits.kind.value,
+        bandwidth=node.traits.bandwidth,
+        latency_nanoseconds=node.traits.latency,
+        kernel_tier=node.traits.kernel_tier,
+        nearest_numa_nodes=frozenset(nearest_nodes(machine, node)),
+        distances=node.distances,
+        hugepages=tuple(
+            HugepagesDocument(
+                page_size=short_page_size(pool.page_bytes),
+                total=pool.total,
+                free=pool.free,
+                held_by_host=host_pages.get((node.id, pool.page_bytes), 0),
             )
-    return shown
+            for pool in node.hugepages
+        ),
+    )
 
 
-def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> list[dict[str, Any]]:
-    """Returns one entry for each CPU that is online or in a claim: where it is, who holds it, who keeps others off."""
+def _errors_view(counter: ErrorCounter) -> ErrorCounterDocument:
+    return ErrorCounterDocument(
+        source=counter.source,
+        what=counter.what,
+        corrected=counter.corrected,
+        uncorrected=counter.uncorrected,
+        numa_nodes=tuple(sorted(counter.numa_nodes)),
+        cpus=counter.cpus,
+    )
+
+
+def devices_view(snapshot: Snapshot) -> list[DeviceDocument]:
+    """Returns every published device with its capacity, the part that claims hold, and its health."""
+    health = {(driver, h.device): h for driver, devices in snapshot.health.items() for h in devices}
+    return [
+        DeviceDocument(
+            driver=pool.driver,
+            pool=pool.name,
+            name=device.name,
+            attributes=dict(device.attributes),
+            cpus=device.cpus if isinstance(device, CpuDevice) else None,
+            numa_node=device.numa_node if isinstance(device, MemoryDevice) else None,
+            capacity=device.amount,
+            claimed=snapshot.holdings[key].amount if key in snapshot.holdings else 0,
+            health=health[key].health.name.lower(),
+            message=health[key].message,
+            taints=tuple(taints(pool.driver, device)),
+        )
+        for pool in snapshot.pools
+        for device in pool.devices
+        for key in ((pool.driver, device.name),)
+    ]
+
+
+def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[CpuDocument]:
+    """Yields one entry for each CPU that is online or in a claim: its place, its claim, and what keeps others off."""
     users = {use.uid: one for one in backend.containers.values() if one.alive for use in one.claims}
     holders = ledger.cpu_holders()
     names = {record.claim.uid: f"{record.claim.namespace}/{record.claim.name}" for record in ledger.records}
-    shown = []
+
+    def holder_of(number: int) -> dict[str, Any]:
+        if (uid := holders.get(number)) is None:
+            return {}
+        return {"claim_uid": uid, "claim": names.get(uid, "")}
+
     for cpu in inventory.machine.cpus.values():
-        holder = holders.get(cpu.id)
-        use = "reserved" if cpu.id in inventory.reserved_cpus else "shared" if holder is None else "claimed"
-        entry = {"cpu": cpu.id, "core": cpu.core, "numaNode": cpu.numa_node, "l3": cpu.l3_id, "use": use}
-        if holder is not None:
-            entry |= {"claimUid": holder, "claim": names.get(holder, "")}
-            if (user := users.get(holder)) is not None:
-                reasons = {"pooled": user.pooled, "poolRequested": user.pool_requested}
-                entry |= {"exclusivity": user.exclusivity} | {key: text for key, text in reasons.items() if text}
-        shown.append(entry)
-    for cpu_id in sorted(holders.keys() - inventory.machine.online):
-        holder = holders[cpu_id]
-        shown.append({"cpu": cpu_id, "use": "offline", "claimUid": holder, "claim": names.get(holder, "")})
-    return shown
+        holder = holder_of(cpu.id)
+        use = "reserved" if cpu.id in inventory.reserved_cpus else "claimed" if holder else "shared"
+        user = users.get(holder["claim_uid"]) if holder else None
+        kept = {"exclusivity": user.exclusivity, **_reasons(user.pooled, user.pool_requested)} if user else {}
+        yield CpuDocument(cpu=cpu.id, use=use, **_place(cpu), **holder, **kept)
+    for number in sorted(holders.keys() - inventory.machine.online):
+        yield CpuDocument(cpu=number, use="offline", **holder_of(number))
 
 
-def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns capacity, claimed and free bytes of each memory device; those of claims that are gone have nothing."""
+def _place(cpu: Cpu) -> dict[str, Any]:
+    return {"core": cpu.core, "numa_node": cpu.numa_node, "l3": cpu.l3_id}
+
+
+def _reasons(pooled: str, requested: str) -> dict[str, Any]:
+    return {"pooled": pooled or None, "pool_requested": requested or None}
+
+
+def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
+    """Returns capacity, claimed and free bytes of each memory device, also of one that is gone and that claims hold."""
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)
     devices = (device for pool in inventory.pools for device in pool.devices)
@@ -137,28 +150,26 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
             claims[allocation.device].add(f"{record.claim.namespace}/{record.claim.name}")
             whats.setdefault(allocation.device, (allocation, 0))
     return [
-        {
-            "device": name,
-            "numaNode": what.numa_node,
-            "pageSize": short_page_size(what.page_bytes),
-            "hugepages": what.hugepages,
-            "capacityBytes": capacity,
-            "claimedBytes": claimed.get(name, 0),
-            "freeBytes": max(0, capacity - claimed.get(name, 0)),
+        MemoryDocument(
+            device=name,
+            numa_node=what.numa_node,
+            page_size=short_page_size(what.page_bytes),
+            hugepages=what.hugepages,
+            capacity_bytes=capacity,
+            claimed_bytes=claimed.get(name, 0),
+            free_bytes=max(0, capacity - claimed.get(name, 0)),
             **({} if what.hugepages else _reserved(inventory, what.numa_node)),
-            "claims": sorted(claims[name]),
-        }
+            claims=tuple(sorted(claims[name])),
+        )
         for name, (what, capacity) in whats.items()
     ]
 
 
 def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
     reserve = inventory.reserve
-    return {"reservedBytes": reserve.by_node.get(numa_node, 0), "reservedAs": reserve.text}
+    return {"reserved_bytes": reserve.by_node.get(numa_node, 0), "reserved_as": reserve.text}
 
 
-def backend_view(backend: BackendView) -> dict[str, Any]:
-    """Returns the backend's lease; its metrics are shown elsewhere."""
-    status = backend.status
-    shown = None if status is None else status.model_dump(mode="json", exclude={"metrics"})
-    return {"live": backend.live, "problem": backend.problem, "age": backend.age, "status": shown}
+def backend_view(backend: BackendView) -> BackendDocument:
+    """Returns the backend's lease, with its metrics, which the endpoint leaves out."""
+    return BackendDocument(live=backend.live, problem=backend.problem, age=backend.age, status=backend.status)

@@ -23,6 +23,7 @@ from numa_contract.errors import printable
 from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
+from numa_contract.state.base import StateDocument
 
 from numa_tools.commands.forms import table
 from numa_tools.doctor.gather import read_machine
@@ -90,11 +91,16 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     if not isinstance(machine, Unread):
         problems += machine.refused.values()
         found["warnings"] += machine.warnings
-        found["devices"] = devices_view(snapshot(machine, ledger, Snapshot()))
-        found["memory"] = memory_view(machine, ledger)
-        found["cpus"] = _uses(cpus_view(machine, ledger, BackendView(time.monotonic)))
+        found["devices"] = _dumped(devices_view(snapshot(machine, ledger, Snapshot())))
+        found["memory"] = _dumped(memory_view(machine, ledger))
+        found["cpus"] = _uses(_dumped(cpus_view(machine, ledger, BackendView(time.monotonic))))
     records = [*ledger.records, *(file.record for file in noted.releasing.values() if file.record)]
     return {**found, "problems": list(filter(None, problems)), "claims": [_claim(record, ()) for record in records]}
+
+
+def _dumped(documents: Iterable[StateDocument]) -> list[Document]:
+    """Returns documents as the state endpoint shows them."""
+    return [one.model_dump(mode="json", exclude_none=True) for one in documents]
 
 
 def _troubles(containers: Iterable[ContainerReport]) -> Iterator[str]:

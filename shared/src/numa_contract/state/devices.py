@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/devices``, ``/v1/cpus`` and ``/v1/memory``: what the node offers, and which claims have it.
+
+A field of these documents that has no value is left out.
+"""
+
+from numa_contract.records import CpuSet
+from numa_contract.state.base import StateDocument
+
+AttributeValue = int | bool | str | tuple[int, ...] | tuple[str, ...]
+
+
+class DeviceDocument(StateDocument):
+    """One published device."""
+
+    driver: str
+    """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
+    pool: str
+    """Name of the device's pool."""
+    name: str
+    """Name of the device in its pool."""
+    attributes: dict[str, AttributeValue]
+    """Attributes of the device by name, as its ResourceSlice contains them."""
+    cpus: CpuSet | None = None
+    """CPUs that claims can get from the device, in the kernel's list format; left out for memory."""
+    numa_node: int | None = None
+    """ID of the NUMA node of the memory; left out for CPUs."""
+    capacity: int
+    """Capacity for claims: number of CPUs, or bytes of memory."""
+    claimed: int
+    """Part of it that claims hold: number of CPUs, or bytes of memory."""
+    health: str
+    """``healthy``, ``unhealthy`` or ``unknown``."""
+    message: str
+    """Reason for the health."""
+    taints: tuple[str, ...]
+    """Keys of the device's taints; the effect of each is NoSchedule."""
+
+
+class CpuDocument(StateDocument):
+    """One CPU that is online or that a claim holds."""
+
+    cpu: int
+    """Number of the CPU."""
+    core: int | None = None
+    """ID of its core: the number of the core's lowest online CPU. Left out while the CPU is offline."""
+    numa_node: int | None = None
+    """ID of its NUMA node; left out while the CPU is offline."""
+    l3: int | None = None
+    """ID of its L3 cache, -1 if it has none; left out while the CPU is offline."""
+    use: str
+    """``reserved`` (for the system), ``shared`` (in the shared pool), ``claimed``, or ``offline`` (in a claim)."""
+    claim_uid: str | None = None
+    """UID of the claim that holds the CPU; left out if none does."""
+    claim: str | None = None
+    """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
+    exclusivity: str | None = None
+    """What keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver). Left out if
+    no container of the claim runs."""
+    pooled: str | None = None
+    """Reason why that is the pool although the kernel could enforce it; else left out."""
+    pool_requested: str | None = None
+    """Setting of the claim that asks for the pool; else left out."""
+
+
+class MemoryDocument(StateDocument):
+    """One memory device, or memory of a device that the node no longer has and that a claim still holds."""
+
+    device: str
+    """Name of the device."""
+    numa_node: int
+    """ID of the NUMA node."""
+    page_size: str
+    """Size of one page, such as ``4k`` or ``2m``."""
+    hugepages: bool
+    """Whether the memory consists of hugepages."""
+    capacity_bytes: int
+    """Memory for claims in bytes."""
+    claimed_bytes: int
+    """Memory in bytes that claims hold."""
+    free_bytes: int
+    """Memory in bytes that a claim can still get."""
+    reserved_bytes: int | None = None
+    """Memory in bytes that is reserved for the system on the NUMA node; left out for hugepages."""
+    reserved_as: str | None = None
+    """Source of the reserved amount; left out for hugepages."""
+    claims: tuple[str, ...]
+    """Claims that hold some of it, each ``namespace/name``."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/machine``: CPUs, memory and error counters of the machine."""
+
+from pydantic import Field
+
+from numa_contract.records import CpuSet
+from numa_contract.state.base import StateDocument
+
+
+class HugepagesDocument(StateDocument):
+    """The hugepages of one size on one NUMA node."""
+
+    page_size: str
+    """Size of one page, such as ``2m`` or ``1g``."""
+    total: int
+    """Number of pages of the kernel's pool, surplus pages included."""
+    free: int
+    """Number of pages that no process uses."""
+    held_by_host: int
+    """Number of pages that processes outside of pods hold."""
+
+
+class NumaNodeDocument(StateDocument):
+    """One NUMA node."""
+
+    id: int
+    """ID of the NUMA node."""
+    cpus: CpuSet
+    """Online CPUs of the node, in the kernel's list format."""
+    memory_bytes: int
+    """Memory of the node in bytes, hugepages included."""
+    memory_kind: str
+    """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
+    bandwidth: int | None = Field(default=None, alias="bandwidthMBps")
+    """Bandwidth in MB/s, the mean of reads and writes from the nearest CPUs; null if the kernel does not report it."""
+    latency_nanoseconds: int | None = None
+    """Latency in nanoseconds, the mean of reads and writes from the nearest CPUs; null if the kernel does not report
+    it."""
+    kernel_tier: int | None = None
+    """Number of the kernel's memory tier; a lower number is faster memory. Null if the kernel has no tiers."""
+    nearest_numa_nodes: CpuSet
+    """IDs of the NUMA nodes whose CPUs are nearest to the memory, in the kernel's list format."""
+    distances: dict[int, int]
+    """Distance to each NUMA node by its ID, in the kernel's relative unit: 10 is local."""
+    hugepages: tuple[HugepagesDocument, ...]
+    """Hugepages by page size."""
+
+
+class ErrorCounterDocument(StateDocument):
+    """One counter of hardware errors."""
+
+    source: str
+    """Name of the kernel's counter, such as ``mc0``."""
+    what: str
+    """Hardware that the counter belongs to, as the kernel names it."""
+    corrected: int
+    """Number of corrected errors since the counter was reset."""
+    uncorrected: int
+    """Number of uncorrected errors since the counter was reset."""
+    numa_nodes: tuple[int, ...]
+    """IDs of the NUMA nodes of which one has the errors."""
+    cpus: CpuSet
+    """CPUs of which one has the errors, in the kernel's list format."""
+
+
+class MachineDocument(StateDocument):
+    """The machine as of the latest read, which is at most two seconds old."""
+
+    problem: str
+    """Reason why the machine cannot be read; the last machine that was read stays in force then. Empty if it can."""
+    warnings: tuple[str, ...]
+    """What does not fit the configuration, or cannot be read, although the driver works: one sentence each."""
+    cpus: CpuSet
+    """Online CPUs, in the kernel's list format."""
+    offline: CpuSet
+    """CPUs that are present and offline, in the kernel's list format."""
+    isolated: CpuSet
+    """CPUs that the kernel was booted with as isolated (``isolcpus``), in the kernel's list format."""
+    cores: int
+    """Number of cores with an online CPU."""
+    packages: int
+    """Number of sockets with an online CPU."""
+    smt: bool
+    """Whether a core has more than one online CPU."""
+    base_page_bytes: int
+    """Size of the kernel's base page in bytes."""
+    kubelet_reserved_bytes: int | None = None
+    """Memory in bytes that the kubelet reserves on the node; null if the driver does not split it over NUMA nodes."""
+    numa_nodes: tuple[NumaNodeDocument, ...]
+    """NUMA nodes by ID."""
+    errors: tuple[ErrorCounterDocument, ...]
+    """Counters of hardware errors."""

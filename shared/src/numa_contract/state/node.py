@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/node``: everything that the page draws, in one document.
+
+A field that has no value is left out. Two documents of a node on which nothing has changed are equal.
+"""
+
+from numa_contract.records import CpuSet
+from numa_contract.state.base import StateDocument
+from numa_contract.state.devices import CpuDocument, MemoryDocument
+
+
+class ProblemDocument(StateDocument):
+    """One problem or warning."""
+
+    level: str
+    """``fault`` (something does not work) or ``warning`` (the driver works, and an operator should know)."""
+    text: str
+    """What is wrong, and the remedy."""
+
+
+class PageNumaNode(StateDocument):
+    """One NUMA node."""
+
+    id: int
+    """ID of the NUMA node."""
+    sockets: tuple[int, ...]
+    """Numbers of the sockets of its online CPUs."""
+    distances: dict[int, int]
+    """Distance to each NUMA node by its ID, in the kernel's relative unit: 10 is local."""
+    tier: str
+    """``local`` for memory with CPUs on its NUMA node, else ``far``."""
+    memory_kind: str
+    """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
+
+
+class PageCpu(CpuDocument):
+    """One CPU that is present, with one word for its use."""
+
+    use: str
+    """``exclusive``, ``isolated``, ``shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see the
+    table of the page."""
+    isolcpus: bool | None = None
+    """True if the kernel was booted with the CPU as isolated; else left out."""
+    socket: int | None = None
+    """Number of its socket; left out if the CPU has been offline since the frontend started."""
+    core_type: str | None = None
+    """Type of its core: ``standard``, ``p-core`` or ``e-core``; left out if the CPU has been offline since the frontend
+    started."""
+
+
+class PageMemory(MemoryDocument):
+    """One memory device, with all memory of its kind."""
+
+    total_bytes: int
+    """Memory of this page size on the NUMA node in bytes, whoever uses it."""
+
+
+class EnforcedDocument(StateDocument):
+    """The condition ``Enforced`` of a claim, the worst of its devices."""
+
+    status: str
+    """``True``, ``False`` or ``Unknown``."""
+    reason: str
+    """Reason of the condition, in one word."""
+    message: str
+    """Explanation; may be empty."""
+
+
+class PageClaimMemory(StateDocument):
+    """Memory of a claim on one NUMA node."""
+
+    numa_node: int
+    """ID of the NUMA node."""
+    bytes: int
+    """Memory in bytes."""
+    page_size: str
+    """Size of one hugepage, such as ``2m``; empty for memory without hugepages."""
+
+
+class PageClaim(StateDocument):
+    """One claim with a record."""
+
+    uid: str
+    """UID of the claim."""
+    claim: str
+    """Namespace and name of the claim, ``namespace/name``."""
+    pods: tuple[str, ...]
+    """Names of the pods that the claim is reserved for."""
+    enforced: EnforcedDocument
+    """Whether the claim is enforced."""
+    cpus: CpuSet | None = None
+    """CPUs of the claim, in the kernel's list format; left out if it has none."""
+    memory: tuple[PageClaimMemory, ...] | None = None
+    """Memory of the claim; left out if it has none."""
+
+
+class PageContainer(StateDocument):
+    """One container that may run."""
+
+    name: str
+    """Name of the container in its pod."""
+    pod: str
+    """Namespace and name of its pod, ``namespace/name``."""
+    cpus: CpuSet
+    """CPUs of the container, in the kernel's list format; empty if they are not known."""
+    claims: tuple[str, ...] | None = None
+    """UIDs of the claims that it uses or asks for; left out if there are none."""
+
+
+class NodeDocument(StateDocument):
+    """The node: CPUs, memory, claims and containers, and what is wrong."""
+
+    node: str
+    """Name of the node."""
+    version: str
+    """Version of the frontend."""
+    runtime: str
+    """Name and version of the container runtime; empty if it is not known."""
+    live: bool
+    """Whether claims can be prepared."""
+    problems: tuple[ProblemDocument, ...]
+    """Problems, then warnings, at most 100 and one entry with the number of those that are left out."""
+    numa_nodes: tuple[PageNumaNode, ...]
+    """NUMA nodes by ID."""
+    memory: tuple[PageMemory, ...]
+    """Memory devices."""
+    cpus: tuple[PageCpu, ...]
+    """All CPUs that are present."""
+    claims: tuple[PageClaim, ...]
+    """Claims with a record."""
+    containers: tuple[PageContainer, ...]
+    """Containers that may run and were not refused."""
+    lost: tuple[str, ...]
+    """UIDs of the claims whose record is lost."""

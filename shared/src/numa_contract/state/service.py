@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/version``, ``/v1/backend`` and errors: the service itself and its link to the backend."""
+
+from pydantic import ConfigDict
+
+from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.state.base import StateDocument
+
+
+class FormatsDocument(StateDocument):
+    """Versions of the formats."""
+
+    record: int
+    """Version of claim records, in ``/v1/claims`` and in the claims' CDI files."""
+    report: int
+    """Version of the backend's reports: the lease in ``/v1/backend``, and ``/v1/containers``."""
+    state: int
+    """Version of all other documents of the state endpoint."""
+
+
+class VersionDocument(StateDocument):
+    """Versions of the software and of its documents."""
+
+    version: str
+    """Version of the frontend."""
+    node: str
+    """Name of the node."""
+    instance: str
+    """Instance of the frontend, which changes when the process restarts: the pod's UID and a random part."""
+    formats: FormatsDocument
+    """Versions of the formats."""
+
+
+class BackendDocument(StateDocument):
+    """The backend's lease. It is live for 10 s after each report."""
+
+    live: bool
+    """Whether claims can be prepared."""
+    problem: str
+    """Reason why no claim can be prepared; empty if they can."""
+    age: float | None = None
+    """Seconds since the backend's last report; null before the first one."""
+    status: BackendStatus | None = None
+    """The backend's last report; null before the first one."""
+
+
+class BackendReport(BackendStatus):
+    """A report of the backend: its lease, its metrics and, if they have changed, the state of all containers."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    containers: tuple[ContainerReport, ...] | None = None
+    """All containers of the node; left out if the frontend has the present state of them."""
+
+
+class ErrorDocument(StateDocument):
+    """The answer to a request that failed."""
+
+    detail: str
+    """Reason, in one sentence."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document of the state endpoint describes every JSON document completely."""
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+from dra_frontend.state_endpoint.api import state_app
+from dra_frontend.state_endpoint.server import Bodies, StateSource
+
+_STATE: Final = SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i")
+DOCUMENT: Final = state_app(cast("StateSource", _STATE), Bodies()).openapi()
+SCHEMAS: Final[dict[str, Any]] = DOCUMENT["components"]["schemas"]
+_UNIT: Final = re.compile(
+    r"\b(bytes|seconds|nanoseconds|MB/s|CPUs|pages|number|numbers|ID|IDs|version|generation|unit|fraction)\b",
+    re.IGNORECASE,
+)
+
+
+def fields() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields every field of every schema with its schema."""
+    for name, schema in SCHEMAS.items():
+        for field, shown in schema.get("properties", {}).items():
+            yield f"{name}.{field}", shown
+
+
+def kinds(schema: dict[str, Any]) -> set[str]:
+    """Returns the JSON types that a field may have."""
+    return {schema.get("type", "")} | {kind for one in schema.get("anyOf", ()) for kind in kinds(one)}
+
+
+def contents(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of the JSON of a response or a request body."""
+    found: dict[str, Any] = part["content"]["application/json"]["schema"]
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_has_a_description(name: str) -> None:
+    """One sentence for a reader of the reference page."""
+    assert SCHEMAS[name]["description"].endswith("."), SCHEMAS[name]
+
+
+def test_every_field_has_a_description_in_a_sentence() -> None:
+    """The docstring below the attribute, in Markdown."""
+    texts = {name: shown.get("description", "") for name, shown in fields()}
+    assert {name for name, text in texts.items() if not text.endswith((".", ".)"))} == set()
+    assert {name for name, text in texts.items() if "``" in text} == set()
+
+
+def test_every_number_has_a_unit() -> None:
+    """Bytes, seconds, a number of something, or the identity of something."""
+    numbers = {name: shown["description"] for name, shown in fields() if kinds(shown) & {"integer", "number"}}
+    assert len(numbers) > 40
+    assert {name for name, text in numbers.items() if not _UNIT.search(text)} == set()
+
+
+def test_every_json_document_is_declared() -> None:
+    """Each answer has the schema of a model of the contract, the body of the backend's report included."""
+    json_paths = {path: operations for path, operations in DOCUMENT["paths"].items() if path.startswith("/v1/")}
+    assert len(json_paths) == 12
+    for path, operations in json_paths.items():
+        for method, operation in operations.items():
+            found = contents(operation["responses"]["200"])
+            assert found.keys() - {"title"}, (path, method)
+            assert operation["description"].endswith("."), (path, method)
+    body = contents(DOCUMENT["paths"]["/v1/backend"]["put"]["requestBody"])
+    assert body == {"$ref": "#/components/schemas/BackendReport"}
+    assert {"containers", "metrics", "requestTimeout"} <= SCHEMAS["BackendReport"]["properties"].keys()
+
+
+def test_every_error_has_one_form() -> None:
+    """No answer of FastAPI's own form is left in the document."""
+    errors = [
+        response
+        for operations in DOCUMENT["paths"].values()
+        for operation in operations.values()
+        for status, response in operation["responses"].items()
+        if status != "200"
+    ]
+    assert len(errors) >= 7
+    assert {str(contents(one)) for one in errors} == {"{'$ref': '#/components/schemas/ErrorDocument'}"}
+
+
+def test_words_are_open() -> None:
+    """A client that was generated from this document reads the words of a newer release: no field is an enumeration."""
+    assert [name for name, shown in fields() if "enum" in shown] == []

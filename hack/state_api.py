@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the reference page of the state endpoint, ``docs/state-api.md``, from its OpenAPI document.
+
+``python -m hack.state_api`` writes it; with ``--check`` it compares instead, and fails if the file differs.
+"""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from dra_frontend.state_endpoint.api import state_app
+from dra_frontend.state_endpoint.server import Bodies, StateSource
+
+PAGE: Final = Path(__file__).parents[1] / "docs/state-api.md"
+_WIDTH: Final = 120
+_HEAD: Final = """\
+# Reference of the state endpoint
+
+`make state-api` generates this page from `/openapi.json`, which the frontend serves on its state socket.
+[The state endpoint](state-endpoint.md) explains how to connect to it.
+
+Compatibility: releases add fields and words without a new format version. A reader must ignore fields that it does not
+know, use the default for a field that is missing, and treat an unknown word as an unknown value. `/v1/version` shows
+the versions of the formats; a field is removed or changes its meaning only with a new one. CPUs and NUMA nodes in the
+kernel's list format are strings such as `0-3,8`; the empty string is no CPU. A field of type "... or null" that has no
+value is left out in `/v1/devices`, `/v1/cpus`, `/v1/memory` and `/v1/node`.
+"""
+
+
+def openapi() -> dict[str, Any]:
+    """Returns the OpenAPI document, which depends on no node."""
+    state = SimpleNamespace(watch=None, store=None, backend=None, node="", instance="")
+    return state_app(cast("StateSource", state), Bodies()).openapi()
+
+
+def page(document: dict[str, Any]) -> str:
+    """Returns the reference page."""
+    parts = [_HEAD, "## Requests", *_requests(document["paths"]), "## Documents"]
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        parts += [f"### {name}", _wrapped(schema["description"]), *_fields(schema)]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _requests(paths: dict[str, Any]) -> Iterator[str]:
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            yield f"### {method.upper()} {path}"
+            yield _wrapped(operation["description"])
+            rows = [
+                f"| `{one['name']}` | {one['in']} | {one['description']} |" for one in operation.get("parameters", ())
+            ]
+            if rows:
+                yield "\n".join(["| parameter | in | meaning |", "|---|---|---|", *rows])
+            if "requestBody" in operation:
+                yield f"Body: {_type_of(_json(operation['requestBody']))}."
+            yield "\n".join(["| status | answer |", "|---|---|", *_answers(operation["responses"])])
+
+
+def _answers(responses: dict[str, Any]) -> Iterator[str]:
+    for status, response in sorted(responses.items()):
+        if "application/json" not in response.get("content", {}):
+            yield f"| {status} | text |"
+        elif status == "200":
+            yield f"| 200 | {_type_of(_json(response))} |"
+        else:
+            yield f"| {status} | {_type_of(_json(response))}: {response['description']} |"
+
+
+def _json(part: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = part["content"]["application/json"]["schema"]
+    return schema
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[str]:
+    if properties := schema.get("properties"):
+        rows = [f"| `{name}` | {_type_of(one)} | {_row_text(one)} |" for name, one in properties.items()]
+        yield "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+
+
+def _row_text(schema: dict[str, Any]) -> str:
+    return str(schema["description"]).replace("\n", " ").replace("|", "\\|")
+
+
+def _type_of(schema: dict[str, Any]) -> str:
+    """Returns the type of a schema in words, with links to documents."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if choices := schema.get("anyOf"):
+        return " or ".join(map(_type_of, choices))
+    kind = str(schema.get("type"))
+    if kind == "array":
+        return f"list of {_type_of(schema['items'])}"
+    if kind == "object":
+        return f"map of {_type_of(schema['additionalProperties'])}"
+    return kind
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(one, _WIDTH, break_on_hyphens=False) for one in text.split("\n\n"))
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or compares; returns the exit code."""
+    text = page(openapi())
+    if "--check" not in arguments:
+        PAGE.write_text(text)
+        return 0
+    if not PAGE.exists() or PAGE.read_text() != text:
+        print(f"docs/{PAGE.name} differs from the models of the state endpoint: run make state-api", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,10 +10,12 @@ case $service in
 common | libraries)
   [ "$service" = common ] || lock=$2
   pip --python /opt/app/bin/python3 install --require-hashes --only-binary :all: -r "locks/$lock.txt"
-  # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0001).
-  for part in api models; do rm -rf /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part; done
-  # It also requires these, for what is not imported of it (tests/integration/test_release.py).
-  unused="certifi python-dateutil urllib3"
+  # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0027).
+  for part in api models; do
+    find /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part -type f ! -name __init__.py -delete
+  done
+  # It also requires these, which no module that the driver imports needs (tests/integration/test_release.py).
+  unused="certifi"
   # shellcheck disable=SC2086 # words
   pip --python /opt/app/bin/python3 uninstall -q -y $unused
   ;;

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from dra_frontend.api_server.credentials import kubeconfig, read_settings
+from dra_frontend.api_server.credentials import kubeconfig, read_configuration
 from dra_frontend.api_server.errors import KubeConfigError
 from dra_frontend.node.preflight import Fault, check_pod, read_mounts
 from dra_frontend.settings import Settings
@@ -29,7 +29,7 @@ def seen_faults(settings: Settings) -> list[Fault]:
 def _access_faults(settings: Settings) -> Iterator[Fault]:
     path = settings.config.kubeconfig
     try:
-        read_settings(kubeconfig(path))
+        read_configuration(kubeconfig(path))
     except KubeConfigError as error:
         # The error of a pod without a token contains its remedy.
         yield Fault(f"the API server cannot be asked: {error}", "correct the file, or kubeconfig" if path else "")

@@ -16,7 +16,7 @@ from aiohttp import web
 from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
 from dra_frontend.api_server.client import MOST_SLICES, KubeClient, connect
 from dra_frontend.api_server.connection import LONGEST_WATCH_SECONDS, Connection
-from dra_frontend.api_server.credentials import Settings, in_cluster, kubeconfig
+from dra_frontend.api_server.credentials import in_cluster, kubeconfig
 from dra_frontend.api_server.errors import (
     ConflictError,
     ForbiddenError,
@@ -28,6 +28,7 @@ from dra_frontend.api_server.errors import (
     UnreadableError,
     WatchExpiredError,
 )
+from dra_frontend.api_server.library import Configuration
 from dra_frontend.api_server.requests import Call, Pace
 from dra_frontend.devices.gates import COUNTING
 from dra_frontend.events.event import ObjectReference, Observation, new_event
@@ -254,11 +255,11 @@ async def test_token_is_read_again_each_minute() -> None:
     """A projected token is renewed before it ends, not when it fails; one that cannot be read leaves the old."""
     now, tokens = [0.0], iter(["one", "two"])
 
-    def load(settings: Settings) -> None:
+    def load(configuration: Configuration) -> None:
         token = next(tokens, None)
         if token is None:
             raise KubeConfigError("token", "gone")
-        settings.api_key = {"BearerToken": token}
+        configuration.api_key = {"BearerToken": token}
 
     connection = Connection(load, clock=lambda: now[0])
     await connection.open()
@@ -275,9 +276,9 @@ async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
     slow.set()
     tokens = iter(["one", "two"])
 
-    def load(settings: Settings) -> None:
+    def load(configuration: Configuration) -> None:
         slow.wait(5)
-        settings.api_key = {"BearerToken": next(tokens)}
+        configuration.api_key = {"BearerToken": next(tokens)}
 
     connection = Connection(load, clock=lambda: now[0])
     await connection.open()
@@ -678,8 +679,8 @@ async def connection_to(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
 
-    def load(settings: Settings) -> None:
-        settings.host = f"http://{host}:{runner.addresses[0][1]}"
+    def load(configuration: Configuration) -> None:
+        configuration.host = f"http://{host}:{runner.addresses[0][1]}"
 
     connection = Connection(load, **more)
     await connection.open()

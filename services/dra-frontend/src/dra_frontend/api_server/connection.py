@@ -11,7 +11,7 @@ import aiohttp
 from numa_contract.errors import shown
 
 from dra_frontend.api_server.answers import MOST_BYTES, is_event, read_status, translate
-from dra_frontend.api_server.credentials import Load, Settings, read_settings
+from dra_frontend.api_server.credentials import Load, read_configuration
 from dra_frontend.api_server.errors import (
     InvalidError,
     KubeConfigError,
@@ -19,7 +19,7 @@ from dra_frontend.api_server.errors import (
     UnavailableError,
     UnreachableError,
 )
-from dra_frontend.api_server.library import RESTClientObject
+from dra_frontend.api_server.library import ApiClient, Configuration
 from dra_frontend.api_server.requests import Call
 
 # Prepare has 45 s from the kubelet; a call that fails after 10 s leaves it time to ask again, or to say why not.
@@ -42,7 +42,7 @@ AGENT: Final = "dra-driver-numa"
 
 
 class _Session:
-    """A client session without defaults of aiohttp that suit a browser, for the library, which has no options for that.
+    """A client session without the defaults of aiohttp that suit a browser; the library has no options for these.
 
     * A redirect is the answer. aiohttp would send the same request, and to the same host also the token, up to ten
       times for each call.
@@ -95,28 +95,26 @@ class Connection:
         self._clock = clock
         self._read_at = 0.0
         self._reading = asyncio.Lock()
-        self._settings = Settings()
         self._trust: object = None
-        self._rests: list[Any] = []
-        """The current connections and those before them, on which open requests may still end."""
+        self._clients: list[ApiClient] = []
+        """The current client and the one before it, on which open requests may still end."""
 
     async def open(self) -> None:
         """Reads address and credentials; connects to nobody yet. Raises KubeConfigError, and OSError for bad files."""
         self._read_at = self._clock()
-        self._settings, trust = await asyncio.to_thread(read_settings, self._load)
+        configuration, trust = await asyncio.to_thread(read_configuration, self._load)
         if trust != self._trust:
-            rest = RESTClientObject(self._settings)
-            rest.pool_manager = _Session(rest.pool_manager)
-            self._rests.insert(0, rest)
+            self._clients.insert(0, _client(configuration))
             self._trust = trust
-            for oldest in self._rests[2:]:
-                self._rests.remove(oldest)
+            for oldest in self._clients[2:]:
+                self._clients.remove(oldest)
                 await oldest.close()
+        self._clients[0].configuration = configuration
 
     async def close(self) -> None:
         """Closes all connections."""
-        for rest in self._rests:
-            await rest.close()
+        for client in self._clients:
+            await client.close()
 
     async def ask(self, call: Call, seconds: float | None = None) -> bytes:
         """Returns the body of a successful answer that comes within ``seconds``, by default the limit of every call."""
@@ -164,7 +162,7 @@ class Connection:
 
     @property
     def _token(self) -> str | None:
-        return self._settings.api_key.get("BearerToken")
+        return self._clients[0].configuration.api_key.get("BearerToken")
 
     def _is_due(self, refused: str | None) -> bool:
         return self._clock() - self._read_at >= TOKEN_SECONDS or self._token == refused
@@ -175,10 +173,10 @@ class Connection:
         response = None
         try:
             token = await self.authorization()
-            response = await self._send(call, limits, token)
-            if response.status == 401 and (newer := await self.authorization(token)) != token:
+            response = await self._send(call, limits)
+            if response.status == 401 and await self.authorization(token) != token:
                 response.release()
-                response = await self._send(call, limits, newer)
+                response = await self._send(call, limits)
             if not 200 <= response.status < 300:
                 raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
             if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
@@ -194,23 +192,29 @@ class Connection:
             if response is not None:
                 response.release()
 
-    async def _send(self, call: Call, limits: aiohttp.ClientTimeout, token: str | None) -> aiohttp.ClientResponse:
-        # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
-        if token is not None:
-            headers["Authorization"] = token
-        if call.verb == "patch":
-            headers["Content-Type"] = call.patch_type
-        response: aiohttp.ClientResponse = await self._rests[0].request(
+    async def _send(self, call: Call, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        response: aiohttp.ClientResponse = await self._clients[0].call_api(
+            call.path,
             call.method,
-            self._settings.host + call.path,
             query_params=call.query,
-            headers=headers,
+            header_params={"Content-Type": call.media_type},
             body=call.body,
+            auth_settings=["BearerToken"],
             _preload_content=False,
             _request_timeout=limits,
         )
         return response
+
+
+def _client(configuration: Configuration) -> ApiClient:
+    """Returns a client that sends every request as it is and returns every answer as it came."""
+    client = ApiClient(configuration)
+    client.rest_client.pool_manager = _Session(client.rest_client.pool_manager)  # type: ignore[assignment]
+    client.user_agent = AGENT
+    client.set_default_header("Accept", "application/json")
+    # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
+    client.set_default_header("Accept-Encoding", "identity")
+    return client
 
 
 async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:

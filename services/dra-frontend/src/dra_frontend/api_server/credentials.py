@@ -3,14 +3,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from dra_frontend.api_server.errors import KubeConfigError
-from dra_frontend.api_server.library import ConfigException, InClusterConfigLoader, load_kube_config
+from dra_frontend.api_server.library import ConfigException, Configuration, InClusterConfigLoader, load_kube_config
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNREADABLE: Final = (
@@ -19,35 +18,21 @@ _UNREADABLE: Final = (
 )
 
 
-@dataclass(slots=True)
-class Settings:
-    """What the loaders fill in and the REST client reads: the library's ``Configuration`` without urllib3 (1 MB)."""
-
-    host: str = ""
-    api_key: dict[str, str] = field(default_factory=dict)
-    ssl_ca_cert: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    verify_ssl: bool = True
-    disable_strict_ssl_verification: bool = False
-    tls_server_name: str | None = None
-    proxy: str | None = None
-    proxy_headers: dict[str, str] | None = None
-    connection_pool_maxsize: int = 16
-
-
-Load = Callable[[Settings], None]
+Load = Callable[[Configuration], None]
 """Fills in address and credentials; blocks. Raises KubeConfigError."""
+_CONNECTIONS: Final = 16
+"""Maximum number of connections to the server at the same time."""
 
 
-def read_settings(load: Load) -> tuple[Settings, object]:
-    """Returns the settings, and a value that changes with the server, its CA bundle and our client certificate."""
-    settings = Settings()
-    load(settings)
+def read_configuration(load: Load) -> tuple[Configuration, object]:
+    """Returns the configuration, and a value that changes with the server, its CA bundle and the client certificate."""
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    load(configuration)
     # A token file that ends in a newline is valid for kubectl; in a header the newline is an injection.
-    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
-    files = (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
-    return settings, (settings.host, settings.verify_ssl, *map(_stamp, files))
+    configuration.api_key = {key: value.strip() for key, value in configuration.api_key.items()}
+    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return configuration, (configuration.host, configuration.verify_ssl, *map(_stamp, files))
 
 
 def _stamp(path: str | None) -> object:
@@ -65,12 +50,12 @@ def kubeconfig(path: str) -> Load:
     Without a file, what the kubelet gives to the pod.
     """
 
-    def load(settings: Settings) -> None:
+    def load(configuration: Configuration) -> None:
         if not Path(path).is_file():
             raise KubeConfigError(f"read kubeconfig {path}", "the file does not exist")
         try:
             # The loader is a coroutine that reads files; in this thread it has a loop of its own to block.
-            asyncio.run(load_kube_config(path, client_configuration=settings, persist_config=False))
+            asyncio.run(load_kube_config(path, client_configuration=configuration, persist_config=False))
         except _UNREADABLE as error:
             raise KubeConfigError(f"read kubeconfig {path}", _words(error)) from error
 
@@ -81,10 +66,10 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
     """Reads what the kubelet gives to every pod: address in the environment, CA and token in a folder."""
     more: dict[str, Any] = {} if environ is None else {"environ": dict(environ)}
 
-    def load(settings: Settings) -> None:
+    def load(configuration: Configuration) -> None:
         files = str(folder / "token"), str(folder / "ca.crt")
         try:
-            InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(settings)
+            InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(configuration)
         except _UNREADABLE as error:
             why = _words(error).rstrip(".")
             remedy = f"mount the pod's service account token at {folder} (the chart's volume token), or set kubeconfig"

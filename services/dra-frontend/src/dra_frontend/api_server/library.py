@@ -1,61 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of kubernetes-asyncio that we use, without its 767 models (docs/adr/0001-partial-kubernetes-import.md).
+"""The names of kubernetes-asyncio that this driver uses (docs/adr/0027-kubernetes-asyncio.md).
 
-An ordinary import of any submodule runs the package's ``__init__``, which imports every API and every model. Here the
-three parent packages are replaced by empty ones **while** the parts are imported. Afterwards nothing of it is left in
-``sys.modules``: whoever imports kubernetes_asyncio later gets the whole, ordinary package. If somebody did so before
-us, the parts are taken from there. One thread must do this import; the services import at start, before any thread.
+The ``__init__`` of the package imports every API and all 767 models, which takes 36 MB of memory. The driver sends and
+receives plain JSON documents and uses none of them. So this module imports the package with lazy ``__init__`` modules,
+which import a name when it is first used (PEP 562). They stay in ``sys.modules`` and provide every name to a later
+importer as well. If the package has been imported before, it is used as it is.
 """
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
-_PACKAGE: Final = "kubernetes_asyncio"
-_PARENTS: Final = (_PACKAGE, f"{_PACKAGE}.client", f"{_PACKAGE}.config")
-PARTS: Final = (
-    f"{_PACKAGE}.client.rest",
-    f"{_PACKAGE}.config.config_exception",
-    f"{_PACKAGE}.config.incluster_config",
-    f"{_PACKAGE}.config.kube_config",
+_GENERATED: Final = (
+    "kubernetes_asyncio",
+    "kubernetes_asyncio.client",
+    "kubernetes_asyncio.client.api",
+    "kubernetes_asyncio.client.models",
 )
+"""The packages whose ``__init__`` imports generated code, parents first."""
 
 
-class _NotLoaded:
-    """Stands for ``ApiClient`` and ``Configuration``, which the parts name in annotations and unused defaults."""
+def _add_lazy_package(name: str) -> None:
+    """Adds a package to ``sys.modules`` without executing its ``__init__``. Raises ImportError."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{name} is not installed", name=name)
+    package, source = importlib.util.module_from_spec(spec), Path(spec.origin)
+
+    def load(attribute: str) -> Any:
+        """Imports a name that the ``__init__`` would import from a module, or a submodule of that name."""
+        line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
+        try:
+            value = importlib.import_module(line[1] if line else f"{name}.{attribute}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from error
+        value = getattr(value, attribute) if line else value
+        setattr(package, attribute, value)
+        return value
+
+    vars(package)["__getattr__"] = load
+    sys.modules[name] = package
 
 
-def _empty_parents() -> dict[str, ModuleType]:
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"{_PACKAGE} is not installed", name=_PACKAGE)
-    root = Path(spec.submodule_search_locations[0])
-    parents = {}
-    for name in _PARENTS:
-        parent = ModuleType(name)
-        parent.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-        parents[name] = parent
-    for name in ("ApiClient", "Configuration"):
-        setattr(parents[f"{_PACKAGE}.client"], name, _NotLoaded)
-    return parents
+if _GENERATED[0] not in sys.modules:
+    for _name in _GENERATED:
+        _add_lazy_package(_name)
 
+from kubernetes_asyncio.client import ApiClient, Configuration  # noqa: E402 - needs the lazy packages
+from kubernetes_asyncio.config import ConfigException, load_kube_config  # noqa: E402
+from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader  # noqa: E402
 
-def _import_parts() -> dict[str, ModuleType]:
-    if _PACKAGE in sys.modules:
-        return {name: importlib.import_module(name) for name in PARTS}
-    sys.modules.update(_empty_parents())
-    try:
-        return {name: importlib.import_module(name) for name in PARTS}
-    finally:
-        for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
-            del sys.modules[name]
-
-
-_parts = _import_parts()
-RESTClientObject: Final[Any] = _parts[f"{_PACKAGE}.client.rest"].RESTClientObject
-ConfigException: Final[type[Exception]] = _parts[f"{_PACKAGE}.config.config_exception"].ConfigException
-InClusterConfigLoader: Final[Any] = _parts[f"{_PACKAGE}.config.incluster_config"].InClusterConfigLoader
-load_kube_config: Final[Any] = _parts[f"{_PACKAGE}.config.kube_config"].load_kube_config
+__all__ = ["ApiClient", "ConfigException", "Configuration", "InClusterConfigLoader", "load_kube_config"]

@@ -33,8 +33,10 @@ class Call:
     """Whether a patch is a merge patch (RFC 7386) instead of a server-side apply."""
 
     @property
-    def patch_type(self) -> str:
-        """The media type of a patch."""
+    def media_type(self) -> str:
+        """The media type of the body."""
+        if self.verb != "patch":
+            return "application/json"
         return "application/merge-patch+json" if self.merge else "application/apply-patch+yaml"
 
     @property

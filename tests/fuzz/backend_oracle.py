@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import permutations
 
 from nri_backend.limits.runtime import cgroup_directory
-from nri_backend.node.cgroups import EXCLUSIVE
+from nri_backend.node.cgroups import EXCLUSIVE, PARTITION
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord
 
@@ -127,12 +127,23 @@ def check_settled(world: World) -> None:
         with _judging(world, box):
             if box.phase == "running":
                 check_exact(world, box)
+            _check_partition(world, box)
     for one, other in permutations(living, 2):
         with _judging(world, one, other):
             _no_overlap(world, one, other)
     if not world.partitions:
         for box in living:
             _check_pool(world, box)
+
+
+def _check_partition(world: World, box: Box) -> None:
+    """Checks that no container is an invalid partition: if it ended now, the kernel would lose its CPUs (ADR 29).
+
+    A partition whose CPUs are all offline can only be repaired when one is back. The kernel has given its CPUs back and
+    removed it from its list of partitions (remote_partition_disable()), so its end does no harm.
+    """
+    text = world.kernel.get(box.path, PARTITION) if isinstance(world.kernel, PartitionTree) else ""
+    assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition that is {text}"
 
 
 def check_limits(world: World) -> None:

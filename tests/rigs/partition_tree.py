@@ -107,6 +107,8 @@ class PartitionTree(KernelTree):
             return "Invalid cpu list in cpuset.cpus.exclusive"
         if not all(mine <= self._exclusive(above) for above in _with_ancestors(path)):
             return "Parent is not a partition root"
+        if not mine & parse_cpu_list(self.online):
+            return "No cpu available due to hotplug"
         if any(mine & parse_cpu_list(self.get(sibling, "cpuset.cpus")) for sibling in self._siblings(path)):
             return "Cpu list in cpuset.cpus not exclusive"
         return ""

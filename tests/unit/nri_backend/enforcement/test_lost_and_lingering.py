@@ -171,6 +171,41 @@ async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_
         assert not node.enforcer.state.pool.held
 
 
+async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_again(memory: Path) -> None:
+    """All of them were offline, which invalidates the partition. A process of the container is left."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
+        await node.enforcer.stop_container(pod("p1"), container("db"))
+        set_online(node, "0-1,4-7")
+        await node.until(lambda: node.cpus(db) == "1,4-7")
+        set_online(node, "0-7")
+        await node.until(lambda: (node.cpus(db), node.cpus(plain)) == ("2-3", "1,4-7"))
+        assert node.partition(db) == "member"
+
+
+async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(memory: Path) -> None:
+    """All of them were offline, which invalidates the partition. No other container has to be moved."""
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
+        node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
+        await node.enforcer.inputs.refresh_host()
+        set_online(node, "0-1,4-7")
+        await node.until(lambda: node.cpus(db) == "1,4-7")
+        assert node.partition(db) == "root invalid (No cpu available due to hotplug)"
+        node.kernel.written.clear()
+        set_online(node, "0-7")
+        await node.until(lambda: (node.cpus(db), node.cpus(plain)) == ("2-3", "1,4-7"))
+        assert node.partition(db) == "root"
+        assert not [path for path, name, _ in node.kernel.written if (path, name) == (plain, "cpuset.cpus")]
+
+
+def set_online(node: Node, cpus: str) -> None:
+    """Takes CPUs offline and online."""
+    node.kernel.online = cpus
+    node.kernel.settle(POD)
+    node.host = replace(node.host, online=parse_cpu_list(cpus))
+
+
 async def test_a_restarted_container_waits_for_an_earlier_life_whose_partition_was_invalidated(memory: Path) -> None:
     """Both cgroups would have the same CPUs, and the kernel would refuse the new partition."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:

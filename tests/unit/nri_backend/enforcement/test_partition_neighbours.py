@@ -149,6 +149,15 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
         await advance(restarted)
         assert restarted.reports["db"].cpus == {2, 3}
         assert (restarted.partition(db), restarted.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
+        # Nothing contains its partition type, so an invalid partition cannot be made again.
+        plain = await restarted.run("plain", of="p2")
+        restarted.kernel.set(sidecar, "cpuset.cpus", "0-7")
+        await restarted.until(lambda: restarted.cpus(plain) == restarted.cpus(sidecar) == "1,4-7")
+        assert (restarted.partition(db), restarted.cpus(db)) == ("member", "2-3")
+        plain_listed = replace(container("plain", of="p2"), state=ContainerState.RUNNING)
+        await restarted.enforcer.synchronize([pod("p1"), pod("p2")], [*running, plain_listed])
+        await advance(restarted)
+        assert (restarted.cpus(db), restarted.cpus(plain)) == ("2-3", "1,4-7")
 
 
 async def test_a_restarted_container_waits_until_its_previous_partition_has_ended(tmp_path: Path) -> None:

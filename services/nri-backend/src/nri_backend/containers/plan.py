@@ -64,7 +64,10 @@ class Plan:
     full: bool = True
     """False if limits are left out: CPUs are applied, and mems if they are claimed."""
     partition: PartitionKind = ""
-    """Desired partition type; empty if the partition file is not written."""
+    """Desired partition type; empty if the cgroup is not made a partition."""
+    releases: bool = False
+    """True if the cgroup counts as a partition and will not be made one again: if the kernel has invalidated it, it
+    becomes a member, and the pool excludes its CPUs."""
     beside: frozenset[str] = frozenset()
     """Cgroups of the pod that belong to other containers; set only for a container in the sandbox of its pod."""
     online: frozenset[int] = frozenset()
@@ -88,8 +91,10 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
+    # A partition whose CPUs are all offline is made again when one of them is online.
+    releases = not partition and state.is_partition(tracked)
     if not full:
-        return Plan(tracked, desired, partition=partition, full=False)
+        return Plan(tracked, desired, partition=partition, releases=releases, full=False)
     if partition:
         desired = replace(desired, exact=True)
     held = tracked.entitlement
@@ -101,6 +106,7 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
         tracked,
         desired=replace(desired, files=files) if files else desired,
         partition=partition,
+        releases=releases,
         claimed=None if held.memory is None else held.memory.hugepages,
         guarded=_guarded(state, tracked) if held.memory is None else (),
         page_sizes=state.host.page_sizes,

@@ -147,11 +147,9 @@ class NodeState:
         (docs/adr/0029).
         """
         found = [one for i in ids if (one := self.containers.get(i)) is not None]
-        return [
-            one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not self._is_partition(one))
-        ]
+        return [one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not self.is_partition(one))]
 
-    def _is_partition(self, tracked: Tracked) -> bool:
+    def is_partition(self, tracked: Tracked) -> bool:
         """Returns True if the container is a partition. The kernel ends one if all of its CPUs go offline."""
         return bool(tracked.observed.partition and tracked.kept_cpus & self.host.online)
 

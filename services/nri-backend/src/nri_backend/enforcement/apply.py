@@ -22,7 +22,7 @@ from numa_contract.errors import shown
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.plan import Plan, Raises
-from nri_backend.enforcement.partitions import make_partition
+from nri_backend.enforcement.partitions import make_partition, release_invalid
 from nri_backend.limits.claimed import (
     guard_limits,
     hugepage_files,
@@ -66,6 +66,8 @@ class Outcome:
     """Partition type that the plan requested and the cgroup has."""
     fallback: str = ""
     """Reason why the cgroup is not the requested partition."""
+    released: bool = False
+    """True if the cgroup was to stay a partition and is not one any more."""
     desired: Desired = NOTHING_DESIRED
     """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
@@ -177,9 +179,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         look = partial(observe, tree, path, desired, full=plan.full)
         done.observed = _repair(tree, path, desired, look(), look, done)
         _apply_leaf(tree, path, desired, done, full=plan.full)
-        if plan.partition:
-            done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
-            done.partition = "" if done.fallback else plan.partition
+        _apply_partition(tree, plan, done)
     except CgroupGoneError as error:
         # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
         done.observed = None if tree.is_mounted() else Observed()
@@ -192,6 +192,16 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
+
+
+def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
+    """Makes the container's cgroup a partition, or a member if it is invalid and stays so. Raises CgroupGoneError."""
+    path = plan.tracked.identity.cgroup
+    if plan.partition:
+        done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
+        done.partition = "" if done.fallback else plan.partition
+    elif plan.releases:
+        done.released = release_invalid(tree, path)
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:

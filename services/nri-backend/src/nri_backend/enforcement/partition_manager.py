@@ -72,7 +72,11 @@ class PartitionManager:
         partition = (
             partition_of(self._tree, tracked.identity.cgroup) if tracked.identity.evidence != NO_EVIDENCE else ""
         )
-        exclusive = exclusive_of(self._tree, tracked.identity.cgroup) if partition else frozenset[int]()
+        before = self._state.containers.get(tracked.id)
+        # If a partition without any record was invalidated, only the state contains its CPUs.
+        exclusive = before.observed.exclusive if before is not None else frozenset[int]()
+        if partition:
+            exclusive = exclusive_of(self._tree, tracked.identity.cgroup)
         return tracked.seen(partition=partition, exclusive=exclusive)
 
     def listen(self) -> None:

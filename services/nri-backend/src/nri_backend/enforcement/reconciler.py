@@ -202,6 +202,8 @@ class Reconciler:
         tracked = tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         if outcome.partition or outcome.fallback:
             tracked = with_partition(tracked, outcome)
+        elif outcome.released:
+            tracked = tracked.seen(partition="")
         if tracked.entitlement.claims and not problem and tracked.rejection is None:
             tracked = replace(tracked, enforced=tracked.entitlement.claims)
         self._state.put(tracked)

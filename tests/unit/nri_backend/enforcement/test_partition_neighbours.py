@@ -94,6 +94,23 @@ async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_mad
         assert (node.partition(db), node.cpus(sidecar)) == ("isolated", "1,4-7")
 
 
+async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of_the_next_one(tmp_path: Path) -> None:
+    """The kubelet was restarted before StartContainer. CRI-O has made the cgroup, with a waiting process."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        env = node.claim(cpu_record("c1", "r=2-3", isolation="isolated"))
+        stored, _ = await node.create("first", *env)
+        first = node.make_cgroups(pod("p1"), stored)
+        assert node.kernel.get(first, "cpuset.cpus") == "2-3"
+        second = await node.run("second", *env)
+        assert (node.partition(second), node.cpus(second)) == ("isolated", "2-3")
+        assert node.kernel.get(first, "cpuset.cpus") == "1,4-7"
+        assert (node.reports["first"].claims, node.reports["first"].state) == ((), "created")
+        # If the runtime starts it all the same after the second one has ended, it has its claim.
+        await node.stop("second")
+        await node.enforcer.start_container(pod("p1"), stored)
+        assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
     """It gets them before a partition takes its last CPU.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from nri_backend.claims.authorization import Rejection
+from nri_backend.claims.authorization import Rejection, read_evidence
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
@@ -53,6 +53,7 @@ class Enforcer:
         self.inputs = Inputs(state, deps)
         self.reconciler = Reconciler(state, deps, self.signals)
         self.starter = Starter(state, self.reconciler, self.inputs, deps.tree)
+        self._tree = deps.tree
         self._observer: Telemetry = deps.observer
         self._own_pod_uid = own_pod_uid
         self._recorder = Recorder(state, deps.enforcement_records)
@@ -128,8 +129,8 @@ class Enforcer:
         if rejection is not None:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
             raise self._reject(tracked, rejection)
-        self._forget_earlier_attempts(tracked)
         self.state.put(tracked)
+        await self._supersede_earlier_attempts(tracked)
         if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
@@ -226,15 +227,36 @@ class Enforcer:
         """Returns the container as one whose process has not run, authorized by the present records."""
         known = self.state.containers.get(container.id)
         if known is not None and known.phase is Phase.CREATED:
-            # NodeState has authorized it again with each change since its creation.
-            return known.after(Event.START)
+            if known.identity.evidence != NO_EVIDENCE or not container.env or known.identity.own_pod:
+                # NodeState has authorized it again with each change since its creation.
+                return known.after(Event.START)
+            # Its claims may have been taken from it, because the same container was created again.
+            known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
-    def _forget_earlier_attempts(self, tracked: Tracked) -> None:
-        """Forgets failed attempts to create the same container: not every runtime reports their end."""
-        for other in self.state.containers.of_pod(tracked.identity.pod.uid):
-            if other.phase is Phase.CREATED and other.identity.name == tracked.identity.name:
+    async def _supersede_earlier_attempts(self, tracked: Tracked) -> None:
+        """Takes the claims from earlier attempts to create the same container that have not been started.
+
+        Not every runtime reports the end of a failed attempt. One without a cgroup is forgotten. One with a cgroup may
+        exist as long as the pod: CRI-O makes the cgroup in CreateContainer, with a process that waits for the start,
+        and if the kubelet is restarted before StartContainer, it creates the container again and leaves the attempt to
+        its garbage collection, which retains the latest dead container of each name. Its cpuset contains the CPUs of
+        the claims, and the kernel refuses a partition beside a sibling's cpuset that overlaps with it. The attempt is
+        therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before the new
+        attempt becomes a partition (plans_before_partition).
+        """
+        siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
+        earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]
+        for found in [one for one in earlier if one.phase is Phase.CREATED]:
+            has_cgroup = await asyncio.to_thread(self._tree.inode, found.identity.cgroup) is not None
+            other = self.state.containers.get(found.id)
+            if other is None or other.phase is not Phase.CREATED:
+                continue
+            if has_cgroup:
+                without = replace(other, identity=replace(other.identity, evidence=NO_EVIDENCE), enforced=())
+                self.state.put(self.state.authorized(without))
+            else:
                 self.reconciler.forget(other.id)
 
     async def _kill_rejected(self, tracked: Tracked) -> None:

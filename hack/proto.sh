@@ -9,15 +9,20 @@ cd "$(dirname "$0")/.."
 TABLE='
 ttrpc                 services/nri-backend/src    nri_backend/_pb
 nri                   services/nri-backend/src    nri_backend/_pb
-dra_v1                services/dra-frontend/src   dra_frontend/_pb
-pluginregistration    services/dra-frontend/src   dra_frontend/_pb
-dra_health_v1alpha1   services/dra-frontend/src   dra_frontend/_pb
+dra_v1                services/dra-frontend/src   dra_frontend/_pb   grpc
+dra_v1beta1           services/dra-frontend/src   dra_frontend/_pb   grpc
+pluginregistration    services/dra-frontend/src   dra_frontend/_pb   grpc
+dra_health_v1alpha1   services/dra-frontend/src   dra_frontend/_pb   grpc
+dra_health_v1beta1    services/dra-frontend/src   dra_frontend/_pb   grpc
+dra_health_v1         services/dra-frontend/src   dra_frontend/_pb   grpc
 ttrpc                 .                           tests/fakes/_pb
 nri                   .                           tests/fakes/_pb
-dra_v1                .                           tests/fakes/_pb
-dra_v1beta1           .                           tests/fakes/_pb
-pluginregistration    .                           tests/fakes/_pb
-dra_health_v1alpha1   .                           tests/fakes/_pb
+dra_v1                .                           tests/fakes/_pb    grpc
+dra_v1beta1           .                           tests/fakes/_pb    grpc
+pluginregistration    .                           tests/fakes/_pb    grpc
+dra_health_v1alpha1   .                           tests/fakes/_pb    grpc
+dra_health_v1beta1    .                           tests/fakes/_pb    grpc
+dra_health_v1         .                           tests/fakes/_pb    grpc
 '
 PYTHON=${PYTHON:-.venv/bin/python}
 

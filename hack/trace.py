@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from dra_frontend._pb import dra_v1_pb2 as pb
-from dra_frontend.kubelet.dra import DraService, read_claims, write_prepared
+from dra_frontend.kubelet.dra import DraService, claim_names, prepare_response
 
 from tests.rigs.builders import claim, cpus
 from tests.rigs.frontend import Frontend
@@ -63,9 +63,9 @@ async def _prepare(journey: Journey, path: Path) -> None:
     service = DraService("dra.cpu", node.claims)
     for number in range(_WARM + 1):
         name = pb.Claim(namespace="ns", name=f"claim-u{number}", uid=f"u{number}")
-        asked = pb.NodePrepareResourcesRequest(claims=[name]).SerializeToString()
+        asked = pb.NodePrepareResourcesRequest(claims=[name])
         journey.running = number == _WARM
-        write_prepared(await service.answer("prepare", read_claims(asked), _Context()))
+        prepare_response(await service.answer("prepare", claim_names(asked), _Context()))
         journey.running = False
         await node.unprepare(f"u{number}")
 

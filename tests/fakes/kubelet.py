@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
+from tests.fakes._pb import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.fakes.control import Calls, serve, stopping
 from tests.fakes.kubelet_claims import (
     CachedClaim,
@@ -31,7 +31,11 @@ from tests.fakes.kubelet_claims import (
 )
 from tests.fakes.kubelet_plugins import Endpoint, KubeletSettings, Plugins
 
-_MESSAGES: dict[str, Any] = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+_VERSIONS: dict[str, tuple[Any, Any]] = {
+    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc.DRAPluginStub),
+    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc.DRAPluginStub),
+}
+"""Messages and stub of each service."""
 
 
 class Kubelet:
@@ -118,15 +122,11 @@ class Kubelet:
         endpoint = self.plugins.endpoint(driver)
         if endpoint is None:
             raise failure(f"DRA driver {driver} is not registered")
-        messages, method = _MESSAGES[endpoint.service], f"Node{verb}Resources"
+        (messages, stub), method = _VERSIONS[endpoint.service], f"Node{verb}Resources"
         request = getattr(messages, f"{method}Request")()
         for claim in claims:
             request.claims.add(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-        call = endpoint.channel.unary_unary(
-            f"/k8s.io.kubelet.pkg.apis.dra.{endpoint.service}/{method}",
-            type(request).SerializeToString,
-            getattr(messages, f"{method}Response").FromString,
-        )
+        call = getattr(stub(endpoint.channel), method)
         began = time.perf_counter()
         try:
             answers = (await call(request, timeout=self.settings.call)).claims

@@ -13,10 +13,23 @@ from urllib.parse import quote
 import grpc
 import grpc.aio
 
-from tests.fakes._pb import dra_health_v1alpha1_pb2 as health_pb
+from tests.fakes._pb import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
+    dra_health_v1beta1_pb2,
+    dra_health_v1beta1_pb2_grpc,
+)
 from tests.fakes._pb import pluginregistration_pb2 as registration_pb
+from tests.fakes._pb import pluginregistration_pb2_grpc as registration_grpc
 
-REGISTRATION = "/pluginregistration.Registration"
+_HEALTH: dict[str, tuple[Any, Any]] = {
+    "v1.DRAResourceHealth": (dra_health_v1_pb2, dra_health_v1_pb2_grpc.DRAResourceHealthStub),
+    "v1beta1.DRAResourceHealth": (dra_health_v1beta1_pb2, dra_health_v1beta1_pb2_grpc.DRAResourceHealthStub),
+    "v1alpha1.DRAResourceHealth": (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc.DRAResourceHealthStub),
+}
+"""Messages and stub of each version of the health service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +150,9 @@ class Plugins:
         authority = [("grpc.default_authority", quote(str(path), safe=""))]
         async with grpc.aio.insecure_channel(f"unix:{path}", options=authority) as channel:
             await asyncio.wait_for(channel.channel_ready(), self.settings.dial)
-            get_info = channel.unary_unary(
-                f"{REGISTRATION}/GetInfo",
-                registration_pb.InfoRequest.SerializeToString,
-                registration_pb.PluginInfo.FromString,
-            )
-            notify = channel.unary_unary(
-                f"{REGISTRATION}/NotifyRegistrationStatus",
-                registration_pb.RegistrationStatus.SerializeToString,
-                registration_pb.RegistrationStatusResponse.FromString,
-            )
-            info = await get_info(registration_pb.InfoRequest(), timeout=self.settings.get_info)
+            stub = registration_grpc.RegistrationStub(channel)
+            notify = stub.NotifyRegistrationStatus
+            info = await stub.GetInfo(registration_pb.InfoRequest(), timeout=self.settings.get_info)
             try:
                 endpoint = self._accept(info, path)
             except RefusedPluginError as error:
@@ -184,15 +189,12 @@ class Plugins:
         await endpoint.channel.close()
 
     async def _watch_health(self, endpoint: Endpoint) -> None:
-        watch = endpoint.channel.unary_stream(
-            f"/{self.settings.health_service}/NodeWatchResources",
-            health_pb.NodeWatchResourcesRequest.SerializeToString,
-            health_pb.NodeWatchResourcesResponse.FromString,
-        )
+        messages, stub = _HEALTH[self.settings.health_service]
+        watch = stub(endpoint.channel).NodeWatchResources
         while True:
             try:
-                async for response in watch(health_pb.NodeWatchResourcesRequest()):
-                    self.health[endpoint.driver] = _complete_list(response)
+                async for response in watch(messages.NodeWatchResourcesRequest()):
+                    self.health[endpoint.driver] = _complete_list(response, messages)
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return
@@ -201,11 +203,11 @@ class Plugins:
             await asyncio.sleep(self.settings.health_retry)
 
 
-def _complete_list(response: health_pb.NodeWatchResourcesResponse) -> dict[tuple[str, str], SeenHealth]:
+def _complete_list(response: Any, messages: Any) -> dict[tuple[str, str], SeenHealth]:
     now = time.monotonic()
     return {
         (device.device.pool_name, device.device.device_name): SeenHealth(
-            health_pb.HealthStatus.Name(device.health),
+            messages.HealthStatus.Name(device.health),
             device.message if len(device.message) <= 1024 else device.message[:1021] + "...",
             now + (device.health_check_timeout_seconds if device.health_check_timeout_seconds > 0 else 30),
         )

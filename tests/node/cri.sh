@@ -7,5 +7,5 @@ cd "$(dirname "$0")/../.."
 out=.
 if [ "${1:-}" = --check ]; then out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; fi
 "${PYTHON:-.venv/bin/python}" -m grpc_tools.protoc -I tests/node/_pb=tests/node \
-  --python_out="$out" --pyi_out="$out" tests/node/_pb/cri.proto
+  --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" tests/node/_pb/cri.proto
 [ "$out" = . ] || diff -r -x __pycache__ -x __init__.py tests/node/_pb "$out/tests/node/_pb"

@@ -9,6 +9,7 @@ import grpc
 
 from tests.fakes.waiting import PATIENCE
 from tests.node._pb import cri_pb2 as pb
+from tests.node._pb import cri_pb2_grpc
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 CALL_LIMIT = 60.0 * PATIENCE  # seconds; a hook that hangs is the runtime's to cut off (2 s), not ours
@@ -40,6 +41,7 @@ class Runtime:
         # After a restart of containerd the default back-off (up to two minutes) would be longer than a test.
         options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
         self._channel = grpc.insecure_channel(address, options=options)
+        self._stub: Any = cri_pb2_grpc.RuntimeServiceStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()
@@ -47,13 +49,8 @@ class Runtime:
     def call(self, request: Any, limit: float = CALL_LIMIT) -> Any:
         """The CRI method that takes such a request; CriError when the runtime refuses."""
         method = str(request.DESCRIPTOR.name).removesuffix("Request")
-        remote = self._channel.unary_unary(
-            f"/runtime.v1.RuntimeService/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=getattr(pb, f"{method}Response").FromString,
-        )
         try:
-            return remote(request, timeout=limit, wait_for_ready=True)
+            return getattr(self._stub, method)(request, timeout=limit, wait_for_ready=True)
         except grpc.RpcError as error:
             raise CriError(method, error.code().name, error.details() or "") from error
 

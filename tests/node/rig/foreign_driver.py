@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DRA drivers of other hardware, for claims that join their devices with ours: they register and prepare any claim."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
+from tests.fakes._pb import dra_v1_pb2, dra_v1_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from tests.node.rig.wait import until
 
 Document = dict[str, Any]
@@ -38,55 +38,45 @@ def registered(driver: str, root: Path) -> Iterator[None]:
     socket = root / f"plugins_registry/{driver}.sock"
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
-    server, told = grpc.server(ThreadPoolExecutor(2)), Event()
-
-    def notified(_status: Any) -> Any:
-        told.set()
-        return pluginregistration_pb2.RegistrationStatusResponse()
-
-    info = pluginregistration_pb2.PluginInfo(
-        type="DRAPlugin", name=driver, endpoint=str(socket), supported_versions=["v1.DRAPlugin"]
-    )
-    registration = {
-        "GetInfo": _handler(pluginregistration_pb2.InfoRequest, lambda _: info),
-        "NotifyRegistrationStatus": _handler(pluginregistration_pb2.RegistrationStatus, notified),
-    }
-    plugin = {
-        "NodePrepareResources": _handler(dra_v1_pb2.NodePrepareResourcesRequest, _prepared),
-        "NodeUnprepareResources": _handler(dra_v1_pb2.NodeUnprepareResourcesRequest, _unprepared),
-    }
-    for service, handlers in {
-        "pluginregistration.Registration": registration,
-        "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin": plugin,
-    }.items():
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server, registration = grpc.server(ThreadPoolExecutor(2)), _Registration(driver, str(socket))
+    pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(registration, server)
+    dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_Plugin(), server)
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
-        until(told.is_set, f"the kubelet registers {driver}")
+        until(registration.notified.is_set, f"the kubelet registers {driver}")
         yield
     finally:
         server.stop(None).wait()
         socket.unlink(missing_ok=True)
 
 
-def _handler(request: Any, answer: Callable[[Any], Any]) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        lambda message, _: answer(message),
-        request_deserializer=request.FromString,
-        response_serializer=lambda message: message.SerializeToString(),
-    )
+class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
+    def __init__(self, driver: str, socket: str) -> None:
+        self.notified = Event()
+        self._info = pluginregistration_pb2.PluginInfo(
+            type="DRAPlugin", name=driver, endpoint=socket, supported_versions=["v1.DRAPlugin"]
+        )
+
+    def GetInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
+        return self._info
+
+    def NotifyRegistrationStatus(self, _status: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
+        self.notified.set()
+        return pluginregistration_pb2.RegistrationStatusResponse()
 
 
-def _prepared(request: Any) -> Any:
-    answer = dra_v1_pb2.NodePrepareResourcesResponse()
-    for claim in request.claims:
-        answer.claims[claim.uid].SetInParent()
-    return answer
+class _Plugin(dra_v1_pb2_grpc.DRAPluginServicer):
+    """Every claim is prepared with no device."""
 
+    def NodePrepareResources(self, request: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
+        answer = dra_v1_pb2.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            answer.claims[claim.uid].SetInParent()
+        return answer
 
-def _unprepared(request: Any) -> Any:
-    answer = dra_v1_pb2.NodeUnprepareResourcesResponse()
-    for claim in request.claims:
-        answer.claims[claim.uid].SetInParent()
-    return answer
+    def NodeUnprepareResources(self, request: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
+        answer = dra_v1_pb2.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            answer.claims[claim.uid].SetInParent()
+        return answer

@@ -2,7 +2,15 @@
 """Values to the DRA service's messages and back, read with an independent copy of the messages."""
 
 import pytest
-from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice, read_claims, write_prepared, write_unprepared
+from dra_frontend._pb import dra_v1beta1_pb2 as our_v1beta1
+from dra_frontend.kubelet.dra import (
+    Answer,
+    ClaimName,
+    PreparedDevice,
+    claim_names,
+    prepare_response,
+    unprepare_response,
+)
 
 from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
 
@@ -10,7 +18,7 @@ DEVICE = PreparedDevice("cpus", "node", "cpudevnuma000", ("dra.k8s.io/cpu=claim-
 
 
 def written(**answers: Answer) -> dra_v1_pb2.NodePrepareResourcesResponse:
-    return dra_v1_pb2.NodePrepareResourcesResponse.FromString(write_prepared(answers))
+    return dra_v1_pb2.NodePrepareResourcesResponse.FromString(prepare_response(answers).SerializeToString())
 
 
 def test_claims_are_read_from_both_versions_and_both_calls() -> None:
@@ -18,7 +26,7 @@ def test_claims_are_read_from_both_versions_and_both_calls() -> None:
     for messages in (dra_v1_pb2, dra_v1beta1_pb2):
         for message in (messages.NodePrepareResourcesRequest, messages.NodeUnprepareResourcesRequest):
             request = message(claims=[messages.Claim(namespace="ns", name="n", uid="u")])
-            assert read_claims(request.SerializeToString()) == (ClaimName("ns", "n", "u"),)
+            assert claim_names(request) == (ClaimName("ns", "n", "u"),)
 
 
 @pytest.mark.fault("protocol trap 4.8")
@@ -35,7 +43,7 @@ def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
     (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
     assert device.share_id == "share"
     assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]
-    data = write_prepared({"u": Answer((DEVICE,))}, share_ids=False)
+    data = prepare_response({"u": Answer((DEVICE,))}, our_v1beta1).SerializeToString()
     (old,) = dra_v1beta1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices
     assert (old.pool_name, old.device_name, list(old.request_names)) == ("node", "cpudevnuma000", ["cpus"])
     assert not dra_v1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices[0].HasField("share_id")
@@ -63,6 +71,7 @@ def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Answer, error: s
     assert len(claims["bad"].error.encode()) <= 1024
     assert claims["bad"].error.isprintable()
     assert claims["good"].devices[0].device_name == "cpudevnuma000"
-    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(write_unprepared({"bad": answer, "good": Answer()}))
+    data = unprepare_response({"bad": answer, "good": Answer()}).SerializeToString()
+    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(data)
     assert bool(response.claims["bad"].error) == (answer.error is not None)
     assert response.claims["good"].error == ""

@@ -7,7 +7,14 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 import pytest
-from dra_frontend.kubelet.health import RESEND_SECONDS, STALE_SECONDS, DeviceHealth, Health, HealthBoard, write_health
+from dra_frontend.kubelet.health import (
+    RESEND_SECONDS,
+    STALE_SECONDS,
+    DeviceHealth,
+    Health,
+    HealthBoard,
+    health_response,
+)
 
 from tests.fakes._pb import dra_health_v1alpha1_pb2 as pb
 
@@ -17,7 +24,7 @@ OTHER = DeviceHealth("node", "cpudevnuma001", Health.HEALTHY)
 
 
 def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], None]:
-    return cast("AsyncGenerator[tuple[DeviceHealth, ...], None]", board.watch(b"", None))
+    return cast("AsyncGenerator[tuple[DeviceHealth, ...], None]", board.watch())
 
 
 @pytest.mark.fault("cpu peer 9.3.5")
@@ -67,7 +74,7 @@ async def test_close_ends_waiting_streams_at_once() -> None:
 
 def test_report_on_the_wire() -> None:
     """Every field arrives where the kubelet looks for it."""
-    (device,) = pb.NodeWatchResourcesResponse.FromString(write_health((BAD,))).devices
+    (device,) = pb.NodeWatchResourcesResponse.FromString(health_response((BAD,)).SerializeToString()).devices
     assert (device.device.pool_name, device.device.device_name) == ("node", "cpudevnuma000")
     assert device.health == pb.UNHEALTHY
     assert device.message == "CPU 3 is offline"

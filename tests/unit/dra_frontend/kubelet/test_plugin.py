@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
+from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from numa_node.addresses import SocketPathError
 
@@ -293,6 +294,20 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
                 await channel.unary_unary(f"{version}/{name}")(data, timeout=5)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert caught.value.details() == f"dra.cpu: {name}: the request is not a message of this method"
+
+
+async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(short_root: Path) -> None:
+    """A stream is rejected in the same words as a call, before its first response."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with (
+        KubeletPlugin("dra.cpu", Door(), paths, HealthBoard()),
+        grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
+    ):
+        stream = channel.unary_stream("/v1.DRAResourceHealth/NodeWatchResources")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(stream(b"\xff garbage", timeout=5)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await anext(aiter(stream(b"", timeout=5))) == b""
 
 
 async def test_an_error_beside_the_claims_is_answered_as_internal(short_root: Path) -> None:

@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRA service: protobuf of the kubelet to values, a deadline around each call, and an answer for every claim.
-
-v1beta1 is v1 without ``share_id``, so one set of messages serves both.
-"""
+"""The DRA service: protobuf of the kubelet to values, a deadline around each call, and an answer for every claim."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-import grpc
-from google.protobuf.message import DecodeError
+import grpc.aio
 from numa_contract.errors import cut_answer
 
-from dra_frontend._pb import dra_v1_pb2 as pb
+from dra_frontend._pb import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
 # The kubelet takes the first of the list that it knows, so v1 comes first: v1beta1 would lose share ids.
 DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-_PACKAGE: Final = "k8s.io.kubelet.pkg.apis.dra"
 
 # The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go); stands in where a caller sets none.
 _RPC_SECONDS: Final = 45.0
@@ -110,86 +105,69 @@ class DraService:
             self._count(self._driver, call, time.perf_counter() - began, failed)
         return answered
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Returns the gRPC services, one for each version."""
-
-        async def unprepare(data: bytes, context: Any) -> bytes:
-            return write_unprepared(await self.answer("unprepare", read_claims(data), context))
-
-        services = []
-        for service in DRA_SERVICES:
-
-            async def prepare(data: bytes, context: Any, *, share_ids: bool = service.startswith("v1.")) -> bytes:
-                answers = await self.answer("prepare", read_claims(data), context)
-                return write_prepared(answers, share_ids=share_ids)
-
-            works = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
-            methods = {name: unary(f"{self._driver}: {name}", work) for name, work in works.items()}
-            services.append(grpc.method_handlers_generic_handler(f"{_PACKAGE}.{service}", methods))
-        return services
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Adds the services of both versions to a server."""
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_Servicer(self, dra_v1_pb2), server)
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(_Servicer(self, dra_v1beta1_pb2), server)
 
 
-def unary(name: str, work: Callable[[bytes, Any], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
-    """Returns the handler of a method that parses its request and serializes its response itself.
+class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
+    """One version of the service. The versions have the same methods and differ in their messages."""
 
-    A request that cannot be parsed is answered with INVALID_ARGUMENT, any other exception of ``work`` with INTERNAL and
-    a plain text. The answer of gRPC itself would be UNKNOWN, with the text of a Python exception.
-    """
+    def __init__(self, service: DraService, messages: Any) -> None:
+        self._service = service
+        self._messages = messages
 
-    async def serve(data: bytes, context: Any) -> bytes:
-        try:
-            return await work(data, context)
-        except DecodeError:
-            code, text = grpc.StatusCode.INVALID_ARGUMENT, f"{name}: the request is not a message of this method"
-        except Exception:  # noqa: BLE001 - it becomes the answer
-            _log.exception("call failed", extra={"call": name})
-            code, text = grpc.StatusCode.INTERNAL, f"{name}: internal error; see the log of dra-frontend"
-        await context.abort(code, text)
-        raise AssertionError  # abort() raises
+    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - name of the protocol
+        return prepare_response(await self._service.answer("prepare", claim_names(request), context), self._messages)
 
-    return grpc.unary_unary_rpc_method_handler(serve)
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - name of the protocol
+        answers = await self._service.answer("unprepare", claim_names(request), context)
+        return unprepare_response(answers, self._messages)
 
 
-def read_claims(data: bytes) -> tuple[ClaimName, ...]:
-    """Reads a prepare or an unprepare request: both are a list of claims."""
-    claims = pb.NodePrepareResourcesRequest.FromString(data).claims
-    return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in claims])
+def claim_names(request: Any) -> tuple[ClaimName, ...]:
+    """Returns the claims of a request to prepare or to unprepare, of either version."""
+    return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in request.claims])
 
 
-def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> bytes:
-    """Writes the answer to prepare; v1beta1 has no share ids."""
-    response = pb.NodePrepareResourcesResponse()
+def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
+    """Returns the response to prepare. v1beta1 has no share ids."""
+    response = messages.NodePrepareResourcesResponse()
     for uid, answer in answers.items():
         devices, error = [], answer.error
         if error is None and not answer.devices:
             # The kubelet would take it for success and start the container with nothing injected.
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
-            devices = [
-                pb.Device(
-                    # With the subrequest in the name the kubelet silently injects nothing.
-                    request_names=[device.request.partition("/")[0]],
-                    pool_name=device.pool,
-                    device_name=device.device,
-                    cdi_device_ids=device.cdi_ids,
-                    share_id=device.share_id if share_ids else None,
-                )
-                for device in answer.devices
-            ]
+            devices = [_device(device, messages) for device in answer.devices]
         except (TypeError, ValueError):  # protobuf takes only valid text; one claim must not fail the others
             _log.exception("answer cannot be written", extra={"claim": uid})
             error = f"claim {uid}: its answer cannot be written; see the log"
         said = "" if error is None else _error_text(error)
-        response.claims[uid].CopyFrom(pb.NodePrepareResourceResponse(devices=devices, error=said))
-    return response.SerializeToString()
+        response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=said))
+    return response
 
 
-def write_unprepared(answers: Mapping[str, Answer]) -> bytes:
-    """Writes the answer to unprepare."""
-    response = pb.NodeUnprepareResourcesResponse()
+def _device(device: PreparedDevice, messages: Any) -> Any:
+    found = messages.Device(
+        # With the subrequest in the name the kubelet silently injects nothing.
+        request_names=[device.request.partition("/")[0]],
+        pool_name=device.pool,
+        device_name=device.device,
+        cdi_device_ids=device.cdi_ids,
+    )
+    if messages is dra_v1_pb2 and device.share_id is not None:
+        found.share_id = device.share_id
+    return found
+
+
+def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
+    """Returns the response to unprepare."""
+    response = messages.NodeUnprepareResourcesResponse()
     for uid, answer in answers.items():
         response.claims[uid].error = "" if answer.error is None else _error_text(answer.error)
-    return response.SerializeToString()
+    return response
 
 
 def _error_text(text: str) -> str:

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-import grpc
+import grpc.aio
 
-from dra_frontend._pb import dra_health_v1alpha1_pb2 as pb
+from dra_frontend._pb import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
+    dra_health_v1beta1_pb2,
+    dra_health_v1beta1_pb2_grpc,
+)
 
-# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680); the messages are the same.
+# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680); the fields are the same.
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 RESEND_SECONDS: Final = 10.0
@@ -62,8 +69,8 @@ class HealthBoard:
         self._closed = True
         self._news.set()
 
-    async def watch(self, _request: bytes, _context: Any) -> AsyncIterator[tuple[DeviceHealth, ...]]:
-        """The gRPC method NodeWatchResources."""
+    async def watch(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
+        """Yields the list at once, when it changes, and before the kubelet takes it for stale."""
         while not self._closed:
             news = self._news  # before the list is sent: what changes meanwhile is the next answer
             yield self.devices
@@ -71,24 +78,40 @@ class HealthBoard:
                 async with asyncio.timeout(self._resend):
                     await news.wait()
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Returns the gRPC services, one for each name the API ever had."""
-        method = grpc.unary_stream_rpc_method_handler(self.watch, response_serializer=write_health)
-        return [grpc.method_handlers_generic_handler(name, {"NodeWatchResources": method}) for name in HEALTH_SERVICES]
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Adds the services of all versions of the API to a server."""
+        dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, dra_health_v1_pb2), server)
+        beta, alpha = _Servicer(self, dra_health_v1beta1_pb2), _Servicer(self, dra_health_v1alpha1_pb2)
+        dra_health_v1beta1_pb2_grpc.add_DRAResourceHealthServicer_to_server(beta, server)
+        dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(alpha, server)
 
 
-def write_health(devices: Iterable[DeviceHealth]) -> bytes:
-    """Writes the complete list as of now."""
+class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
+    """One version of the service. The versions differ in the package of their messages only."""
+
+    def __init__(self, board: HealthBoard, messages: Any) -> None:
+        self._board = board
+        self._messages = messages
+
+    async def NodeWatchResources(  # noqa: N802 - name of the protocol
+        self, _request: Any, _context: Any
+    ) -> AsyncIterator[Any]:
+        async for devices in self._board.watch():
+            yield health_response(devices, self._messages)
+
+
+def health_response(devices: Iterable[DeviceHealth], messages: Any = dra_health_v1_pb2) -> Any:
+    """Returns the complete list as of now."""
     now = int(time.time())
-    return pb.NodeWatchResourcesResponse(
+    return messages.NodeWatchResourcesResponse(
         devices=[
-            pb.DeviceHealth(
-                device=pb.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
-                health=pb.HealthStatus.Name(device.health.value),
+            messages.DeviceHealth(
+                device=messages.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+                health=messages.HealthStatus.Name(device.health.value),
                 last_updated_time=now,
                 health_check_timeout_seconds=STALE_SECONDS,
                 message=device.message,
             )
             for device in devices
         ]
-    ).SerializeToString()
+    )

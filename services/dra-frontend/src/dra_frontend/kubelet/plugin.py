@@ -8,25 +8,26 @@ first. The kubelet calls nothing before it has seen the registration socket, and
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import grpc
 import grpc.aio
 from numa_node.addresses import check_socket_path
 from numa_node.log import Complaints
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
-from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService, unary
+from dra_frontend._pb import pluginregistration_pb2_grpc
+from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
+from dra_frontend.kubelet.errors import ErrorInterceptor
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
 from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 _log = logging.getLogger(__name__)
 
-_REGISTRATION: Final = "pluginregistration.Registration"
 # A node may start all its pods at once, each with a call that waits for the backend; more calls are refused.
 _CONCURRENT_RPCS: Final = 512
 
@@ -54,23 +55,33 @@ class PluginPaths:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The services of a socket."""
+
+    interceptor: ErrorInterceptor
+    add_to: Sequence[Callable[[grpc.aio.Server], None]]
+    """Functions of which each adds services to a server."""
+
+
 @dataclass(slots=True)
 class ServedSocket:
     """A gRPC server, and the socket by which the kubelet finds it: only the instance that placed it removes it."""
 
     path: Path
-    handlers: list[grpc.GenericRpcHandler]
+    services: Services
     server: grpc.aio.Server
     placed: PlacedSocket
 
     @classmethod
-    async def open(cls, path: Path, handlers: list[grpc.GenericRpcHandler]) -> Self:
+    async def open(cls, path: Path, services: Services) -> Self:
         """Serves at a path. Raises OSError, also where the path is taken by something other than a socket."""
         # At shutdown gRPC unlinks the path it was bound to, where our successor's socket may be by then. So it binds
         # a hidden name, the socket is renamed into place, and we remove it ourselves.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
-        server = grpc.aio.server(maximum_concurrent_rpcs=_CONCURRENT_RPCS)
-        server.add_generic_rpc_handlers(tuple(handlers))
+        server = grpc.aio.server(interceptors=[services.interceptor], maximum_concurrent_rpcs=_CONCURRENT_RPCS)
+        for add_to in services.add_to:
+            add_to(server)
         bound = hidden_name(path)
         try:
             server.add_insecure_port(f"unix:{bound}")
@@ -78,7 +89,7 @@ class ServedSocket:
             raise OSError(f"cannot listen on {path}: {error}") from error
         await server.start()
         try:
-            return cls(path, handlers, server, await asyncio.to_thread(PlacedSocket.place, bound, path))
+            return cls(path, services, server, await asyncio.to_thread(PlacedSocket.place, bound, path))
         except BaseException:
             await server.stop(None)
             raise
@@ -90,7 +101,7 @@ class ServedSocket:
 
 
 @dataclass(slots=True, eq=False)
-class KubeletPlugin:
+class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     """One driver towards the kubelet. Entering serves DRA; ``register`` makes it known; leaving takes both back."""
 
     _driver: str
@@ -111,37 +122,36 @@ class KubeletPlugin:
     async def __aenter__(self) -> Self:
         """Serves DRA and health; raises SocketPathError or OSError."""
         dra = DraService(self._driver, self._claims, self.count)
-        handlers = dra.handlers() + (self._health.handlers() if self._health else [])
-        self._served.append(await ServedSocket.open(self._paths.dra, handlers))
+        services = Services(
+            ErrorInterceptor(self._driver), [dra.add_to, *([self._health.add_to] if self._health else [])]
+        )
+        self._served.append(await ServedSocket.open(self._paths.dra, services))
         return self
 
     async def register(self) -> None:
         """Puts up the registration socket: from now on the kubelet calls. It stays: a restarted kubelet asks again."""
-        methods = {
-            "GetInfo": unary(f"{self._driver}: GetInfo", self._get_info),
-            "NotifyRegistrationStatus": unary(f"{self._driver}: NotifyRegistrationStatus", self._notify),
-        }
-        handlers = [grpc.method_handlers_generic_handler(_REGISTRATION, methods)]
-        self._served.append(await ServedSocket.open(self._paths.registration, handlers))
+        # An error in answer to the status makes the kubelet drop a plugin that it has just registered.
+        interceptor = ErrorInterceptor(self._driver, {"NotifyRegistrationStatus": pb.RegistrationStatusResponse()})
+        add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
+        self._served.append(await ServedSocket.open(self._paths.registration, Services(interceptor, [add_to])))
 
-    async def _get_info(self, _request: bytes, _context: Any) -> bytes:
+    async def GetInfo(self, _request: pb.InfoRequest, _context: Any) -> pb.PluginInfo:  # noqa: N802 - of the protocol
+        """Returns name, address and versions of the plugin."""
         info = pb.PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self._paths.dra))
         info.supported_versions.extend(DRA_SERVICES + (HEALTH_SERVICES if self._health else ()))
-        return info.SerializeToString()
+        return info
 
-    async def _notify(self, status: bytes, _context: Any) -> bytes:
-        # An error answered here makes the kubelet drop a plugin that it has just registered.
-        try:
-            read = pb.RegistrationStatus.FromString(status)
-            self.registered, self.error = read.plugin_registered, read.error
-        except Exception:  # noqa: BLE001 - logged
-            _log.exception("registration status cannot be read", extra={"driver": self._driver})
+    async def NotifyRegistrationStatus(  # noqa: N802 - of the protocol
+        self, status: pb.RegistrationStatus, _context: Any
+    ) -> pb.RegistrationStatusResponse:
+        """Stores whether the kubelet accepted the plugin."""
+        self.registered, self.error = status.plugin_registered, status.error
         if self.registered:
             _log.info("registered with the kubelet", extra={"driver": self._driver})
         else:
             extra = {"driver": self._driver, "error": self.error}
             _log.error("the kubelet refused the registration", extra=extra)
-        return b""  # RegistrationStatusResponse has no fields
+        return pb.RegistrationStatusResponse()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -170,7 +180,7 @@ class KubeletPlugin:
         if not await asyncio.to_thread(one.placed.is_gone) or one not in self._served:
             return
         _log.warning("socket was removed, serving it anew", extra={"path": str(one.path)})
-        fresh = await ServedSocket.open(one.path, one.handlers)
+        fresh = await ServedSocket.open(one.path, one.services)
         if one not in self._served:  # we are leaving
             await fresh.close(0)
             return

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error responses to the kubelet's calls."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Never
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+_log = logging.getLogger(__name__)
+
+_NO_RESPONSES: Final[Mapping[str, Message]] = {}
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
+    """Makes a server answer a failed call with a status code and a plain text.
+
+    A request that cannot be parsed is answered with INVALID_ARGUMENT, an exception of the method with INTERNAL. gRPC
+    itself would answer UNKNOWN with the text of the Python exception.
+    """
+
+    def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:
+        """``responses`` contains the responses to send instead of INVALID_ARGUMENT, by method."""
+        self._driver = driver
+        self._responses = responses
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """Returns a handler that parses the request and serializes the response itself."""
+        handler = await continuation(call)
+        if handler is None:
+            return None
+        method = call.method.rpartition("/")[2]
+
+        async def unary(data: bytes, context: Any) -> bytes:
+            try:
+                response = await handler.unary_unary(handler.request_deserializer(data), context)
+                return bytes(handler.response_serializer(response))
+            except DecodeError:
+                if method not in self._responses:
+                    await self._reject(method, context)
+                _log.exception("request cannot be parsed", extra={"driver": self._driver, "call": method})
+                return bytes(handler.response_serializer(self._responses[method]))
+            except Exception:  # noqa: BLE001 - it becomes the answer
+                name = f"{self._driver}: {method}"
+                _log.exception("call failed", extra={"call": name})
+                await _abort(context, grpc.StatusCode.INTERNAL, f"{name}: internal error; see the log of dra-frontend")
+
+        async def stream(data: bytes, context: Any) -> AsyncIterator[bytes]:
+            try:
+                request = handler.request_deserializer(data)
+            except DecodeError:
+                await self._reject(method, context)
+            async for response in handler.unary_stream(request, context):
+                yield handler.response_serializer(response)
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def _reject(self, method: str, context: Any) -> Never:
+        text = f"{self._driver}: {method}: the request is not a message of this method"
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, text: str) -> Never:
+    await context.abort(code, text)
+    raise AssertionError  # abort() raises

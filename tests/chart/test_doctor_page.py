@@ -1,19 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page on doctor says what the code does."""
 
+import json
 import re
+import shutil
+import textwrap
+from pathlib import Path
 
+import pytest
 import yaml
-from numa_tools.doctor.table import CHECKS
+from numa_tools.doctor.gather import gather
+from numa_tools.doctor.table import CHECKS, examine
+from numa_tools.doctor.text import findings_text
 
 from tests.chart.helm import CHART, only, render
+from tests.rigs.ailing_node import AilingNode
 
 PAGE = (CHART.parents[1] / "docs/doctor.md").read_text()
+WIDTH = 120
 
 
-def test_the_page_counts_the_checks() -> None:
-    """The output that it shows is one that the command prints today."""
-    assert f"of {len(CHECKS)} checks" in PAGE
+@pytest.fixture
+def passed_on(tmp_path: Path) -> str:
+    """The kubelet's configuration as the plugin passes it on; the CPU manager is static."""
+    path = tmp_path / "configz.json"
+    path.write_text(json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}}))
+    return str(path)
+
+
+async def printed(kubelet: str) -> str:
+    """The output of ``kubectl numa doctor`` as the driver's pod prints it: no file of the host is mounted."""
+    node = AilingNode()
+    try:
+        for path in ("etc/containerd", "usr/lib/systemd"):
+            shutil.rmtree(node.root / path)
+        node.kubelet_of, node.cri, node.nri = {}, {}, {}
+        async with node.up() as settings:
+            shutil.rmtree(node.root / "etc/containerd", ignore_errors=True)
+            text = findings_text(examine(await gather(settings, kubelet)), "node-a")
+            return text.replace(settings.config.kubelet_root_dir, "/var/lib/kubelet")
+    finally:
+        node.close()
+
+
+def wrapped(text: str) -> str:
+    """A text whose lines fit on the page; the lines that continue another one are indented."""
+    lines = text.splitlines()
+    return "\n".join("\n".join(textwrap.wrap(one, WIDTH, subsequent_indent=" " * 9)) for one in lines)
+
+
+async def test_the_page_shows_what_the_command_prints(passed_on: str) -> None:
+    """A reader who runs the command on a node with this fault sees the same output, with the same number of checks."""
+    output = wrapped(await printed(passed_on))
+    assert f"```\n{output}\n```" in PAGE, output
+
+
+def test_the_page_names_checks_that_there_are() -> None:
+    """Each id in square brackets."""
     named = re.findall(r"\[([a-z0-9.-]+)\]$", PAGE, re.MULTILINE)
     assert named
     assert set(named) <= {check.id for check in CHECKS}

@@ -86,10 +86,10 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
         "doctor": ("[runtime.nri]", "switch NRI on and set nriSocket to its socket"),
         "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is on"),
     },
-    gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.consumable-capacity]", "switch it on in API")},
+    gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.gates]", "switch it on in API")},
     static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
     reserved_offline: {
-        "doctor": ("reservedCPUs: CPU 1 is offline", "bring online what is missing"),
+        "doctor": ("reservedCPUs: CPU 1 is offline", "bring it online, or take it out of the setting"),
         "explain cpu/1": ("CPU 1: offline, although reservedCPUs names it", ""),
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "ask for less")},

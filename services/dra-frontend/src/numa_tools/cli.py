@@ -20,7 +20,7 @@ from numa_contract.errors import printable
 _FAILED, _BAD_INPUT = 1, 2
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
-_COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "inspect": ("show the machine as discovery sees it, and what is kept of it", ("table", "json", "yaml")),
     "slices": ("print the ResourceSlices that would be published", ("yaml", "json")),
     "classes": ("print the DeviceClasses that this machine's devices need", ("yaml", "json")),
@@ -43,9 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dra-frontend {__version__}")
     add_run_arguments(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    made = {name: commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items()}
+    made = {name: commands.add_parser(name, help=text) for name, (text, _) in COMMANDS.items()}
     for name, command in made.items():
-        if forms := _COMMANDS[name][1]:
+        if forms := COMMANDS[name][1]:
             command.add_argument("-o", "--output", choices=forms, default=forms[0])
         # SUPPRESS: an absent flag must not hide the one given before the command.
         command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For each check, what makes a good node fail it: the id, and one change to the node."""
+"""What makes a good node fail each check: the id of the check, after a slash the fault, and one change to the node."""
 
 import shutil
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from numa_contract.cpuset import parse_cpu_list
+from numa_contract.names import CPU_DRIVER, cdi_file_name
 from numa_contract.records import AllocationRecord, CpuAllocation
 from numa_tools.doctor.facts import Space
 from numa_tools.doctor.model import known
@@ -73,7 +74,7 @@ def _full(name: str) -> Callable[[AilingNode], None]:
     return _facts(**{name: lambda facts: replace(_read(getattr(facts, name)), space=Space("/run", 4096, 7))})
 
 
-def _all(*changes: Callable[[AilingNode], None]) -> Callable[[AilingNode], None]:
+def _all(*changes: Callable[[AilingNode], object]) -> Callable[[AilingNode], None]:
     def change(node: AilingNode) -> None:
         for one in changes:
             one(node)
@@ -143,6 +144,10 @@ def _stray_drop_in(node: AilingNode) -> None:
     node.host("/etc/containerd/config.toml", "version = 3\n")
 
 
+def _nobody_tolerated(node: AilingNode) -> None:
+    del node.nri["default_validator"]["tolerate_missing_plugins_annotation"]
+
+
 UNKNOWN_CLAIM: Final = {"claims": [], "unknownClaims": [{"uid": "nobody", "driver": "dra.cpu", "cpus": "2-3"}]}
 ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.endpoint": lambda node: setattr(node, "serving", False),
@@ -161,86 +166,94 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.journal": lambda node: (node.run / "claims.journal").write_text("spoilt"),
     "driver.warnings": lambda node: node.warned.append("slices are published without taints"),
     "config.machine": _host(f"{_CPU}/online", "nonsense\n"),
-    "config.fits": _set("settings_of", reservedCPUs="0,64"),
-    "config.present": _reserved_offline,
-    "config.offers": _set("settings_of", reservedCPUs="0-7"),
-    "config.reserves": _set("settings_of", reservedCPUs=""),
-    "kernel.cgroup-v2": _without("cgroup/cgroup.controllers"),
-    "kernel.controllers": _cgroup("cgroup.controllers", "cpu memory\n"),
+    "config.fits/never": _set("settings_of", reservedCPUs="0,64"),
+    "config.fits/offline": _reserved_offline,
+    "config.fits/nothing-left": _set("settings_of", reservedCPUs="0-7"),
+    "kubelet.reserved-cpus/none": _all(
+        _set("settings_of", reservedCPUs=""), lambda node: node.kubelet_of.pop("reservedSystemCPUs")
+    ),
+    "kernel.cgroup-v2/version": _without("cgroup/cgroup.controllers"),
+    "kernel.cgroup-v2/controllers": _cgroup("cgroup.controllers", "cpu memory\n"),
     "kernel.delegated": _cgroup("kubepods.slice/cgroup.subtree_control", "cpu memory hugetlb\n"),
     "kernel.kubepods": lambda node: (node.base / "cgroup/kubepods.slice").rename(node.base / "cgroup/pods"),
     "kernel.hugetlb-accounting": lambda node: node.host(
         "/proc/self/mountinfo",
         f"30 23 0:26 / {node.base}/cgroup rw - cgroup2 cgroup2 rw,memory_hugetlb_accounting\n",
     ),
-    "kernel.release": _host("/proc/sys/kernel/osrelease", "5.4.0-100-generic\n"),
-    "kernel.partitions": _without("cgroup/kubepods.slice/cpuset.cpus.exclusive"),
-    "kernel.isolcpus-reserves": _host(f"{_CPU}/isolated", "0-1\n"),
+    "kernel.release/too-old": _host("/proc/sys/kernel/osrelease", "5.4.0-100-generic\n"),
+    "kernel.release/partitions": _without("cgroup/kubepods.slice/cpuset.cpus.exclusive"),
+    "kernel.reserved-cpus/isolcpus": _host(f"{_CPU}/isolated", "0-1\n"),
     "kernel.isolcpus-offered": _host(f"{_CPU}/isolated", "6-7\n"),
-    "kernel.nohz-full": _host(f"{_CPU}/nohz_full", "0-3\n"),
+    "kernel.reserved-cpus/nohz_full": _host(f"{_CPU}/nohz_full", "0-3\n"),
     "kernel.rcu-nocbs": _all(
         _host(f"{_CPU}/isolated", "5-7\n"), _host("/proc/cmdline", "ro rcu_nocbs=6-N isolcpus=5-7\n")
     ),
     "kernel.clocksource": _host("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n"),
     "runtime.nri": _set("status", synchronized=False),
-    "runtime.nri-enabled": _set("nri", disable=True),
+    "runtime.settings/connections": _set("nri", disable_connections=True),
+    "runtime.settings/nri": _set("nri", disable=True),
     "runtime.nri-socket": _set("nri", socket_path="/run/other.sock"),
-    "runtime.cdi-enabled": _set("cri", enable_cdi=False),
-    "runtime.cdi-directories": _set("cri", cdi_spec_dirs=["/etc/cdi"]),
-    "runtime.hugetlb": _all(
+    "runtime.settings/cdi": _set("cri", enable_cdi=False),
+    "runtime.settings/directories": _set("cri", cdi_spec_dirs=["/etc/cdi"]),
+    "runtime.settings/hugetlb": _all(
         _host("/etc/containerd/config.toml", _CONTAINERD_1_7),
         _node_info(containerRuntimeVersion="containerd://1.7.20"),
     ),
-    "runtime.required-plugin": lambda node: node.nri.clear(),
-    "runtime.tolerated-pods": lambda node: node.nri["default_validator"].pop("tolerate_missing_plugins_annotation"),
+    "runtime.required-plugin/not-required": lambda node: node.nri.clear(),
+    "runtime.required-plugin/not-tolerated": lambda node: node.nri["default_validator"].pop(
+        "tolerate_missing_plugins_annotation"
+    ),
     "runtime.drop-in": _stray_drop_in,
-    "runtime.request-timeout": _set("status", requestTimeout=0.5),
-    "runtime.registration-timeout": _set("status", registrationTimeout=1.0),
+    "runtime.timeouts/request": _set("status", requestTimeout=0.5),
+    "runtime.timeouts/registration": _set("status", registrationTimeout=1.0),
     "runtime.release": _node_info(containerRuntimeVersion="containerd://1.7.2"),
-    "kubelet.release": _node_info(kubeletVersion="v1.33.4"),
-    "kubelet.version-skew": _node_info(kubeletVersion="v1.37.0"),
+    "kubelet.release/too-old": _node_info(kubeletVersion="v1.33.4"),
+    "kubelet.release/too-new": _node_info(kubeletVersion="v1.37.0"),
     "kubelet.ready": lambda node: node.node["conditions"][0].update(status="False", message="PLEG is not healthy"),
     "kubelet.registration": _dead_registration,
-    "kubelet.cpu-manager": _set("kubelet_of", cpuManagerPolicy="static"),
-    "kubelet.memory-manager": _set("kubelet_of", memoryManagerPolicy="Static"),
-    "kubelet.pinning": _set("status", kubeletPins=["cpu"]),
+    "kubelet.cpu-manager/static": _set("kubelet_of", cpuManagerPolicy="static"),
+    "kubelet.memory-manager/static": _set("kubelet_of", memoryManagerPolicy="Static"),
+    "kubelet.memory-manager/seen": _set("status", kubeletPins=["memory"]),
+    "kubelet.cpu-manager/seen": _set("status", kubeletPins=["cpu"]),
     "kubelet.topology-manager": _set("kubelet_of", topologyManagerPolicy="single-numa-node"),
-    "kubelet.gates": _set("kubelet_of", featureGates={"DRAConsumableCapacity": False}),
-    "kubelet.counted-gate": _set("settings_of", publishNodeAllocatableResourceMapping=True),
-    "kubelet.reserved-cpus": _set("kubelet_of", reservedSystemCPUs="0-1"),
-    "kubelet.counts-reserved-cpus": lambda node: node.node["allocatable"].update(cpu="8"),
-    "kubelet.counts-reserved-memory": _all(
+    "kubelet.gates/off": _set("kubelet_of", featureGates={"DRAConsumableCapacity": False}),
+    "kubelet.gates/counting": _set("settings_of", publishNodeAllocatableResourceMapping=True),
+    "kubelet.reserved-cpus/lists": _set("kubelet_of", reservedSystemCPUs="0-1"),
+    "kubelet.reserved-cpus/amount": lambda node: node.node["allocatable"].update(cpu="8"),
+    "kubelet.reserved-memory/amount": _all(
         _set("settings_of", reservedMemory=[{"numaNode": 0, "limits": {"memory": "512Mi"}}]),
         lambda node: node.node["allocatable"].update(memory="5Gi"),
     ),
-    "kubelet.reserved-memory": _set("kubelet_of", reservedMemory=[{"numaNode": 1, "limits": {"memory": "1Gi"}}]),
+    "kubelet.reserved-memory/nodes": _set("kubelet_of", reservedMemory=[{"numaNode": 1, "limits": {"memory": "1Gi"}}]),
     "api.reachable": lambda node: node.server.fail_next(99, 500),
     "api.served": lambda node: node.server.options.not_served.add("resource.k8s.io"),
     "api.node": lambda node: node.server.store.delete(NODES, "", "node-a"),
     "api.release": lambda node: setattr(node.server.options, "version", "1.33"),
-    "api.consumable-capacity": _gate_off("DRAConsumableCapacity"),
-    "api.taints": _gate_off("DRADeviceTaints"),
-    "api.mapping": _set("settings_of", publishNodeAllocatableResourceMapping=True),
-    "api.list-attributes": _all(
+    "api.gates/sharing": _gate_off("DRAConsumableCapacity"),
+    "api.gates/taints": _gate_off("DRADeviceTaints"),
+    "api.gates/counting": _set("settings_of", publishNodeAllocatableResourceMapping=True),
+    "api.gates/lists": _all(
         _set("settings_of", exposePCIeRoots=True),
         _host("/sys/devices/pci0000:00/pci_bus/0000:00/cpulistaffinity", "0-3\n"),
     ),
     "api.clock": _facts(trial=lambda facts: replace(_read(facts.trial), server_ahead=-90.0)),
     "api.classes": lambda node: node.server.store.delete(CLASSES, "", "dra.hugepages-2m"),
-    "api.rights-resourceslices": _forbidden(("update", "resourceslices")),
-    "api.rights-resourceclaims": _forbidden(("list", "resourceclaims")),
-    "api.rights-resourceclaims-status": _forbidden(("patch", "resourceclaims/status")),
-    "api.rights-resourceclaims-driver": _forbidden(("associated-node:patch", "resourceclaims/driver")),
-    "api.rights-nodes": _forbidden(("get", "nodes")),
-    "api.rights-deviceclasses": _forbidden(("list", "deviceclasses")),
-    "api.rights-events": _forbidden(("create", "events")),
-    "api.slices": _foreign_device,
-    "api.pools": _half_a_pool,
+    "api.rights/resourceslices": _forbidden(("update", "resourceslices")),
+    "api.rights/resourceclaims": _forbidden(("list", "resourceclaims")),
+    "api.rights/resourceclaims-status": _forbidden(("patch", "resourceclaims/status")),
+    "api.rights/resourceclaims-driver": _forbidden(("associated-node:patch", "resourceclaims/driver")),
+    "api.rights/nodes": _forbidden(("get", "nodes")),
+    "api.rights/deviceclasses": _forbidden(("list", "deviceclasses")),
+    "api.rights/events": _forbidden(("create", "events")),
+    "api.slices/devices": _foreign_device,
+    "api.slices/pools": _half_a_pool,
     "api.owner": _recreated_node,
     "claims.readable": lambda node: (node.cdi / "dra.k8s.io-cpu_claim-u.json").write_text("{"),
-    "claims.quarantine": lambda node: node.quarantined.update({"a.json": "overlaps with claim b"}),
+    "claims.apart/quarantine": lambda node: node.quarantined.update(
+        {cdi_file_name(CPU_DRIVER, node.records[0].claim.uid): "holds CPUs of claim b, which is in use"}
+    ),
     "claims.directory": _facts(claims=lambda facts: replace(_read(facts.claims), detached=True)),
-    "claims.apart": _another("3-4"),
+    "claims.apart/now": _another("3-4"),
     "claims.reserves": _moved("0-1"),
     "claims.online": _moved("7-8"),
     "claims.memory": _much_memory,
@@ -255,12 +268,12 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "claims.pinned": _container(cpus="2-5"),
     "claims.known": _released,
     "host.daemons": _cgroup("system.slice/cpuset.cpus.effective", "0-7\n"),
-    "host.interrupts": _host("/proc/irq/24/effective_affinity_list", "3\n"),
-    "host.workers": _host("/sys/devices/virtual/workqueue/cpumask", "ff\n"),
+    "host.interrupts/devices": _host("/proc/irq/24/effective_affinity_list", "3\n"),
+    "host.interrupts/workers": _host("/sys/devices/virtual/workqueue/cpumask", "ff\n"),
     "host.hugepages": _cgroup("kubepods.slice/hugetlb.2MB.numa_stat", "total=0 N0=0 N1=0\n"),
-    "host.hugepages-told": _without("cgroup/kubepods.slice/hugetlb.2MB.numa_stat"),
-    "host.run-space": _full("run_directory"),
-    "host.cdi-space": _full("claims"),
+    "kernel.release/hugepages": _without("cgroup/kubepods.slice/hugetlb.2MB.numa_stat"),
+    "host.space/run": _full("run_directory"),
+    "host.space/cdi": _full("claims"),
     "host.own-files": _facts(open_files=lambda facts: (1024, 1024)),
     "host.node-files": _host("/proc/sys/fs/file-nr", "980000\t0\t1000000\n"),
 }

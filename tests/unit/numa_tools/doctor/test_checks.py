@@ -13,9 +13,9 @@ from numa_contract.records import SharedCpus
 from numa_tools import cli
 from numa_tools.doctor.facts import KubeletConfig, Right, Service
 from numa_tools.doctor.gather import gather
-from numa_tools.doctor.model import Check, Level, problem
+from numa_tools.doctor.model import Check, Level, Unread, problem, unknown
 from numa_tools.doctor.sources.inquiry import RIGHTS
-from numa_tools.doctor.table import CHECKS, Verdict, examine
+from numa_tools.doctor.table import CHECKS, Verdict, examine, report
 from numa_tools.doctor.text import findings_text
 
 from tests.rigs.ailing_node import AilingNode
@@ -48,7 +48,12 @@ async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
 
 def test_every_check_has_an_illness() -> None:
     """A check that nothing makes fail is not there; ids are unique."""
-    assert sorted(check.id for check in CHECKS) == sorted(ILLNESSES)
+    assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in ILLNESSES})
+
+
+def check_of(illness: str) -> str:
+    """The id of the check that finds an illness."""
+    return illness.partition("/")[0]
 
 
 @pytest.mark.parametrize("name", ILLNESSES)
@@ -56,13 +61,13 @@ async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
     """The check finds its illness, in whole sentences, and no check breaks on it."""
     ILLNESSES[name](node)
     found = await verdicts(node)
-    findings = [one for one in found[name].findings if one.level is not Level.UNKNOWN]
+    findings = [one for one in found[check_of(name)].findings if one.level is not Level.UNKNOWN]
     assert findings, {other: one.findings for other, one in found.items() if one.result != "good"}
     for one in findings:
         assert one.what.endswith(".")
         assert one.why
         assert one.remedy
-        assert "\n" not in one.what + one.why + one.remedy
+        assert "\n" not in "".join((one.what, one.why, one.remedy, *one.evidence))
     failed = [one for verdict in found.values() for one in verdict.findings if "check itself failed" in one.why]
     assert failed == []
 
@@ -104,7 +109,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
         "kubelet.registration",
     ),
     "the state socket": (_speaks_no_http, "driver.ready"),
-    "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.pools"),
+    "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.slices"),
     "a machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
 }
 
@@ -142,13 +147,28 @@ async def test_remedies_name_the_words_that_the_kubelet_accepts(node: AilingNode
     node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
     node.kubelet_of["topologyManagerPolicy"] = "restricted"
     node.status["kubeletPins"] = ["cpu", "memory", "a manager of a later release"]
-    checks = ("cpu-manager", "memory-manager", "topology-manager", "pinning")
+    managers = ("cpu-manager", "memory-manager")
     found = await verdicts(node)
-    remedies = [one.remedy for name in checks for one in found[f"kubelet.{name}"].findings]
+    remedies = [one.remedy for name in (*managers, "topology-manager") for one in found[f"kubelet.{name}"].findings]
     off = [("cpuManagerPolicy", "none"), ("memoryManagerPolicy", "None")]
-    assert [settings_in(text) for text in remedies] == [
-        [one] for one in (*off, ("topologyManagerPolicy", "none"), *off)
-    ]
+    assert [settings_in(text) for text in remedies] == [[one] for one in (*off, ("topologyManagerPolicy", "none"))]
+    assert all(len(one.evidence) == 1 for name in managers for one in found[f"kubelet.{name}"].findings)
+    node.kubelet_of.clear()
+    (node.kubelet_root / "config.yaml").unlink()
+    found = await verdicts(node)
+    unseen = [one for name in managers for one in found[f"kubelet.{name}"].findings]
+    assert [settings_in(one.remedy) for one in unseen] == [[one] for one in off]
+    assert all("or another NRI plugin" in one.what for one in unseen)
+
+
+async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
+    """Containers that are pinned all the same are pinned by another plugin, or started before the manager was off."""
+    node.status["kubeletPins"] = ["cpu"]
+    found = await verdicts(node)
+    (finding,) = found["kubelet.cpu-manager"].findings
+    assert "although the kubelet's CPU manager is none" in finding.what
+    assert "remove the other NRI plugin" in finding.remedy
+    assert found["kubelet.memory-manager"].result == "good"
 
 
 def test_no_page_and_no_message_names_another_word() -> None:
@@ -228,7 +248,7 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
     verb, group, resource, _ = right
     node.server.options.forbidden.add((verb, resource))
     found = await verdicts(node)
-    (finding,) = found[f"api.rights-{resource.replace('/', '-')}"].findings
+    (finding,) = found["api.rights"].findings
     assert finding.what.startswith(f"RBAC does not let the driver {verb} {resource}")
     assert f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]' in finding.remedy
     unread = [one for verdict in found.values() for one in verdict.findings if one.level is Level.UNKNOWN]
@@ -270,11 +290,11 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
     node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
-    ILLNESSES["kernel.partitions"](node)
+    ILLNESSES["kernel.release/partitions"](node)
     ILLNESSES["host.daemons"](node)
     found = await verdicts(node)
     (exclusivity,), (kernel,), (pooled,) = (
-        found[name].findings for name in ("driver.exclusivity", "kernel.partitions", "claims.kept-by-kernel")
+        found[name].findings for name in ("driver.exclusivity", "kernel.release", "claims.kept-by-kernel")
     )
     refused = mode == "partition"
     assert ("are refused" in exclusivity.what, "shared pool" in exclusivity.what) == (refused, not refused)
@@ -295,9 +315,9 @@ async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) 
 async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
     """Claims are watched only where the configuration makes pages of them."""
     node.server.options.forbidden.add(("watch", "resourceclaims"))
-    assert (await verdicts(node))["api.rights-resourceclaims"].result == "good"
+    assert (await verdicts(node))["api.rights"].result == "good"
     node.settings_of["hugepagesOnDemand"] = [{"numaNode": 0, "size": "2Mi", "pages": 1}]
-    (finding,) = (await verdicts(node))["api.rights-resourceclaims"].findings
+    (finding,) = (await verdicts(node))["api.rights"].findings
     assert "watch resourceclaims" in finding.what
 
 
@@ -311,9 +331,9 @@ async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> No
 
 def test_what_others_write_stays_in_its_line() -> None:
     """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
-    check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e")])
+    check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e", ["\r"])])
     shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
-    assert shown[1:4] == [r"PROBLEM  \x1b[2J. [a.b]", r"WHY      a\nb", r"REMEDY   \u202e"]
+    assert shown[1:5] == [r"PROBLEM  \x1b[2J. [a.b]", r"EVIDENCE \r", r"WHY      a\nb", r"REMEDY   \u202e"]
 
 
 async def test_a_fault_in_a_check_hides_no_other() -> None:
@@ -329,3 +349,52 @@ def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
     for command in ("doctor", "status"):
         assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
         assert "reservedCPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("release", "remedy"),
+    [
+        ("6.1.0", "boot Linux 6.7 or later"),
+        ("6.12.9", "the release has them: see kernel.delegated and kernel.kubepods"),
+    ],
+)
+async def test_a_new_kernel_is_no_remedy_for_a_kernel_that_is_new_enough(
+    release: str, remedy: str, node: AilingNode
+) -> None:
+    """Without the cpuset controller in a cgroup its files are missing there as well."""
+    node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
+    ILLNESSES["kernel.release/partitions"](node)
+    (finding,) = (await verdicts(node))["kernel.release"].findings
+    assert finding.remedy == f"{remedy}, or set hostSlices: true"
+
+
+async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -> None:
+    """Each is evidence of its own."""
+    node.server.options.forbidden |= {("get", "nodes"), ("create", "events")}
+    node.status |= {"requestTimeout": 0.5, "registrationTimeout": 1.0}
+    node.cri = {"enable_cdi": False}
+    node.nri["disable"] = True
+    found = await verdicts(node)
+    for name, number in (("runtime.timeouts", 2), ("runtime.settings", 3)):
+        (finding,) = found[name].findings
+        assert len(finding.evidence) == number
+    (finding,) = found["api.rights"].findings
+    assert 'apiGroups: [""], resources: [nodes]' in finding.remedy
+    assert 'apiGroups: ["events.k8s.io"], resources: [events]' in finding.remedy
+
+
+def test_long_evidence_is_cut_for_people_only() -> None:
+    """JSON has all of it."""
+    facts = [f"fact {number}" for number in range(30)]
+    check = Check("a.b", "Fine.", (), lambda: [problem("What.", "why", "remedy", facts)])
+    found = [Verdict(check, tuple(check.run(None)))]
+    assert "EVIDENCE and 10 more (-o json prints all)" in findings_text(found, "n")
+    assert report(found, "n")["checks"][0]["findings"][0]["evidence"] == facts
+
+
+def test_checks_that_one_source_leaves_open_are_counted() -> None:
+    """A capture leaves nearly all of them open."""
+    unread = Unread("why", "remedy")
+    verdicts_of = [Verdict(Check(f"a.b{number}", "Fine.", (), lambda: ()), (unknown(unread),)) for number in range(40)]
+    assert "UNKNOWN  40 checks: a.b0, " in (shown := findings_text(verdicts_of, "n"))
+    assert ", and 28 more\n" in shown

@@ -22,6 +22,7 @@ from numa_tools.doctor.kubelet_config import (
     misspelled,
     unarchived,
 )
+from numa_tools.doctor.model import Unread
 from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
 
 from tests.rigs import kubeadm
@@ -88,7 +89,7 @@ def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
     kubelet = kubelet_of_reading(Reading((Part("/c.yaml", {}), flags)), "")
     assert kubelet is not None
     check = next(one for one in CHECKS if one.id == "kubelet.cpu-manager")
-    found = next(iter(check.judge(kubelet)))
+    found = next(iter(check.judge(kubelet, Config(), Unread("", ""))))
     assert found.remedy.startswith("set --cpu-manager-policy in the unit kubelet.service to none, ")
 
 
@@ -211,7 +212,8 @@ def test_environment_files_are_read_as_systemd_reads_them() -> None:
 
 
 REMEDY = "ask"
-_CONFIG = Config()
+_CONFIG = Config(reserved_cpus=frozenset({0}))
+_NODE = {"status": {"capacity": {"cpu": "8", "memory": "8Gi"}, "allocatable": {"cpu": "7", "memory": "6Gi"}}}
 _READS = {
     "kubelet.cpu-manager",
     "kubelet.memory-manager",
@@ -229,7 +231,8 @@ def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
     found = {}
     for check in CHECKS:
         if "kubelet" in check.reads:
-            findings = list(check.judge(kubelet, *(config for name in check.reads if name == "config")))
+            facts = {"kubelet": kubelet, "config": config, "node": _NODE, "backend": Unread("", "")}
+            findings = list(check.judge(*(facts[name] for name in check.reads)))
             found[check.id] = findings[0].level.value if findings else "good"
     return found
 
@@ -240,10 +243,9 @@ def test_nothing_is_good_unless_all_was_seen() -> None:
     seen, unseen = results(Reading((part,))), results(Reading((part,), unseen="flags"))
     assert {seen[name] for name in _READS} == {"good"}
     assert {unseen[name] for name in _READS} == {"unknown"}
-    assert unseen["kubelet.counted-gate"] == "good", "it is not asked for"
     published = Config(publish_node_allocatable_resource_mapping=True)
-    assert results(Reading((part,), unseen="flags"), published)["kubelet.counted-gate"] == "unknown"
-    assert results(Reading((part,)), published)["kubelet.counted-gate"] == "note"
+    assert results(Reading((part,), unseen="flags"), published)["kubelet.gates"] == "unknown"
+    assert results(Reading((part,)), published)["kubelet.gates"] == "note"
 
 
 def test_a_setting_that_was_seen_is_judged_although_others_were_not() -> None:
@@ -277,7 +279,7 @@ def test_beta_gates_may_be_off_as_a_whole() -> None:
     assert results(Reading((Part("/a", {"featureGates": named}),)))["kubelet.gates"] == "good"
     published = Config(publish_node_allocatable_resource_mapping=True)
     part = Part("/a", {"featureGates": {"AllAlpha": True}})
-    assert results(Reading((part,)), published)["kubelet.counted-gate"] == "good"
+    assert results(Reading((part,)), published)["kubelet.gates"] == "good"
 
 
 def test_a_value_that_the_kubelet_refuses_leaves_the_rest_judged() -> None:

@@ -449,16 +449,22 @@ DOCTOR: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f"{ROOT}/cpu_manager_state": '{"policyName":"none"}',
             f"{ROOT}/memory_manager_state": '{"policyName":"Static"}',
         },
-        {"cpu-manager": "good", "memory-manager": "problem"},
+        {"cpu-manager": "good", "memory-manager": "problem", "reserved-cpus": "note"},
     ),
-    "everything": (COMPLETE["kubeadm"][0], dict.fromkeys(CHECKS, "good") | {"cpu-manager": "problem"}),
-    "nothing": ({}, {}),
+    "everything": (
+        COMPLETE["kubeadm"][0],
+        dict.fromkeys(CHECKS, "good") | {"cpu-manager": "problem", "reserved-cpus": "note"},
+    ),
+    "nothing": ({}, {"reserved-cpus": "note"}),
 }
 
 
 @pytest.mark.parametrize("name", DOCTOR)
 def test_the_doctor_calls_good_what_it_has_seen(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All other checks of the configuration are unknown; the archive of the node is judged alike."""
+    """All other checks of the configuration are unknown; the archive of the node is judged alike.
+
+    That the driver reserves no CPU is a note whatever was seen of the kubelet.
+    """
     files, wanted = DOCTOR[name]
     root, archive = written(write_tree(small_machine(), tmp_path / "host"), files), str(tmp_path / "a.tar.gz")
     (tmp_path / "config.yaml").write_text("{}")

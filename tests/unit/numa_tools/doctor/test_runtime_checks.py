@@ -9,6 +9,7 @@ import pytest
 from numa_node.runtimes.containerd import CRI_OF_1, NRI
 from numa_tools import cli
 from numa_tools.doctor.gather import gather
+from numa_tools.doctor.model import Level
 from numa_tools.doctor.table import Verdict, examine
 
 from tests.fakes.containerd_dump import dump
@@ -23,15 +24,8 @@ BOTH_ON = (
     f'[plugins."{NRI}"]\ndisable = false\n'
     f'[plugins."{CRI_OF_1}"]\nenable_cdi = true\ndisable_hugetlb_controller = false\n'
 )
-RUNTIME = (
-    "nri-enabled",
-    "nri-socket",
-    "cdi-enabled",
-    "cdi-directories",
-    "hugetlb",
-    "required-plugin",
-    "tolerated-pods",
-)
+RUNTIME = ("settings", "nri-socket", "required-plugin")
+NRI_OFF, CDI_OFF = "NRI is switched off", "CDI is switched off"
 
 
 @pytest.fixture
@@ -56,6 +50,13 @@ def texts(found: dict[str, Verdict]) -> str:
     )
 
 
+def judged(found: dict[str, Verdict], fact: str) -> str:
+    """What the check of the settings says of one of them."""
+    if any(fact in one.evidence for one in found["settings"].findings):
+        return "problem"
+    return "unknown" if any(one.level is Level.UNKNOWN for one in found["settings"].findings) else "good"
+
+
 def runs(node: AilingNode, version: str) -> None:
     """Lets the kubelet report a runtime, and the driver no drop-in of its own."""
     node.node["nodeInfo"]["containerRuntimeVersion"] = version
@@ -67,28 +68,28 @@ TIMEOUT = f'version = 2\n[plugins."{NRI}"]\nplugin_request_timeout = "5s"\n'
 
 
 @pytest.mark.parametrize(
-    ("drop_in", "version", "check", "result"),
+    ("drop_in", "version", "fact", "result"),
     [
-        (REGISTRY, "containerd://1.7.27", "cdi-enabled", "problem"),
-        (REGISTRY, "containerd://2.1.4", "cdi-enabled", "good"),
-        (REGISTRY, "", "cdi-enabled", "unknown"),
-        (TIMEOUT, "containerd://1.7.27", "nri-enabled", "problem"),
-        (TIMEOUT, "containerd://2.1.4", "nri-enabled", "good"),
-        (TIMEOUT, "", "nri-enabled", "unknown"),
-        (REGISTRY, "containerd://1.7.27", "nri-enabled", "good"),
-        (REGISTRY, "containerd://1.6.30", "nri-enabled", "unknown"),
-        (REGISTRY, "containerd://3.0.0", "nri-enabled", "unknown"),
+        (REGISTRY, "containerd://1.7.27", CDI_OFF, "problem"),
+        (REGISTRY, "containerd://2.1.4", CDI_OFF, "good"),
+        (REGISTRY, "", CDI_OFF, "unknown"),
+        (TIMEOUT, "containerd://1.7.27", NRI_OFF, "problem"),
+        (TIMEOUT, "containerd://2.1.4", NRI_OFF, "good"),
+        (TIMEOUT, "", NRI_OFF, "unknown"),
+        (REGISTRY, "containerd://1.7.27", NRI_OFF, "good"),
+        (REGISTRY, "containerd://1.6.30", NRI_OFF, "unknown"),
+        (REGISTRY, "containerd://3.0.0", NRI_OFF, "unknown"),
     ],
 )
 async def test_a_drop_in_has_the_effect_that_it_has_on_the_release(
-    drop_in: str, version: str, check: str, result: str, node: AilingNode
+    drop_in: str, version: str, fact: str, result: str, node: AilingNode
 ) -> None:
     """1.7 replaces the section of config.toml. Without a release, what depends on it is unknown."""
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
     node.host("/etc/containerd/conf.d/10-other.toml", drop_in)
     found = await verdicts(node)
-    assert found[check].result == result
+    assert judged(found, fact) == result
     if result == "unknown":
         assert "containerd config dump" in texts(found)
 
@@ -100,11 +101,11 @@ async def test_k3s_beside_docker_is_judged_by_its_own_file(version: str, node: A
     node.host(PLAIN, DOCKER)
     node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = false\n')
     found = await verdicts(node)
-    assert (found["nri-enabled"].result, found["cdi-enabled"].result) == ("good", "good")
+    assert (judged(found, NRI_OFF), judged(found, CDI_OFF)) == ("good", "good")
     node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = true\n')
     found = await verdicts(node)
-    assert found["nri-enabled"].result == "problem"
-    assert K3S in found["nri-enabled"].findings[0].what
+    assert judged(found, NRI_OFF) == "problem"
+    assert K3S in found["settings"].findings[0].what
 
 
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
@@ -117,10 +118,10 @@ async def test_cri_o_is_judged_by_its_own_files(version: str, docker: bool, node
         (node.root / PLAIN[1:]).unlink()
     node.host("/etc/crio/crio.conf.d/10-nri.conf", "[crio.nri]\nenable_nri = false\n")
     found = await verdicts(node)
-    assert found["nri-enabled"].result == "problem"
-    assert "CRI-O's configuration switches NRI off" in found["nri-enabled"].findings[0].what
-    assert found["cdi-enabled"].result == "good"
-    checked = {name: one for name, one in found.items() if name in ("nri-enabled", "cdi-enabled", "nri-socket")}
+    assert judged(found, NRI_OFF) == "problem"
+    assert "CRI-O's configuration lacks settings" in found["settings"].findings[0].what
+    assert judged(found, CDI_OFF) == "good"
+    checked = {name: one for name, one in found.items() if name in ("settings", "nri-socket")}
     assert "containerd" not in texts(checked)
 
 
@@ -147,13 +148,13 @@ async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tm
     document["plugins"][NRI]["disable"] = True
     given.write_text(toml_text(document))
     found = await verdicts(node, runtime_config=str(given))
-    assert found["nri-enabled"].result == "problem"
-    assert "the output of containerd config dump" in found["nri-enabled"].findings[0].what
+    assert judged(found, NRI_OFF) == "problem"
+    assert "the output of containerd config dump" in found["settings"].findings[0].what
 
 
 @pytest.mark.parametrize(
     ("key", "value", "check"),
-    [("disable_connections", True, "nri-enabled"), ("socket_path", "/run/other.sock", "nri-socket")],
+    [("disable_connections", True, "settings"), ("socket_path", "/run/other.sock", "nri-socket")],
 )
 async def test_plugins_that_connect_need_a_socket_that_accepts_them(
     key: str, value: Any, check: str, node: AilingNode

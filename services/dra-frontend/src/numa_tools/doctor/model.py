@@ -20,23 +20,26 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check says of a node. Each text is one sentence or two, without a line break."""
+    """One thing that is wrong with a node, with one remedy. Each text has no line break."""
 
     level: Level
     what: str
+    """The cause, one sentence or two."""
     why: str
     """Why it matters; of an UNKNOWN, why the check could not be made."""
     remedy: str
+    evidence: tuple[str, ...] = ()
+    """Facts that show the cause, where ``what`` does not contain them: one for each part of the node."""
 
 
-def problem(what: str, why: str, remedy: str) -> Finding:
+def problem(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:
     """Returns a finding that needs a person."""
-    return Finding(Level.PROBLEM, what, why, remedy)
+    return Finding(Level.PROBLEM, what, why, remedy, tuple(evidence))
 
 
-def note(what: str, why: str, remedy: str) -> Finding:
+def note(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:
     """Returns a finding that is good to know."""
-    return Finding(Level.NOTE, what, why, remedy)
+    return Finding(Level.NOTE, what, why, remedy, tuple(evidence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,10 @@ class Check:
     rule: str
     """What holds on a good node, as a sentence."""
     reads: tuple[str, ...]
-    """Fields of Facts that must have been read; they are the arguments of ``judge``."""
+    """Fields of Facts that must have been read; they are the first arguments of ``judge``."""
     judge: Callable[..., Iterable[Finding]]
+    also: tuple[str, ...] = ()
+    """Fields of Facts that add evidence; they are the last arguments of ``judge``, and each may be an Unread."""
     always: bool = False
     """Whether ``judge`` is also given an Unread: what could not be read is what it judges."""
 
@@ -87,7 +92,8 @@ class Check:
         for source in sources:
             if isinstance(source, Unread) and not self.always:
                 return [unknown(source)]
+        more = [getattr(facts, name) for name in self.also]
         try:
-            return list(self.judge(*sources))
+            return list(self.judge(*sources, *more))
         except Exception as error:  # noqa: BLE001 - a fault in one check must not hide what the others find
             return [Finding(Level.UNKNOWN, "", f"the check itself failed: {error!r}", "report this bug")]

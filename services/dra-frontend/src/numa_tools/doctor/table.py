@@ -50,7 +50,13 @@ def report(verdicts: list[Verdict], node_name: str) -> dict[str, Any]:
                 "rule": verdict.check.rule,
                 "result": verdict.result,
                 "findings": [
-                    {"level": one.level.value, "what": one.what, "why": one.why, "remedy": one.remedy}
+                    {
+                        "level": one.level.value,
+                        "what": one.what,
+                        "evidence": list(one.evidence),
+                        "why": one.why,
+                        "remedy": one.remedy,
+                    }
                     for one in verdict.findings
                 ],
             }

@@ -3,15 +3,19 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from numa_contract.errors import printable
 
 from numa_tools.doctor.model import Check, Finding, Level
 from numa_tools.doctor.table import Verdict
 
+_MOST_EVIDENCE: Final = 20
+_MOST_NAMES: Final = 12
+
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
-    """Returns the findings for a person: three lines each, and one line that counts them."""
+    """Returns the findings for a person: three lines each, one more for each fact, and one line that counts them."""
     lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
     return "\n".join(map(printable, lines))
 
@@ -33,6 +37,9 @@ def _findings(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def _lines(name: str, finding: Finding) -> Iterator[str]:
     yield f"{finding.level.value.upper():<9}{finding.what} [{name}]"
+    yield from (f"{'EVIDENCE':<9}{fact}" for fact in finding.evidence[:_MOST_EVIDENCE])
+    if len(finding.evidence) > _MOST_EVIDENCE:
+        yield f"{'EVIDENCE':<9}and {len(finding.evidence) - _MOST_EVIDENCE} more (-o json prints all)"
     yield f"{'WHY':<9}{finding.why}"
     yield f"{'REMEDY':<9}{finding.remedy}"
     yield ""
@@ -48,10 +55,19 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
     if sources:
         yield "== not checked"
     for (why, remedy), names in sources.items():
-        yield f"{'UNKNOWN':<9}{', '.join(names)}"
+        yield f"{'UNKNOWN':<9}{_counted(names)}"
         yield f"{'WHY':<9}{why}"
         yield f"{'REMEDY':<9}{remedy}"
         yield ""
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Returns the names of checks that were not made for one reason, with their number if there are several."""
+    if len(names) == 1:
+        return names[0]
+    left_out = len(names) - _MOST_NAMES
+    more = f", and {left_out} more" if left_out > 0 else ""
+    return f"{len(names)} checks: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _summary(verdicts: Sequence[Verdict], node_name: str) -> str:

@@ -11,16 +11,23 @@ from dra_frontend.devices.model import MemoryDevice
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import memory_device_name
+from numa_contract.names import cdi_file_name, memory_device_name, parse_cdi_file_name
+from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
 from numa_tools.doctor.causes import cause_of
 from numa_tools.doctor.facts import Claims, Document, Service
-from numa_tools.doctor.model import Check, Finding, note, problem
+from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MOST_SHOWN: Final = 20
-_READ: Final = "do what the message asks for; if it asks for nothing, see the log of the container backend"
+_ALLOCATE: Final = "allocate the hugepages again with dra-frontend provision, docs/memory.md"
+_ONLINE: Final = "bring the memory online again (/sys/devices/system/memory)"
+_COLUMNS: Final = (
+    "custom-columns=NAMESPACE:.metadata.namespace,CLAIM:.metadata.name,UID:.metadata.uid,"
+    "PODS:.status.reservedFor[*].name"
+)
+_READ: Final = "change what the message names; see the log of the container backend: kubectl logs POD -c backend"
 
 
 def _name(record: AllocationRecord) -> str:
@@ -37,50 +44,74 @@ def _running(service: Service) -> list[ContainerReport]:
 
 def _readable(claims: Claims) -> Iterator[Finding]:
     for name, text in list(claims.problems.items())[:_MOST_SHOWN]:
+        if not name:
+            remedy = "mount the node's cdiDir into the driver's pod (the chart's volume cdi), or correct cdiDir"
+            yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
+            continue
+        why = "the CPUs and the memory in it stay held, and the pod of the claim cannot be started again"
+        remedy = f"delete the pod of the claim: {_find(name)}; a copy of the file is in quarantine/ of runDir"
+        yield problem(f"The claim file {name} cannot be used: {text}.", why, remedy)
+
+
+def _find(file: str) -> str:
+    """Returns the command that finds the claim of a file and its pods."""
+    identity = parse_cdi_file_name(file)
+    return f"kubectl get resourceclaims -A -o '{_COLUMNS}' | grep {identity[1]}" if identity else f"see {file}"
+
+
+def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
+    for one, other in Ledger(claims.files).overlaps():
+        both = format_cpu_list(one.cpus_of() & other.cpus_of())
         yield problem(
-            f"A claim file cannot be used: {text}.",
-            "what it holds stays held, and its pod cannot be started again",
-            f"delete its pod; a copy of {name or 'it'} is in quarantine/ of the run directory",
+            f"{_name(one)} and {_name(other)} both hold CPUs {both}.",
+            "two containers were promised to be alone on them",
+            f"delete one of the pods: {_pods(one)} or {_pods(other)}",
         )
-
-
-def _quarantined(service: Service, claims: Claims) -> Iterator[Finding]:
+    if isinstance(service, Unread):
+        yield unknown(service)
+        return
+    named = {cdi_file_name(record.driver, record.claim.uid): record for record in service.records}
     for name, text in list(service.quarantine.items())[:_MOST_SHOWN]:
         if name not in claims.problems:
-            why = "the record was taken out and is made anew; one of two pods has CPUs of the other"
-            yield problem(f"{name} is in quarantine: {text}.", why, "delete the pod that is named")
+            record = named.get(name)
+            yield problem(
+                f"The record in {name} was taken out of use: {text}.",
+                "it contradicted the record of another claim, and is rebuilt; a container of it may run on CPUs of the "
+                "other claim",
+                f"delete the pod {_pods(record)}" if record else f"delete the pod of the claim: {_find(name)}",
+            )
+
+
+def _pods(record: AllocationRecord) -> str:
+    """Returns the pods of a claim, for a remedy."""
+    names = [f"{record.claim.namespace}/{one.name}" for one in record.reserved_for[:_MOST_SHOWN]]
+    return ", ".join(names) or f"of claim {_name(record)}"
 
 
 def _attached(claims: Claims) -> Iterator[Finding]:
     if claims.detached:
         yield problem(
             "The CDI directory was replaced on the node; what is mounted here is the former one.",
-            "claim files that are written now are seen by nobody",
+            "the runtime does not see claim files that are written now",
             "the containers restart by themselves to mount the new one; delete the pod if they do not",
         )
-
-
-def _apart(claims: Claims) -> Iterator[Finding]:
-    for one, other in Ledger(claims.files).overlaps():
-        both = format_cpu_list(one.cpus_of() & other.cpus_of())
-        why = "two containers were promised to be alone on them"
-        yield problem(f"{_name(one)} and {_name(other)} both hold CPUs {both}.", why, "delete one of the pods")
 
 
 def _beyond_reserves(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if both := record.cpus_of() & machine.reserved_cpus:
             why = "reservedCPUs was changed after the claim was prepared; the system has these CPUs less"
-            remedy = "delete the pod: its next claim is prepared by the present configuration"
+            remedy = f"delete the pod {_pods(record)}: its next claim is prepared by the present configuration"
             yield problem(f"{_name(record)} holds reserved CPUs {format_cpu_list(both)}.", why, remedy)
 
 
 def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if gone := record.cpus_of() - machine.machine.online:
-            why = "its containers run on what is left, or not at all"
             yield problem(
-                f"{_name(record)} holds CPUs {format_cpu_list(gone)}, which are offline.", why, "take them online"
+                f"{_name(record)} holds CPUs {format_cpu_list(gone)}, which are offline.",
+                "its containers run on what is left, or not at all",
+                "take them online: echo 1 > /sys/devices/system/cpu/cpuN/online for each",
             )
 
 
@@ -90,9 +121,13 @@ def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     amounts |= {one.name: one.amount for one in _memory_devices(machine) if one.hugepages}
     for name, size in Ledger(claims.files).claimed_bytes().items():
         if size > amounts.get(name, 0):
-            why = "a claim may find less than it was promised: a hugepage that is not there is a killed process"
-            what = f"Claims hold {size >> 20} MiB of {name}, which has {amounts.get(name, 0) >> 20} MiB."
-            yield problem(what, why, "allocate hugepages again (dra-frontend provision), or delete a pod")
+            held, there = (format_quantity(one, binary=True) for one in (size, amounts.get(name, 0)))
+            huge = name.startswith("hugepages-")
+            yield problem(
+                f"Claims hold {held} of {name}, which has {there}.",
+                "a claim may find less than it was promised: a hugepage that is not there is a killed process",
+                f"{_ALLOCATE if huge else _ONLINE}, or delete a pod with a claim of it",
+            )
 
 
 def _memory_devices(machine: Inventory) -> list[MemoryDevice]:
@@ -106,8 +141,8 @@ def _used(service: Service) -> Iterator[Finding]:
         names = ", ".join(sorted({_name(record) for record in idle})[:_MOST_SHOWN])
         yield note(
             f"No container runs of claims that are prepared: {names}.",
-            "what they hold is in use by nobody; a pod that is just starting, or crashing, looks the same",
-            "see the Events of their pods",
+            "their CPUs and memory are held and not used; a pod that is just starting, or crashing, looks the same",
+            "see the Events of their pods: kubectl describe pod",
         )
 
 
@@ -117,8 +152,9 @@ def _recorded(service: Service) -> Iterator[Finding]:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MOST_SHOWN])
             yield problem(
                 f"{_pod(one)} names claims without a record: {uids}.",
-                "what it was given is not known for certain; no new claim gets CPUs until it is",
-                "the record is rebuilt from the API server; if that lasts, delete the pod",
+                "its allocation is not known for certain; no new claim gets CPUs until it is",
+                f"wait: the record is rebuilt from the API server; if that lasts, delete pod {one.pod_namespace}/"
+                f"{one.pod_name}",
             )
 
 
@@ -151,7 +187,7 @@ def _quality(service: Service) -> Iterator[Finding]:
 def _kills(service: Service) -> Iterator[Finding]:
     for one in service.containers:
         if one.memory_kills:
-            what = f"The kernel killed {one.memory_kills} processes of {_pod(one)} for want of memory."
+            what = f"The kernel killed {one.memory_kills} processes of {_pod(one)} because they were out of memory."
             yield note(
                 what, "its memory claim, or limit, was too small for it", "claim more; see the Events of the pod"
             )
@@ -164,7 +200,7 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
         entitled = entitled_cpus(one, ledger)
         if entitled and (foreign := one.cpus - entitled):
             strange = format_cpu_list(foreign)
-            why = "it disturbs whoever has them; the audit should have put that right within seconds"
+            why = "it disturbs the container that claimed them; the audit should have moved it within seconds"
             yield problem(
                 f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.", why, "see driver.enforced"
             )
@@ -173,18 +209,15 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
 def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
-            why = "nobody can use it any more, and what it holds is given to nobody else"
+            why = "no pod can use it any more, and its CPUs and memory are still held"
             remedy = "wait: it is released once its containers have ended; else see the log of the container frontend"
             yield problem(f"{_name(record)} ({record.claim.uid}) is gone from the API server.", why, remedy)
 
 
 CHECKS: Final = (
     Check("claims.readable", "Each claim file can be used.", ("claims",), _readable),
-    Check(
-        "claims.quarantine", "No record was taken out for contradicting another.", ("service", "claims"), _quarantined
-    ),
     Check("claims.directory", "The CDI directory is the one that the runtime sees.", ("claims",), _attached),
-    Check("claims.apart", "No CPU is in two claims.", ("claims",), _apart),
+    Check("claims.apart", "No CPU is in two claims, or was until now.", ("claims",), _apart, also=("service",)),
     Check("claims.reserves", "No claim holds a reserved CPU.", ("claims", "machine"), _beyond_reserves),
     Check("claims.online", "Claimed CPUs are online.", ("claims", "machine"), _online),
     Check("claims.memory", "Claims hold no more memory than there is.", ("claims", "machine"), _memory_there),

@@ -12,7 +12,7 @@ from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, memory_class_name
 
 from numa_tools.doctor.facts import Document, Right, Service, Trial
-from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
+from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
 _MOST_SECONDS: Final = 30.0
@@ -40,43 +40,49 @@ def _release(server: str) -> Iterator[Finding]:
 def _served(slices: object) -> Iterator[Finding]:
     if isinstance(slices, Unread) and "is resource.k8s.io/v1 served?" in slices.why:
         why = "devices cannot be published and claims cannot be read"
-        yield problem("The API server does not serve resource.k8s.io/v1.", why, "take it out of --runtime-config")
+        remedy = "take resource.k8s.io/v1=false out of --runtime-config of the API server"
+        yield problem("The API server does not serve resource.k8s.io/v1.", why, remedy)
     elif isinstance(slices, Unread):
         yield unknown(slices)
 
 
-def _consumable(trial: Trial) -> Iterator[Finding]:
-    if any(path.rpartition(".")[2] in gates.SHARING_FIELDS for path in trial.dropped):
+def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
+    lost = _gates_off(trial)
+    if gates.SHARING in lost:
         yield problem(
-            f"The API server drops what lets several claims share a device (feature gate {gates.SHARING}).",
+            f"The API server drops the fields that let several claims share a device (feature gate {gates.SHARING}).",
             "each device would be given away whole, so nothing is published",
             f"{_ON}; it is on by default from Kubernetes 1.36",
         )
-
-
-def _taints(trial: Trial) -> Iterator[Finding]:
-    if any(f".{gates.TAINTS_FIELD}" in path for path in trial.dropped):
+    if gates.TAINTS in lost:
         why = "a device of which claims hold more than the machine has left still looks free to the scheduler"
         yield note(f"The API server drops taints of devices (feature gate {gates.TAINTS}).", why, _ON)
-
-
-def _mapping(trial: Trial, config: Config) -> Iterator[Finding]:
-    lost = gates.COUNTING in trial.refused or any(gates.ALLOCATABLE in one for one in trial.dropped)
-    if config.publish_node_allocatable_resource_mapping and lost:
+    if gates.COUNTING in lost and config.publish_node_allocatable_resource_mapping:
         yield problem(
-            "The API server does not take what publishNodeAllocatableResourceMapping publishes.",
-            "claims do not count against the node, though the configuration wants it",
-            f"{gates.COUNTING} (Kubernetes 1.37): {_ON}; or set the key to false",
+            "The API server does not accept what publishNodeAllocatableResourceMapping adds to devices (feature gate "
+            f"{gates.COUNTING}).",
+            "claims do not count against the node, though the configuration asks for it",
+            f"{_ON}, from Kubernetes 1.37 on; or set publishNodeAllocatableResourceMapping: false",
         )
-
-
-def _lists(trial: Trial) -> Iterator[Finding]:
-    if gates.LISTS in trial.refused:
+    if gates.LISTS in lost:
         yield problem(
             f"The API server refuses list attributes (feature gate {gates.LISTS}).",
             "devices are published without the PCIe roots that exposePCIeRoots asks for",
             f"{_ON}, or set exposePCIeRoots: false",
         )
+
+
+def _gates_off(trial: Trial) -> set[str]:
+    """Returns the feature gates whose fields the server has dropped or refused."""
+    lost = set(trial.refused)
+    for path in trial.dropped:
+        if path.rpartition(".")[2] in gates.SHARING_FIELDS:
+            lost.add(gates.SHARING)
+        if f".{gates.TAINTS_FIELD}" in path:
+            lost.add(gates.TAINTS)
+        if gates.ALLOCATABLE in path:
+            lost.add(gates.COUNTING)
+    return lost
 
 
 def _clock(trial: Trial) -> Iterator[Finding]:
@@ -109,27 +115,67 @@ def _node(node: object, server: object) -> Iterator[Finding]:
         yield unknown(server)
     elif isinstance(node, Unread):
         why = "slices belong to the Node object, and are deleted with it"
-        yield problem(f"The Node object cannot be read: {node.why}.", why, "set NODE_NAME, or hostnameOverride")
+        remedy = "set NODE_NAME, or hostnameOverride in driverConfig, to the name of the Node"
+        yield problem(f"The Node object cannot be read: {node.why}.", why, remedy)
 
 
-def _may(resource: str, why: str) -> Check:
-    """Returns the check of all rights to one kind of object."""
-
-    def judge(rights: Mapping[Right, bool]) -> Iterator[Finding]:
-        missing = [right for right, granted in rights.items() if right[2] == resource and not granted]
-        if missing:
-            names = ", ".join(sorted({name for *_, name in missing if name}))
-            verbs = ", ".join(dict.fromkeys(verb for verb, *_ in missing))
-            groups = ", ".join(dict.fromkeys(group for _, group, *_ in missing))
-            remedy = f'{_GRANT}: apiGroups: ["{groups}"], resources: [{resource}], verbs: [{verbs}]'
-            rule = f"RBAC does not let the driver {verbs} {resource}{f' ({names})' if names else ''}."
-            yield problem(rule, why, remedy)
-
-    name = resource.replace("/", "-")
-    return Check(f"api.rights-{name}", f"RBAC grants what is done with {resource}.", ("rights",), judge)
+_EFFECTS: Final = {
+    "resourceslices": "devices are not published, or not kept right",
+    "resourceclaims": "no claim can be prepared",
+    "resourceclaims/status": "status.devices of claims stay empty",
+    "resourceclaims/driver": "status.devices of claims stay empty from Kubernetes 1.36 on",
+    "nodes": "slices cannot be given to their Node, so none is written",
+    "deviceclasses": "explain and doctor cannot tell which classes there are",
+    "events": "pods and node get no Events of the driver",
+}
+"""By resource, the effect of a right that is missing."""
 
 
-def _published(slices: tuple[Document, ...], service: Service) -> Iterator[Finding]:
+def _rights(rights: Mapping[Right, bool]) -> Iterator[Finding]:
+    missing: dict[tuple[str, str], list[Right]] = {}
+    for right, granted in rights.items():
+        if not granted:
+            missing.setdefault(right[1:3], []).append(right)
+    if missing:
+        denied = [f"{_verbs(found)} {resource}{_names(found)}" for (_, resource), found in missing.items()]
+        rules = [
+            f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{_verbs(found)}]'
+            for (group, resource), found in missing.items()
+        ]
+        yield problem(
+            f"RBAC does not let the driver {'; '.join(denied)}.",
+            "; ".join(dict.fromkeys(_EFFECTS[resource] for _, resource in missing)),
+            f"{_GRANT}: {'; '.join(rules)}",
+        )
+
+
+def _verbs(rights: list[Right]) -> str:
+    return ", ".join(dict.fromkeys(verb for verb, *_ in rights))
+
+
+def _names(rights: list[Right]) -> str:
+    names = ", ".join(sorted({name for *_, name in rights if name}))
+    return f" ({names})" if names else ""
+
+
+def _published(slices: tuple[Document, ...], service: Service | Unread) -> Iterator[Finding]:
+    evidence = [*_unlike(slices, known(service)), *_incomplete(slices)]
+    if evidence:
+        yield problem(
+            "The ResourceSlices of this node are not those that the driver writes.",
+            "the scheduler sees other devices than the driver offers, and uses none of a pool that is not whole",
+            "see driver.ready: the driver writes its slices again within a minute; if they change again, find the "
+            "other writer: kubectl get resourceslices -o yaml --show-managed-fields",
+            evidence,
+        )
+    elif isinstance(service, Unread):
+        yield unknown(service)
+
+
+def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
+    """Yields the devices that slices lack, or still have."""
+    if service is None:
+        return
     served = {
         (one["spec"].get("driver"), one["spec"]["pool"]["name"], device.get("name"))
         for one in slices
@@ -138,14 +184,11 @@ def _published(slices: tuple[Document, ...], service: Service) -> Iterator[Findi
     ours = {(one.get("driver"), one.get("pool"), one.get("name")) for one in service.devices}
     for what, found in (("lack", ours - served), ("still have", served - ours)):
         if found:
-            yield problem(
-                f"The ResourceSlices {what} {', '.join(sorted(str(name) for *_, name in found))}.",
-                "the scheduler sees other devices than the driver offers",
-                "see driver.ready and the log of the container frontend; slices are written again within a minute",
-            )
+            yield f"the slices {what} {', '.join(sorted({str(name) for *_, name in found}))}"
 
 
-def _whole(slices: tuple[Document, ...]) -> Iterator[Finding]:
+def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
+    """Yields the pools of which not all slices of the newest generation are there, or older ones are."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for one in slices:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])
@@ -153,11 +196,8 @@ def _whole(slices: tuple[Document, ...]) -> Iterator[Finding]:
         newest = max(header.get("generation") or 0 for header in headers)
         there = [header for header in headers if (header.get("generation") or 0) == newest]
         if len(there) != there[0].get("resourceSliceCount") or len(there) < len(headers):
-            yield problem(
-                f"Pool {name} of {driver} has {len(headers)} slices, {len(there)} of them of generation {newest}.",
-                "the scheduler uses no device of a pool that is not whole",
-                "see driver.ready; who else writes ResourceSlices of this node?",
-            )
+            count = f"{len(there)} slices of generation {newest} and {len(headers) - len(there)} older ones"
+            yield f"pool {name} of {driver} has {count}, its resourceSliceCount is {there[0].get('resourceSliceCount')}"
 
 
 def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
@@ -171,7 +211,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
         yield problem(
             f"Slices {', '.join(strange)} do not belong to the Node object that there is.",
             "the garbage collector deletes slices of a Node that is gone",
-            "delete them: the driver writes them again, with the present owner",
+            f"kubectl delete resourceslice {' '.join(strange)}: the driver writes them again, with the present owner",
         )
 
 
@@ -180,20 +220,16 @@ CHECKS: Final = (
     Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
     Check("api.node", "There is a Node object of this name.", ("node", "server"), _node, always=True),
     Check("api.release", "The API server is of Kubernetes 1.34 or later.", ("server",), _release),
-    Check("api.consumable-capacity", "It keeps the fields that let claims share a device.", ("trial",), _consumable),
-    Check("api.taints", "It keeps taints of devices.", ("trial",), _taints),
-    Check("api.mapping", "It keeps what publishNodeAllocatableResourceMapping adds.", ("trial", "config"), _mapping),
-    Check("api.list-attributes", "It takes what exposePCIeRoots adds.", ("trial",), _lists),
+    Check("api.gates", "It keeps every field that the driver publishes.", ("trial", "config"), _gates),
     Check("api.clock", f"Its clock is within {_MOST_SECONDS:.0f} s of this node's.", ("trial",), _clock),
     Check("api.classes", "There is a DeviceClass for each kind of device.", ("classes", "machine"), _classes),
-    _may("resourceslices", "devices are not published, or not kept right"),
-    _may("resourceclaims", "no claim can be prepared"),
-    _may("resourceclaims/status", "status.devices of claims stay empty"),
-    _may("resourceclaims/driver", "status.devices of claims stay empty from Kubernetes 1.36 on"),
-    _may("nodes", "slices cannot be given to their Node, so none is written"),
-    _may("deviceclasses", "explain and doctor cannot tell which classes there are"),
-    _may("events", "pods and node get no Events of the driver"),
-    Check("api.slices", "The slices have the devices that the driver offers.", ("slices", "service"), _published),
-    Check("api.pools", "Each pool of slices is whole.", ("slices",), _whole),
+    Check("api.rights", "RBAC grants the driver all that it does.", ("rights",), _rights),
+    Check(
+        "api.slices",
+        "The slices have the devices that the driver offers, and each pool is whole.",
+        ("slices",),
+        _published,
+        also=("service",),
+    ),
     Check("api.owner", "The slices belong to this Node object.", ("slices", "node"), _owned),
 )

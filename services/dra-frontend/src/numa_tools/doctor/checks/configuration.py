@@ -6,7 +6,19 @@ from typing import Final
 
 from dra_frontend.devices.inventory import Inventory
 
-from numa_tools.doctor.model import Check, Finding, Unread, note, problem
+from numa_tools.doctor.model import Check, Finding, Unread, problem
+
+_REMEDIES: Final = (
+    (("is offline", "is not present", "is not there"), "bring it online, or take it out of the setting"),
+    (("left for claims",), "reserve less of it: reservedCPUs, minSharedCPUs, reservedMemory in driverConfig"),
+    (
+        ("told apart by their ids", "have no L3 cache here", "are not known"),
+        "update the firmware or the hypervisor of the machine, or replace the files that are named by sysfsOverlay",
+    ),
+    (("this kernel has no hugepages",), "take this size out of reservedMemory, or boot a kernel that has it"),
+)
+"""Remedy by words of a warning of the inventory; the first row counts."""
+_OTHER: Final = "correct the setting that is named, in driverConfig of the chart; docs/configuration.md"
 
 
 def _machine(machine: object) -> Iterator[Finding]:
@@ -16,37 +28,17 @@ def _machine(machine: object) -> Iterator[Finding]:
 
 def _fits(machine: Inventory) -> Iterator[Finding]:
     for driver, text in machine.refused.items():
-        yield problem(
-            f"{driver} offers nothing: {text}.", "the setting can never be right on this machine", "correct it"
-        )
-
-
-def _present(machine: Inventory) -> Iterator[Finding]:
+        why = "the setting can never be right on this machine, so the driver offers nothing rather than too much"
+        yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
     for text in machine.warnings:
-        yield problem(
-            f"The machine does not fit the configuration: {text}.",
-            "less is offered or reserved than is meant",
-            "bring online what is missing, or correct the setting",
-        )
-
-
-def _offers(machine: Inventory) -> Iterator[Finding]:
-    for pool in machine.pools[:2]:
-        if not pool.devices and pool.driver not in machine.refused:
-            why = "reserves and withheld CPUs or memory leave nothing for claims"
-            yield problem(f"Pool {pool.name} of {pool.driver} has no device.", why, "reserve less")
-
-
-def _reserves(machine: Inventory) -> Iterator[Finding]:
-    if not machine.reserved_cpus:
-        why = "kubelet, runtime and daemons run on whatever claims leave over, one CPU at least (minSharedCPUs)"
-        yield note("No CPU is reserved for the system.", why, "set reservedCPUs to the kubelet's reservedSystemCPUs")
+        remedy = next((one for words, one in _REMEDIES if any(word in text for word in words)), _OTHER)
+        why = "less is offered or reserved than the configuration asks for"
+        yield problem(f"The machine does not fit the configuration: {text}.", why, remedy)
 
 
 CHECKS: Final = (
     Check("config.machine", "The machine can be read.", ("machine",), _machine, always=True),
-    Check("config.fits", "The configuration can be right on this machine.", ("machine",), _fits),
-    Check("config.present", "What it names is present and online.", ("machine",), _present),
-    Check("config.offers", "Something is left for claims.", ("machine",), _offers),
-    Check("config.reserves", "CPUs are reserved for the system.", ("machine",), _reserves),
+    Check(
+        "config.fits", "The machine has what the configuration names, and claims get a part of it.", ("machine",), _fits
+    ),
 )

@@ -9,7 +9,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import kubernetes_page_size
 
 from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Service, Space
-from numa_tools.doctor.model import Check, Finding, note, problem
+from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _LEAST_BYTES: Final = 16 << 20
 """The journal has a quarter of a MiB, a record some KiB, the quarantine at most as much as this."""
@@ -35,74 +35,84 @@ def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]
 
 def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service)
-    remedy = "boot Linux 6.7 or later, so that the kernel keeps them; or set hostSlices: true"
+    remedy = "boot Linux 6.7 or later, so that the kernel keeps them off; or set hostSlices: true"
+    if cgroups.partitions:
+        remedy = "see claims.kept-by-kernel and driver.exclusivity; or set hostSlices: true"
     if config.host_slices:
         remedy = "hostSlices: true should have moved them within 5 s: see driver.backend-problems and driver.enforced"
-    for name, cpus in cgroups.slices.items():
-        if both := cpus & ours:
-            yield problem(
-                f"Host processes of {name} may run on claimed CPUs {format_cpu_list(both)}.",
-                "the container that claimed them is not alone",
-                remedy,
-            )
+    found = {name: both for name, cpus in cgroups.slices.items() if (both := cpus & ours)}
+    if found:
+        yield problem(
+            f"Host processes may run on claimed CPUs {format_cpu_list(frozenset().union(*found.values()))}.",
+            "the containers that claimed them are not alone",
+            remedy,
+            [f"{name} may use CPUs {format_cpu_list(cpus)} of them" for name, cpus in found.items()],
+        )
 
 
 def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service, without_kept=True)
     there = [number for number, cpus in kernel.interrupts.items() if cpus & ours]
+    # With irqs: leave the kernel's workers are left where they are, as interrupts are.
+    workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
+    evidence = []
     if there:
         numbers = ", ".join(map(str, there[:_MOST_SHOWN])) + (", ..." if len(there) > _MOST_SHOWN else "")
-        why = "irqs is leave" if config.irqs == "leave" else "managed ones cannot be moved, others are within 30 s"
+        evidence.append(f"{len(there)} interrupts of devices arrive there: {numbers}")
+    if workers:
+        evidence.append(f"unbound kernel workers may run on CPUs {format_cpu_list(workers)}")
+    if evidence:
         yield note(
-            f"{len(there)} interrupts of devices arrive on claimed CPUs ({numbers}).",
-            f"each holds up the program that claimed the CPU; {why}",
-            "set irqs: move; for managed ones boot with isolcpus=managed_irq,LIST: docs/exclusive.md",
+            "The kernel works for others on claimed CPUs.",
+            "each interrupt and each worker holds up the program that claimed the CPU",
+            _remedy(config, managed=not workers),
+            evidence,
         )
 
 
-def _workers(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
-    both = kernel.workqueues & _own_cpus(service)
-    if both and config.irqs == "move":
-        why = "work of the kernel for others runs beside the program that claimed them"
-        what = f"Unbound kernel workers may run on claimed CPUs {format_cpu_list(both)}."
-        yield note(what, why, "set hostInterrupts.mount: true in the chart, so that the backend can move them")
+def _remedy(config: Config, *, managed: bool) -> str:
+    """Returns what keeps the kernel's work off; ``managed`` if the backend can move what may be moved."""
+    if config.irqs == "leave":
+        return "set irqs: move in driverConfig"
+    if managed:
+        return (
+            "the backend moves interrupts within 30 s if hostInterrupts.mount is true in the chart, except managed "
+            "ones: for these boot with isolcpus=managed_irq,LIST, docs/exclusive.md"
+        )
+    return "set hostInterrupts.mount: true in the chart, so that the backend can move them; see driver.backend-problems"
 
 
 def _hugepages(cgroups: Cgroups) -> Iterator[Finding]:
-    for (numa_node, size), pages in (cgroups.host_pages or {}).items():
-        if pages:
-            yield note(
-                f"{pages} hugepages of {kubernetes_page_size(size)} on NUMA node {numa_node} are in use by no pod.",
-                "a process of the host holds them; they are left out of what claims may get",
-                "look for it: grep -l huge /proc/*/numa_maps; allocate more (dra-frontend provision) if it needs them",
-            )
-
-
-def _hugepages_told(cgroups: Cgroups) -> Iterator[Finding]:
-    if cgroups.controllers is not None and cgroups.host_pages is None:
+    held = {key: pages for key, pages in (cgroups.host_pages or {}).items() if pages}
+    if held:
         yield note(
-            "The kernel does not say how many hugepages pods use.",
-            "hugepages that processes of the host hold count as free, and claims may be promised them",
-            "boot Linux 5.17 or later with the controller hugetlb",
+            "Processes of the host hold hugepages.",
+            "these pages are left out of the devices that claims may get",
+            "look for them: grep -l huge /proc/*/numa_maps; if they need the pages, allocate more for claims with "
+            "dra-frontend provision, docs/memory.md",
+            [f"{pages} of {kubernetes_page_size(size)} on NUMA node {node}" for (node, size), pages in held.items()],
         )
 
 
-def _room(space: Space, what: str) -> Iterator[Finding]:
+def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iterator[Finding]:
+    seen = [one for one in (run_directory, claims) if not isinstance(one, Unread)]
+    evidence = dict.fromkeys(fact for one in seen for fact in _full(one.space))
+    if evidence:
+        yield problem(
+            "There is no room in a file system that the driver writes to.",
+            "claim files, journal, sockets and enforcement records cannot be written, so no claim is prepared",
+            "remove what fills it, often /run: df -h, df -i, du -x",
+            evidence,
+        )
+    else:
+        yield from (unknown(one) for one in (run_directory, claims) if isinstance(one, Unread))
+
+
+def _full(space: Space) -> Iterator[str]:
     if space.free_bytes < _LEAST_BYTES:
-        left = f"{space.free_bytes >> 10} KiB are left for {space.path}."
-        yield problem(left, what, "remove what fills the file system, often /run: df -h, du -x")
+        yield f"{space.free_bytes >> 10} KiB are left for {space.path}"
     if space.free_files is not None and space.free_files < _LEAST_FILES:
-        left = f"{space.free_files} files can still be made in the file system of {space.path}."
-        yield problem(left, what, "remove files that nobody needs: df -i")
-
-
-def _run_space(run_directory: RunDirectory) -> Iterator[Finding]:
-    what = "journal, sockets and enforcement records cannot be written on a full file system"
-    yield from _room(run_directory.space, what)
-
-
-def _cdi_space(claims: Claims) -> Iterator[Finding]:
-    yield from _room(claims.space, "no claim is prepared where its file cannot be written")
+        yield f"{space.free_files} files can still be created in the file system of {space.path}"
 
 
 def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
@@ -111,7 +121,7 @@ def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
         yield problem(
             f"A process of this container may have {hard} files open at most.",
             "the services raise their own limit to the hard one; with fewer they fail on a busy node",
-            "raise LimitNOFILE of the container runtime's unit",
+            f"set LimitNOFILE of the container runtime's unit to {_LEAST_OPEN} or more, restart it, delete this pod",
         )
 
 
@@ -119,17 +129,26 @@ def _node_files(kernel: Kernel) -> Iterator[Finding]:
     used, most = kernel.open_files
     if most and used > _FULL * most:
         what = f"{used} of {most} files are open on this node."
-        yield problem(what, "beyond that no program can open any", "find who leaks them; raise fs.file-max")
+        remedy = "find the process that leaks them, or raise fs.file-max by sysctl"
+        yield problem(what, "beyond that no program can open any", remedy)
 
 
 CHECKS: Final = (
     Check("host.daemons", "No host process may run on claimed CPUs.", ("cgroups", "service", "config"), _daemons),
-    Check("host.interrupts", "No interrupt arrives on claimed CPUs.", ("kernel", "service", "config"), _interrupts),
-    Check("host.workers", "No unbound kernel worker runs there.", ("kernel", "service", "config"), _workers),
+    Check(
+        "host.interrupts",
+        "No interrupt arrives on claimed CPUs, and no unbound kernel worker runs there.",
+        ("kernel", "service", "config"),
+        _interrupts,
+    ),
     Check("host.hugepages", "No host process holds hugepages.", ("cgroups",), _hugepages),
-    Check("host.hugepages-told", "The kernel says which hugepages pods use.", ("cgroups",), _hugepages_told),
-    Check("host.run-space", "There is room in the run directory.", ("run_directory",), _run_space),
-    Check("host.cdi-space", "There is room in the CDI directory.", ("claims",), _cdi_space),
+    Check(
+        "host.space",
+        "There is room in the run directory and in the CDI directory.",
+        ("run_directory", "claims"),
+        _room,
+        always=True,
+    ),
     Check("host.own-files", f"A process may have {_LEAST_OPEN} files open.", ("open_files",), _own_files),
     Check("host.node-files", "The node is not short of open files.", ("kernel",), _node_files),
 )

@@ -2,31 +2,34 @@
 """Whether the kernel can do what claims promise. Pure."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from dra_frontend.devices.inventory import Inventory
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 
 from numa_tools.doctor.facts import Cgroups, Kernel
-from numa_tools.doctor.model import Check, Finding, note, problem
+from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
 
 _NEEDED: Final = ("cpuset", "cpu", "memory", "hugetlb")
 _UNIFIED: Final = "boot the node with systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
-_TUNING: Final = "take them out of the boot option, or out of reservedCPUs"
+_ACCOUNTING: Final = "memory_hugetlb_accounting"
+_MOUNTED_BY_SYSTEMD: Final = frozenset({"nsdelegate", "memory_recursiveprot"})
+_KILLS: Final = (5, 14)
+_BOOT: Final = "boot Linux 6.7 or later"
+_HIDDEN: Final = "the release has them: see kernel.delegated and kernel.kubepods"
 
 
 def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is None:
         why = "claims are enforced by files that only cgroup v2 has"
         yield problem(f"{cgroups.root} is not a cgroup v2 tree: it has no cgroup.controllers.", why, _UNIFIED)
-
-
-def _controllers(cgroups: Cgroups) -> Iterator[Finding]:
-    missing = [one for one in _NEEDED if one not in (cgroups.controllers or _NEEDED)]
-    if missing:
-        why = "limits of claims that need them would not hold; without cpuset the backend does not start"
-        yield problem(f"The cgroup v2 tree has no controller {', '.join(missing)}.", why, _UNIFIED)
+    elif missing := [one for one in _NEEDED if one not in cgroups.controllers]:
+        yield problem(
+            f"The cgroup v2 tree has no controller {', '.join(missing)}.",
+            "limits of claims that need them would not hold; without cpuset the backend does not start",
+            f"{_UNIFIED}, without cgroup_disable= for them; else use a kernel that is built with them",
+        )
 
 
 def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
@@ -52,45 +55,87 @@ def _pods_group(cgroups: Cgroups) -> Iterator[Finding]:
 
 
 def _hugetlb_accounting(cgroups: Cgroups) -> Iterator[Finding]:
-    if "memory_hugetlb_accounting" in cgroups.options:
+    if _ACCOUNTING in cgroups.options:
+        others = ",".join(sorted(cgroups.options & _MOUNTED_BY_SYSTEMD))
         yield problem(
-            "The cgroup v2 tree is mounted with memory_hugetlb_accounting.",
+            f"The cgroup v2 tree is mounted with {_ACCOUNTING}.",
             "hugepages would count as memory, so that a limit of the claimed bytes kills containers with hugepages",
-            "take the option out of the node's mount options and remount",
+            f"run mount -o {','.join(filter(None, ('remount', others)))} {cgroups.root} on the node at each boot "
+            "before the kubelet starts; this drops the option, which recent releases of systemd set",
         )
 
 
-def _release(kernel: Kernel, cgroups: Cgroups) -> Iterator[Finding]:
-    if kernel.release < (5, 14) or not (cgroups.can_kill or cgroups.controllers is None):
+def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventory | Unread) -> Iterator[Finding]:
+    number = ".".join(map(str, kernel.release))
+    if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
-            f"The kernel is Linux {kernel.release[0]}.{kernel.release[1]}, or hides cgroup.kill.",
+            f"The kernel is Linux {number}, or hides cgroup.kill.",
             "a container that must not run is killed through cgroup.kill, of Linux 5.14; the backend does not start",
-            "boot a newer kernel",
+            _BOOT,
         )
-
-
-def _partitions(kernel: Kernel, cgroups: Cgroups, config: Config) -> Iterator[Finding]:
-    if config.cpu_exclusivity == "pool" or cgroups.controllers is None or cgroups.partitions:
         return
-    what = f"This kernel ({kernel.release[0]}.{kernel.release[1]}) cannot keep CPUs for one container by itself."
-    why = "cpuset.cpus.exclusive is missing, of Linux 6.7"
+    lacking = list(_lacking(cgroups, config, known(machine)))
+    if not lacking:
+        yield from [unknown(machine)] if isinstance(machine, Unread) else ()
+        return
+    remedy = _BOOT if any(kernel.release < one.since for one in lacking) else _HIDDEN
+    found = note
+    if _EXCLUSIVE in lacking and config.cpu_exclusivity == "partition":
+        remedy, found = f"{remedy}, or set cpuExclusivity: auto", problem
+    elif _EXCLUSIVE in lacking and config.cpu_exclusivity == "auto" and not config.host_slices:
+        remedy = f"{remedy}, or set hostSlices: true"
+    effects = "; ".join(_effect(one, config) for one in lacking)
+    evidence = [f"{one.text}, of Linux {'.'.join(map(str, one.since))}" for one in lacking]
+    yield found(f"The kernel, Linux {number}, does not show files that the driver uses.", effects, remedy, evidence)
+
+
+class _Lacking(NamedTuple):
+    """Files that a kernel does not have."""
+
+    text: str
+    since: tuple[int, int]
+    """The first release that has them."""
+
+
+_EXCLUSIVE: Final = _Lacking("no cgroup has cpuset.cpus.exclusive", (6, 7))
+_NUMA_STAT: Final = _Lacking("the cgroups of pods have no hugetlb.*.numa_stat", (5, 17))
+
+
+def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Iterator[_Lacking]:
+    """Yields the files that are missing in the cgroup tree."""
+    if cgroups.controllers is None:
+        return
+    if config.cpu_exclusivity != "pool" and not cgroups.partitions:
+        yield _EXCLUSIVE
+    # Without the machine its page sizes are not known, and without the controller nothing counts pages.
+    if machine is not None and cgroups.host_pages is None and "hugetlb" in cgroups.controllers:
+        yield _NUMA_STAT
+
+
+def _effect(lacking: _Lacking, config: Config) -> str:
+    """Returns the effect of missing files."""
+    if lacking is _NUMA_STAT:
+        return "hugepages that processes of the host hold count as free, and claims may be promised them"
     if config.cpu_exclusivity == "partition":
-        why = f"{why}; with cpuExclusivity partition every CPU claim for one container is refused"
-        yield problem(what, why, "boot Linux 6.7 or later, or set cpuExclusivity: auto")
-    elif config.host_slices:
-        why = f"{why}; the shared pool keeps containers off claimed CPUs, and hostSlices keeps host daemons off"
-        yield note(what, why, "boot Linux 6.7 or later")
-    else:
-        why = f"{why}; the shared pool keeps containers off claimed CPUs, host daemons stay on them"
-        yield note(what, why, "boot Linux 6.7 or later, or set hostSlices: true")
+        return "with cpuExclusivity: partition every CPU claim for one container is refused"
+    daemons = "and hostSlices keeps host daemons off" if config.host_slices else "host daemons stay on them"
+    return f"the shared pool keeps containers off claimed CPUs, {daemons}"
 
 
-def _isolated_reserves(machine: Inventory) -> Iterator[Finding]:
-    if both := machine.machine.isolated & machine.reserved_cpus:
+def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
+    reserved = machine.reserved_cpus
+    options = {"isolcpus": machine.machine.isolated & reserved, "nohz_full": kernel.nohz_full & reserved}
+    effects = {
+        "isolcpus": "in isolcpus the kernel balances no load: all system threads that start on a CPU stay there",
+        "nohz_full": "in nohz_full short threads of the system cost more, and no timer of another CPU runs there",
+    }
+    found = {option: cpus for option, cpus in options.items() if cpus}
+    if found:
         yield problem(
-            f"CPUs {format_cpu_list(both)} are reserved for the system and in isolcpus.",
-            "the kernel balances no load there: all system threads that start on one of them stay on it",
-            _TUNING,
+            f"CPUs that are reserved for the system are in {' and '.join(found)}.",
+            "; ".join(effects[option] for option in found),
+            f"take them out of {' and '.join(found)}, or out of reservedCPUs",
+            [f"{option} has reserved CPUs {format_cpu_list(cpus)}" for option, cpus in found.items()],
         )
 
 
@@ -100,15 +145,6 @@ def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
             f"CPUs {format_cpu_list(both)} are in isolcpus, and claims may get them.",
             "a program that does not pin its threads runs on one CPU there, and only isolated claims can keep them",
             "let claims say isolated: only or never, or boot without isolcpus: isolation: isolated does the same",
-        )
-
-
-def _tickless_reserves(kernel: Kernel, machine: Inventory) -> Iterator[Finding]:
-    if both := kernel.nohz_full & machine.reserved_cpus:
-        yield problem(
-            f"CPUs {format_cpu_list(both)} are reserved for the system and in nohz_full.",
-            "without a tick the many short threads of the system cost more there, and timers of others have no home",
-            _TUNING,
         )
 
 
@@ -132,21 +168,25 @@ def _clocksource(kernel: Kernel) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("kernel.cgroup-v2", "The cgroup tree is version 2.", ("cgroups",), _version_two),
-    Check("kernel.controllers", f"It has the controllers {', '.join(_NEEDED)}.", ("cgroups",), _controllers),
+    Check(
+        "kernel.cgroup-v2",
+        f"The cgroup tree is version 2 and has the controllers {', '.join(_NEEDED)}.",
+        ("cgroups",),
+        _version_two,
+    ),
     Check("kernel.delegated", "Root and pods' groups hand these controllers on.", ("cgroups",), _delegated),
     Check("kernel.kubepods", "The tree is the one that the kubelet puts pods into.", ("cgroups",), _pods_group),
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
-    Check("kernel.release", "The kernel can kill a cgroup (Linux 5.14).", ("kernel", "cgroups"), _release),
     Check(
-        "kernel.partitions",
-        "The kernel can keep CPUs for one container (Linux 6.7), where the configuration wants it to.",
+        "kernel.release",
+        "The kernel can kill a cgroup (Linux 5.14), show the hugepages of pods (5.17), and keep CPUs for one container "
+        "(6.7) where the configuration wants it to.",
         ("kernel", "cgroups", "config"),
-        _partitions,
+        _release,
+        also=("machine",),
     ),
-    Check("kernel.isolcpus-reserves", "No reserved CPU is in isolcpus.", ("machine",), _isolated_reserves),
+    Check("kernel.reserved-cpus", "No reserved CPU is in isolcpus or nohz_full.", ("machine", "kernel"), _reserved),
     Check("kernel.isolcpus-offered", "No CPU that claims may get is in isolcpus.", ("machine",), _isolated_offered),
-    Check("kernel.nohz-full", "No reserved CPU is in nohz_full.", ("kernel", "machine"), _tickless_reserves),
     Check("kernel.rcu-nocbs", "RCU callbacks leave CPUs in isolcpus alone.", ("kernel", "machine"), _offloaded),
     Check("kernel.clocksource", "The clock is one that is cheap to read.", ("kernel",), _clocksource),
 )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every key, file, command, volume and check that a text of the doctor names is there."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from numa_contract.config import Config
+from numa_contract.names import DRIVERS
+from numa_tools import cli
+from numa_tools.doctor import causes
+from numa_tools.doctor.kubelet_config import SETTINGS
+from numa_tools.doctor.table import CHECKS
+from pydantic import BaseModel
+
+from tests.chart.helm import CHART, only, render
+
+ROOT = CHART.parents[1]
+DOCTOR = Path(causes.__file__).parent
+GROUPS = {check.group for check in CHECKS}
+OF_KUBELET = {*SETTINGS, "kubeReserved", "systemReserved", "featureGates"}
+OF_API = {
+    "adminAccess",
+    "containerRuntimeVersion",
+    "hostUsers",
+    "kubeletVersion",
+    "matchAttribute",
+    "nodeInfo",
+    "numaNode",
+    "reservedFor",
+    "resourceSliceCount",
+    "apiGroups",
+}
+"""Fields of the API that texts name."""
+
+
+def texts() -> Iterator[str]:
+    """Every text in the sources of the doctor, docstrings left out; the values in it are replaced by a space."""
+    for path in sorted(DOCTOR.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        skipped = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+        skipped |= {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
+        for one in ast.walk(tree):
+            if id(one) in skipped:
+                continue
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                yield one.value
+            elif isinstance(one, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else " " for part in one.values)
+
+
+TEXTS = [one for one in texts() if " " in one]
+
+
+def named(pattern: str) -> set[Any]:
+    """What a pattern finds in the texts; at least one of it."""
+    found = {match for text in TEXTS for match in re.findall(pattern, text)}
+    assert found, pattern
+    return found
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[str]:
+    """The keys of a section of the configuration, and of the sections in it."""
+    for name, field in model.model_fields.items():
+        yield field.alias or name
+        inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for one in inner:
+            if isinstance(one, type) and issubclass(one, BaseModel):
+                yield from keys_of(one)
+
+
+def values() -> Any:
+    """The chart's values."""
+    return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def all_keys(document: Any) -> Iterator[str]:
+    """Every key of a document."""
+    for key, value in document.items() if isinstance(document, dict) else ():
+        yield key
+        yield from all_keys(value)
+
+
+def test_pages_are_there() -> None:
+    """A remedy that refers to a page."""
+    assert [page for page in named(r"docs/([a-z-]+\.md)") if not (ROOT / "docs" / page).exists()] == []
+
+
+def test_checks_are_there() -> None:
+    """A remedy that refers to the finding of another check."""
+    pattern = rf"(?<![\w./-])((?:{'|'.join(sorted(GROUPS))})\.[a-z][a-z0-9-]+)(?![\w./])"
+    files = (".toml", ".yaml", ".json", ".conf", ".service")
+    found = {one for one in named(pattern) if not one.endswith(files)}
+    assert found - {check.id for check in CHECKS} == set()
+
+
+def test_keys_are_there() -> None:
+    """Of the driver's configuration, the chart's values, the kubelet's configuration or the API."""
+    known = {*keys_of(Config), *all_keys(values()), *OF_KUBELET, *OF_API}
+    assert named(r"(?<![\w./-])([a-z]+(?:[A-Z][A-Za-z]*)+)(?![\w/-])") - known == set()
+
+
+def test_values_of_the_chart_are_there() -> None:
+    """Each in its place, and of the kind that the text sets."""
+    tree = values()
+    found = [
+        one
+        for one in named(r"(?<![\w./-])([a-z][A-Za-z]+\.[a-z][A-Za-z]+)(?:: (true|false))?\b")
+        if one[0].split(".")[0] in tree
+    ]
+    assert found
+    for path, value in found:
+        top, key = path.split(".")
+        if path not in {check.id for check in CHECKS}:
+            assert key in tree[top], path
+            assert not value or isinstance(tree[top][key], bool)
+
+
+def test_commands_are_there() -> None:
+    """Commands of the driver's own programs."""
+    assert named(r"dra-frontend ([a-z]+)\b(?! is)") <= {*cli.COMMANDS}
+    setup = (ROOT / "services/nri-backend/src/nri_backend/setup/command.py").read_text()
+    assert all(f'"{option}"' in setup for option in named(r" (--require-plugin)"))
+
+
+def test_volumes_are_there() -> None:
+    """Of the pod that the chart renders."""
+    spec = only(render({"hostInterrupts": {"mount": True}}), "DaemonSet")["spec"]["template"]["spec"]
+    known = {one["name"] for one in spec["volumes"]}
+    pairs = named(r"the chart's volumes? ([a-z-]+)(?: and ([a-z-]+))?") | named(
+        r"volumes ([a-z-]+) and ([a-z-]+) \(host"
+    )
+    assert {name for pair in pairs for name in pair if name} <= known
+    assert {*DRIVERS} == {"dra.cpu", "dra.memory"}

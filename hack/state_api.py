@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from dra_frontend.state_endpoint.api import state_app
-from dra_frontend.state_endpoint.server import Bodies, StateSource
+from dra_frontend.state_endpoint.backend_link import BackendLink
+from dra_frontend.state_endpoint.source import StateSource
 
 PAGE: Final = Path(__file__).parents[1] / "docs/state-api.md"
 _WIDTH: Final = 120
@@ -33,7 +34,7 @@ value is left out in `/v1/devices`, `/v1/cpus`, `/v1/memory` and `/v1/node`.
 def openapi() -> dict[str, Any]:
     """Returns the OpenAPI document, which depends on no node."""
     state = SimpleNamespace(watch=None, store=None, backend=None, node="", instance="")
-    return state_app(cast("StateSource", state), Bodies()).openapi()
+    return state_app(cast("StateSource", state), BackendLink(cast("StateSource", state))).openapi()
 
 
 def page(document: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Demultiplexer, frame_message
 from nri_backend.nri.plugin import read_container, read_pod
+from nri_backend.probes import HEALTHY, answer
 from nri_backend.ttrpc import (
     RESPONSE,
     Call,
@@ -32,7 +33,6 @@ from nri_backend.ttrpc import (
 from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
 from numa_node.mounts import parse_mounts
-from numa_node.probes import HEALTHY, answer
 
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import spoilt, written
@@ -244,14 +244,6 @@ TARGETS = [
         milliseconds=10,
         most_bytes=4096,
         bombs=(b"GET " + b" " * 4000, b"?" * 4096),
-    ),
-    Target(
-        "local-head",
-        lambda data: answer(data, {"/": lambda: HEALTHY}, local=True),
-        st.sampled_from((b"GET / HTTP/1.1\r\nHost: localhost:1\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nHost: [::1]\r\n")),
-        milliseconds=10,
-        most_bytes=8192,
-        bombs=(b"G / H\nhost:" + b" " * 8000 + b"\rx", b"G / H\n" + b"host:\n" * 1300, b"G / H\nHost: " + b"1" * 8000),
     ),
     Target(
         "heartbeat",

@@ -52,6 +52,7 @@ from numa_tools.scheduling.simulation import own_devices
 from tests.fakes.containerd_dump import dump
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import odd, spoilt, written
+from tests.fuzz.http_port import Port
 from tests.fuzz.target import Target
 from tests.rigs import builders as claims
 from tests.rigs.containerd_files import toml_text
@@ -209,6 +210,12 @@ class _Journal:
         journal.write(entries)
         assert not journal.problem
         assert Journal(self._path).read() == entries
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    """Cuts a stream as a socket may, by its own length."""
+    size = (97, 1000, 4096, 256 << 10)[len(data) % 4]
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _slot(entries: list[Any]) -> bytes:
@@ -389,7 +396,26 @@ _runtimes = spoilt(st.sampled_from([dump("1.7"), dump("2.2"), _crio_printed])).m
     lambda document: toml_text(document).encode(errors="replace") if isinstance(document, dict) else b"x"
 )
 
+_port = Port()
+_GET = b"GET / HTTP/1.1\r\nHost: localhost:1\r\n"
+
 TARGETS = [
+    Target(
+        "port",
+        lambda data: _port.receive(_pieces(data)),
+        st.sampled_from((_GET + b"\r\n", _GET + b"A: b\r\nContent-Length: 3\r\n\r\nabc", _GET + b"host: x\r\n\r\n")),
+        milliseconds=25,
+        most_bytes=3 * (8 << 10),
+        bombs=(
+            _GET + b"A: " + b" " * 7900 + b"\0\r\n\r\n",
+            _GET + b"A: " + (b"a" + b" " * 15) * 490 + b"\r\n\r\n",
+            _GET + b"A: " + b"a " * 3900 + b"\r\n\r\n",
+            _GET + b"a:b\r\n" * 1300 + b"\r\n",
+            _GET + b"a: b\r\n" + b" c\r\n" * 1600 + b"\r\n",
+            (_GET + b"\r\n") * 600,
+            b"\r\n" * 8000,
+        ),
+    ),
     Target(
         "quantity",
         _quantity,

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.state_endpoint.page import LOOPBACK, page
-from numa_node.probes import Page, serve_pages
+from dra_frontend.state_endpoint.ports import LocalOnly, port_application
+from dra_frontend.state_endpoint.server import serve_port
+from starlette.responses import Response
 
 from tests.page.browser import Tab, chromium
 from tests.rigs.node_state import HOSTILE, LARGEST, NodeState, populated
@@ -35,8 +37,8 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
 async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) -> AsyncIterator[None]:
     """Serves a node, counts what is asked for, and opens the page."""
 
-    def counting(path: str, look: Callable[[], Page]) -> Callable[[], Page]:
-        def counted() -> Page:
+    def counting(path: str, look: Callable[[], Response]) -> Callable[[], Response]:
+        def counted() -> Response:
             if asked is not None:
                 asked[path] += 1
             return look()
@@ -44,7 +46,7 @@ async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) 
         return counted
 
     pages = {path: counting(path, look) for path, look in page(state).items()}
-    async with serve_pages((LOOPBACK, 0), pages, local=True) as port:
+    async with serve_port((LOOPBACK, 0), LocalOnly(port_application(pages))) as port:
         await tab.open(f"http://localhost:{port}/")
         yield
 

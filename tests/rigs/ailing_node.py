@@ -26,8 +26,8 @@ from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.settings import Settings
-from dra_frontend.state_endpoint.application import StateApp
-from dra_frontend.state_endpoint.server import HttpServer
+from dra_frontend.state_endpoint.application import state_application
+from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
 from numa_contract import __version__
 from numa_contract.config import Config, parse_config
 from numa_contract.names import CLAIMS_JOURNAL, CPU_DRIVER, DRIVERS
@@ -216,13 +216,12 @@ class AilingNode:
                 yield settings
                 return
             listening, placed = listen_unix(self.run / POD / "state.sock")
-            service = HttpServer(StateApp(cast("Any", self._source(settings))))
-            serving = asyncio.get_running_loop().create_task(service.serve(sockets=[listening]))
+            service = HttpServer(state_application(cast("Any", self._source(settings))), STATE_SOCKET, listening)
+            await service.start()
             try:
                 yield settings
             finally:
-                service.end()
-                await serving
+                await service.end()
                 placed.remove()
 
     def _source(self, settings: Settings) -> SimpleNamespace:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both processes do on a node, written once: configuration file, log, locks, claim files, addresses, back-off.
 
-Standard library and PyYAML only. Nothing in here decides anything, and the only protocol spoken is that of probes.
+Standard library and PyYAML only. Nothing in here makes decisions or speaks a protocol.
 """

@@ -17,6 +17,10 @@ class SocketPathError(ValueError):
     """A unix socket's path is longer than the kernel can bind."""
 
 
+class BindError(OSError):
+    """The process cannot listen at a TCP address."""
+
+
 def check_socket_path(path: str | os.PathLike[str]) -> None:
     """Raises SocketPathError for a path that no unix socket can have."""
     length = len(os.fsencode(path))
@@ -39,11 +43,20 @@ def parse_bind_address(text: str) -> tuple[str, int] | None:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Listens at an address; without a host, or with ``::``, at every address of both IP versions. OSError."""
-    if host in ("", "::") and socket.has_dualstack_ipv6():
-        # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    """Listens at an address; without a host, or with ``::``, at every address of both IP versions.
+
+    Raises BindError if the address cannot be used.
+    """
+    try:
+        if host in ("", "::") and socket.has_dualstack_ipv6():
+            # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BindError(
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no probes"
+        ) from error
 
 
 def pod_uid(given: str | None) -> str:

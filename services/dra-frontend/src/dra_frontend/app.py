@@ -24,7 +24,6 @@ from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_node.addresses import SocketPathError
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import Complaints, set_up_logging
-from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness
 
 from dra_frontend.api_server.client import KubeClient, connect
@@ -60,9 +59,10 @@ from dra_frontend.publishing.capabilities import NodeCapabilities
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.application import StateApp
+from dra_frontend.state_endpoint.application import state_application
 from dra_frontend.state_endpoint.page import serve_page
-from dra_frontend.state_endpoint.server import HttpServer, pages, preflight_pages
+from dra_frontend.state_endpoint.ports import pages, port_application, preflight_pages
+from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_port
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
@@ -294,7 +294,7 @@ async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
     told: list[Fault] = []
     async with AsyncExitStack() as stack:
         if settings.bind is not None:
-            await stack.enter_async_context(serve_pages(settings.bind, preflight_pages(told)))
+            await stack.enter_async_context(serve_port(settings.bind, port_application(preflight_pages(told))))
         while any(one.fatal for one in faults) and not stop.is_set():
             if faults != told:
                 told[:] = faults
@@ -330,19 +330,19 @@ async def _serve(settings: Settings) -> None:
 async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
     """Runs the parts of a service until it shall stop."""
     async with asyncio.TaskGroup() as tasks:
-        servers: list[HttpServer] = []
+        application, servers = state_application(service), list[HttpServer]()
 
         async def serve_state() -> None:
             former, where = servers.copy(), await service.run_directory.listen()
-            servers[:] = [HttpServer(StateApp(service))]
-            tasks.create_task(servers[0].serve(sockets=[where]))
+            servers[:] = [HttpServer(application, STATE_SOCKET, where)]
+            await servers[0].start()
             for server in former:
-                server.end()
+                await server.end()
 
         await serve_state()
         async with AsyncExitStack() as stack:
             if bind is not None:
-                await stack.enter_async_context(serve_pages(bind, pages(service)))
+                await stack.enter_async_context(serve_port(bind, port_application(pages(service))))
             keep = partial(service.run_directory.keep, lambda: service.backend.leads, serve_state)
             link = service.guard.endless("link", keep)
             endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]
@@ -356,7 +356,7 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
                 task.cancel()
         service.store.news.close()
         for server in servers:
-            server.end()
+            await server.end()
 
 
 def main(settings: Settings) -> int:

@@ -28,7 +28,6 @@ from numa_node.addresses import SocketPathError
 from numa_node.claim_directory import ClaimDirectory, DirectoryReplacedError
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
-from numa_node.probes import HEALTHY, Page, Pages, serve_pages
 from numa_node.readiness import Readiness
 
 from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
@@ -48,6 +47,7 @@ from nri_backend.node.privileges import Privileges, read_privileges
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
+from nri_backend.probes import HEALTHY, Page, Pages, serve_pages
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 

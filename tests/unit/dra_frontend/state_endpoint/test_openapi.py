@@ -8,10 +8,11 @@ from typing import Any, Final, cast
 
 import pytest
 from dra_frontend.state_endpoint.api import state_app
-from dra_frontend.state_endpoint.server import Bodies, StateSource
+from dra_frontend.state_endpoint.backend_link import BackendLink
+from dra_frontend.state_endpoint.source import StateSource
 
-_STATE: Final = SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i")
-DOCUMENT: Final = state_app(cast("StateSource", _STATE), Bodies()).openapi()
+_STATE: Final = cast("StateSource", SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i"))
+DOCUMENT: Final = state_app(_STATE, BackendLink(_STATE)).openapi()
 SCHEMAS: Final[dict[str, Any]] = DOCUMENT["components"]["schemas"]
 _UNIT: Final = re.compile(
     r"\b(bytes|seconds|nanoseconds|MB/s|CPUs|pages|number|numbers|ID|IDs|version|generation|unit|fraction)\b",

@@ -24,7 +24,7 @@ from numa_contract.state.node import (
 
 from dra_frontend.allocation.device_status import NO_CONTAINER, status_entries
 from dra_frontend.machine.model import Cpu, Machine
-from dra_frontend.state_endpoint.server import StateSource
+from dra_frontend.state_endpoint.source import StateSource
 from dra_frontend.state_endpoint.views import cpus_view, memory_view
 
 _MOST_PROBLEMS: Final = 100

@@ -10,11 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from numa_node.addresses import BindError
 from numa_node.log import Complaints
-from numa_node.probes import BindError, Page, Pages, serve_pages
+from starlette.responses import Response
 
 from dra_frontend.state_endpoint.node_view import node_view
-from dra_frontend.state_endpoint.server import StateSource
+from dra_frontend.state_endpoint.ports import LocalOnly, Pages, port_application
+from dra_frontend.state_endpoint.server import serve_port
+from dra_frontend.state_endpoint.source import StateSource
 
 LOOPBACK: Final = "127.0.0.1"
 """Of the pod: what ``kubectl port-forward`` reaches, and no other pod."""
@@ -24,12 +27,12 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS: Final = (
-    ("Content-Security-Policy", _POLICY),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Referrer-Policy", "no-referrer"),
-    ("X-Content-Type-Options", "nosniff"),
-)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _RETRY_SECONDS: Final = 30.0
 _log = logging.getLogger(__name__)
 
@@ -41,13 +44,18 @@ def page(state: StateSource) -> Pages:
     return {path: partial(_file, file) for path, file in files.items()} | {"/v1/node": partial(_document, state)}
 
 
-def _file(path: Path) -> Page:
-    return Page(path.read_bytes(), kind=f"{_KINDS[path.suffix]}; charset=utf-8", headers=_HEADERS)
+def _file(path: Path) -> Response:
+    return Response(path.read_bytes(), headers=_HEADERS, media_type=_KINDS[path.suffix])
 
 
-def _document(state: StateSource) -> Page:
+def _document(state: StateSource) -> Response:
     body = node_view(state).model_dump_json(exclude_none=True)
-    return Page(body.encode(), kind="application/json", headers=_HEADERS)
+    return Response(body, headers=_HEADERS, media_type="application/json")
+
+
+def page_application(state: StateSource) -> LocalOnly:
+    """Returns the application of the page's port."""
+    return LocalOnly(port_application(page(state)))
 
 
 async def serve_page(state: StateSource, port: int) -> None:
@@ -56,7 +64,7 @@ async def serve_page(state: StateSource, port: int) -> None:
     while True:
         with complaints.about("pagePort", "the page is not served over TCP"):
             try:
-                async with serve_pages((LOOPBACK, port), page(state), local=True):
+                async with serve_port((LOOPBACK, port), page_application(state)):
                     await asyncio.Event().wait()
             except BindError as error:
                 raise OSError(f"{LOOPBACK}:{port}: {error.__cause__}; set another pagePort") from error

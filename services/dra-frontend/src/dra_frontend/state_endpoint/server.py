@@ -1,166 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server of the state socket, and the parts of its answers that application.py and api.py share."""
+"""The HTTP server of the state socket and of the TCP ports: uvicorn, with bounds that uvicorn does not have.
+
+uvicorn limits neither the number of connections, except by turning new ones away, nor the time that a peer takes to
+send a request or to read the answer. h11, its parser, applies the limit of a head only while the head is incomplete,
+and takes milliseconds of CPU time for some heads of 8 KiB (docs/adr/0025-one-http-server.md has the figures). Hence
+BoundedConnection: it makes room for the newest connection by ending another one, it ends a connection when its time is
+over, and it passes a head to h11 only when the head is complete and has been checked.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
+import h11
 import uvicorn
-from numa_contract.errors import MalformedError
-from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, RecordsAnswer, StateAnswer
-from numa_node.probes import HEALTHY, Page, Pages
+from numa_node.addresses import listen_tcp
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from dra_frontend.claims.backend import BackendView, read_state
-from dra_frontend.claims.store import ClaimStore
-from dra_frontend.node.machine_watch import MachineWatch
-from dra_frontend.publishing.offer import Offer
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
-
-MAX_CONNECTIONS: Final = 128
-"""On the state socket at the same time. The backend has two; the others are commands of people."""
-_BODY_SECONDS: Final = 10.0
-_SMALL_BODY: Final = 256 << 10
-"""Bytes up to which a body is read whatever else is being read: a lease, or the state of an ordinary node."""
-_MOST_BUFFERED: Final = 2 * MAX_STATE_BYTES
+_HEAD_END: Final = b"\r\n\r\n"
+_SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
+"""What h11 needs long for: a control character at the end of a long line, and a long run of blanks."""
+_MAX_LINES: Final = 64
+_CONNECTIONS_PER_TURN: Final = 8
+"""Connections of a flood that are accepted before other work of the event loop has its turn."""
+_BACKLOG: Final = 1024
+"""Connections that wait in the kernel in the meantime (listen(2))."""
 
 
-class StateSource(Protocol):
-    """Everything the endpoint shows and tells; read at each request."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the peers of one listening socket may use."""
 
-    node: str
-    instance: str
-    watch: MachineWatch
-    offer: Offer
-    store: ClaimStore
-    backend: BackendView
-
-    def reported(self) -> None:
-        """Called after each lease."""
-
-    def unready(self) -> Sequence[str]:
-        """Returns why the pod is not ready; nothing when it is."""
-
-    def warnings(self) -> list[str]:
-        """Returns what an operator should know of, although the service is ready."""
-
-    def metrics(self) -> bytes:
-        """Returns the metrics in the text format of Prometheus."""
+    connections: int
+    """Maximum number of connections at the same time. A further one ends the oldest that no request keeps busy."""
+    head_bytes: int
+    """Maximum size of a request line with its headers."""
+    seconds: float | None = None
+    """Time of a whole connection, which is for one request without a body. None: as many requests as the peer makes."""
 
 
-def pages(state: StateSource) -> Pages:
-    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
-
-    def ready() -> Page:
-        problems = state.unready()
-        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
-        return Page("\n".join([*lines, ""]).encode(), 503 if problems else 200)
-
-    def metrics() -> Page:
-        return Page(state.metrics(), kind="text/plain; version=0.0.4; charset=utf-8")
-
-    return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
-
-
-def preflight_pages(faults: Iterable[object]) -> Pages:
-    """Returns the pages of a service that cannot start: it is healthy, and /readyz contains the faults."""
-
-    def reasons() -> Page:
-        return Page("\n".join([*map(str, faults), ""]).encode(), 503)
-
-    return {"/healthz": lambda: HEALTHY, "/readyz": reasons}
-
-
-class RequestRefusedError(Exception):
-    """A request is answered with this status and text."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text)
-
-
-class Bodies:
-    """Reads the bodies of requests. Their size, the time for one, and the memory for all of them are bounded."""
-
-    def __init__(self, seconds: float = _BODY_SECONDS) -> None:
-        self._seconds = seconds
-        self._buffered = 0
-        """Bytes of large bodies that are being read."""
-
-    async def read(self, receive: Receive) -> bytes:
-        """Returns the body of a request.
-
-        Raises RequestRefusedError for one that is too large, takes too long, or arrives together with other large ones.
-        """
-        body, counted = bytearray(), 0
-        try:
-            async with asyncio.timeout(self._seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise RequestRefusedError(400, "the sender has gone")
-                    body += message.get("body", b"")
-                    if len(body) > MAX_STATE_BYTES:
-                        raise RequestRefusedError(413, f"the body has more than {MAX_STATE_BYTES} bytes")
-                    counted += self._count(len(body) - counted if len(body) > _SMALL_BODY else 0)
-                    if not message.get("more_body", False):
-                        return bytes(body)
-        except TimeoutError:
-            raise RequestRefusedError(408, f"the body did not arrive within {self._seconds:g} s") from None
-        finally:
-            self._buffered -= counted
-
-    def _count(self, more: int) -> int:
-        if self._buffered + more > _MOST_BUFFERED:
-            raise RequestRefusedError(503, f"other large bodies are being read; send those over {_SMALL_BODY} in turn")
-        self._buffered += more
-        return more
-
-
-def take_state(state: StateSource, body: bytes) -> StateAnswer:
-    """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
-    try:
-        status, reports = read_state(body)
-    except MalformedError as error:
-        raise RequestRefusedError(422, str(error)) from error
-    state.backend.renew(status, reports)
-    state.reported()
-    return StateAnswer(instance=state.instance, generation=state.backend.generation)
-
-
-async def records_after(state: StateSource, after: int | None) -> RecordsAnswer:
-    """Returns what has changed about records after a generation; waits until something has."""
-    return await state.store.news.after(after, RECORDS_WAIT_SECONDS)
+STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)
+"""For root alone: the backend has two connections, and the others are commands of people."""
+PORT: Final = Bounds(connections=64, head_bytes=8 << 10, seconds=5.0)
+"""For every process that reaches the port: the kubelet and Prometheus need one connection each."""
 
 
 class BoundedConnection(H11Protocol):
-    """A connection of which there are MAX_CONNECTIONS at most: another one makes room for the newest.
+    """A connection within the bounds of its listening socket."""
 
-    That is the oldest one that has sent no request yet, or the oldest without a request at work. The socket is for root
-    alone, but uvicorn has no limit, and a process that leaks connections would take every descriptor of the frontend.
-    """
-
-    def __init__(self, others: dict["BoundedConnection", None], **options: Any) -> None:
+    def __init__(self, bounds: Bounds, others: dict["BoundedConnection", None], **options: Any) -> None:
         super().__init__(**options)
+        self._bounds = bounds
         self._others = others
+        """All connections of the listening socket, the oldest first."""
+        self._head = bytearray()
+        """The beginning of a request that is not complete."""
+        self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def _rank(self) -> int:
+        """The lowest is ended first: before the first request, between two requests, while one is being answered."""
         request = cast("RequestResponseCycle | None", self.cycle)  # None before the first one
-        if request is None:
+        if request is None or self._bounds.seconds is not None:
             return 0
         return 1 if request.response_complete else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection, and ends another one if there are too many."""
         super().connection_made(transport)
-        if len(self._others) >= MAX_CONNECTIONS:
+        if self._bounds.seconds is not None:
+            self._deadline = self.loop.call_later(self._bounds.seconds, transport.abort)
+        if len(self._others) >= self._bounds.connections:
             oldest = min(self._others, key=lambda one: one._rank)  # noqa: SLF001  the first of the lowest rank
             del self._others[oldest]
             oldest.transport.abort()
@@ -169,43 +85,82 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
         self._others.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes data on to h11: a head when it is complete, and the body that follows unless the bounds allow none."""
+        if self.conn.their_state is not h11.IDLE:
+            super().data_received(data)
+            return
+        self._head += data
+        end = self._head.find(_HEAD_END, 0, self._bounds.head_bytes)
+        if end < 0 and len(self._head) < self._bounds.head_bytes:
+            return
+        received, self._head = self._head, bytearray()
+        if end < 0 or received.count(b"\n", 0, end) >= _MAX_LINES or _SLOW.search(received, 0, end):
+            self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
+            return
+        if self._bounds.seconds is not None:
+            # The first request is the only one. Whatever follows stays in the kernel until the answer is sent.
+            del received[end + len(_HEAD_END) :]
+            self.flow.pause_reading()
+        super().data_received(bytes(received))
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
+    """uvicorn without its main loop, which handles signals and polls ten times a second.
 
-    def __init__(self, app: App) -> None:
+    The signals are those of app.py, and the loop would be a quarter of the CPU time of an idle frontend. It also sets
+    the headers date and server, so answers have neither.
+    """
+
+    def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
         # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=partial(BoundedConnection, {}),  # type: ignore[arg-type]
+                http=partial(BoundedConnection, bounds, {}),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,
                 log_level="error",
                 timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=1 << 16,
-                backlog=1024,
+                h11_max_incomplete_event_size=bounds.head_bytes,
+                # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in a turn.
+                backlog=_CONNECTIONS_PER_TURN,
             )
         )
-        self._ended = asyncio.Event()
+        if bounds.seconds is not None:
+            self.server_state.default_headers = [(b"connection", b"close"), (b"cache-control", b"no-store")]
+        self._listening = listening
 
-    def end(self) -> None:
-        """Lets serve() return once the open requests are answered."""
-        self._ended.set()
+    async def start(self) -> None:
+        """Starts to accept connections."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([self._listening])
+        self._listening.listen(_BACKLOG)
 
-    async def main_loop(self) -> None:
-        """Waits for the end. uvicorn's own loop polls ten times a second, a quarter of what an idle frontend costs.
+    async def end(self) -> None:
+        """Closes the socket, and waits for the answers to open requests, for a second at most."""
+        await self.shutdown([self._listening])
 
-        That loop also sets the date and server headers, so answers have neither.
-        """
-        await self._ended.wait()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
-        yield
+@asynccontextmanager
+async def serve_port(address: tuple[str, int], app: ASGIApp, bounds: Bounds = PORT) -> AsyncIterator[int]:
+    """Serves an application over TCP while the context is open; yields the port.
+
+    Raises BindError if the address cannot be used.
+    """
+    listening = listen_tcp(*address)
+    port: int = listening.getsockname()[1]
+    server = HttpServer(app, bounds, listening)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.end()

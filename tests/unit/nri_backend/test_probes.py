@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from numa_node import probes
-from numa_node.probes import HEALTHY, BindError, Page, answer, serve_pages
+from nri_backend import probes
+from nri_backend.probes import HEALTHY, Page, answer, serve_pages
+from numa_node.addresses import BindError
 
 UNREADY = Page(b"not ready\n", 503)
 PAGES = {"/healthz": lambda: HEALTHY, "/readyz": lambda: UNREADY, "/metrics": lambda: Page(b"x" * (8 << 20))}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints of the backend's two requests. application.py serves them, and api.py declares them."""
+
+import asyncio
+from typing import Final
+
+from numa_contract.errors import MalformedError, shown
+from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, StateAnswer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from dra_frontend.claims.backend import read_state
+from dra_frontend.state_endpoint.source import StateSource
+
+_BODY_SECONDS: Final = 10.0
+_SMALL_BODY: Final = 256 << 10
+"""Bytes up to which a body is read whatever else is being read: a lease, or the state of an ordinary node."""
+_MOST_BUFFERED: Final = 2 * MAX_STATE_BYTES
+
+
+class Bodies:
+    """Reads the bodies of requests. Their size, the time for one, and the memory for all of them are bounded."""
+
+    def __init__(self, seconds: float = _BODY_SECONDS) -> None:
+        self._seconds = seconds
+        self._buffered = 0
+        """Bytes of large bodies that are being read."""
+
+    async def read(self, receive: Receive) -> bytes:
+        """Returns the body of a request.
+
+        Raises HTTPException for one that is too large, takes too long, or arrives together with other large ones.
+        """
+        body, counted = bytearray(), 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPException(400, "the sender has gone")
+                    body += message.get("body", b"")
+                    if len(body) > MAX_STATE_BYTES:
+                        raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
+                    counted += self._count(len(body) - counted if len(body) > _SMALL_BODY else 0)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {self._seconds:g} s") from None
+        finally:
+            self._buffered -= counted
+
+    def _count(self, more: int) -> int:
+        if self._buffered + more > _MOST_BUFFERED:
+            raise HTTPException(503, f"other large bodies are being read; send those over {_SMALL_BODY} in turn")
+        self._buffered += more
+        return more
+
+
+class BackendLink:
+    """The endpoints of the backend."""
+
+    def __init__(self, state: StateSource) -> None:
+        self._state = state
+        self._bodies = Bodies()
+
+    async def report(self, request: Request) -> Response:
+        """Accepts a report of the backend, at most 4 MiB. Only the backend of this pod sends it."""
+        state = self._state
+        try:
+            status, reports = read_state(await self._bodies.read(request.receive))
+        except MalformedError as error:
+            raise HTTPException(422, str(error)) from error
+        state.backend.renew(status, reports)
+        state.reported()
+        return _json(StateAnswer(instance=state.instance, generation=state.backend.generation))
+
+    async def records(self, request: Request) -> Response:
+        """Changes of claim records after a generation.
+
+        Waits for a change, 25 s at most. Without `after` it returns the present generation at once.
+        """
+        given = request.query_params.get("after", "")
+        try:
+            after = int(given) if given else None
+        except ValueError:
+            raise HTTPException(422, f"after={shown(given)} is not a number") from None
+        return _json(await self._state.store.news.after(after, RECORDS_WAIT_SECONDS))
+
+
+def _json(document: BaseModel) -> Response:
+    return Response(document.model_dump_json(), media_type="application/json")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The applications of the TCP ports: a few pages by path, for the kubelet, Prometheus and a browser on this machine.
+
+An application contains the routes of its port only, so no request reaches the other documents of the state socket.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dra_frontend.state_endpoint.source import StateSource
+
+Pages = Mapping[str, Callable[[], Response]]
+"""Functions that make a page, by path."""
+_LOCAL: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_FOREIGN: Final = "use localhost or 127.0.0.1: the Host header names another machine\n"
+
+
+def pages(state: StateSource) -> Pages:
+    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served on the port of the probes."""
+
+    def ready() -> Response:
+        problems = state.unready()
+        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
+        return PlainTextResponse("\n".join([*lines, ""]), 503 if problems else 200)
+
+    def metrics() -> Response:
+        return Response(state.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return {"/healthz": _healthy, "/readyz": ready, "/metrics": metrics}
+
+
+def preflight_pages(faults: Iterable[object]) -> Pages:
+    """Returns the pages of a service that cannot start: it is healthy, and /readyz contains the faults."""
+
+    def reasons() -> Response:
+        return PlainTextResponse("\n".join([*map(str, faults), ""]), 503)
+
+    return {"/healthz": _healthy, "/readyz": reasons}
+
+
+def _healthy() -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def page_routes(served: Pages) -> list[Route]:
+    """Returns a route for each page."""
+    return [Route(path, _endpoint(make)) for path, make in served.items()]
+
+
+def _endpoint(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_request: Request) -> Response:
+        return make()
+
+    return answer
+
+
+def port_application(served: Pages) -> Starlette:
+    """Returns an application that serves these pages and nothing else."""
+
+    def absent(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
+        return PlainTextResponse(f"only {' and '.join(served)}\n", error.status_code, error.headers)
+
+    app = Starlette(routes=page_routes(served), exception_handlers={HTTPException: absent})
+    app.router.redirect_slashes = False
+    return app
+
+
+class LocalOnly:
+    """Rejects requests that do not name this machine as ``localhost`` or by its loopback address.
+
+    The Host header is the name in the address bar of the browser. A web site can make its own name resolve to the
+    loopback address and read what is served there (DNS rebinding), but it cannot choose this header.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        is_local = len(hosts) == 1 and _LOCAL.fullmatch(hosts[0])
+        app = self._app if is_local else PlainTextResponse(_FOREIGN, 403)
+        await app(scope, receive, send)

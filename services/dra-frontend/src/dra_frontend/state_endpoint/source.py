@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of the service that the endpoint shows."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.publishing.offer import Offer
+
+
+class StateSource(Protocol):
+    """Everything that the endpoint shows; read at each request."""
+
+    node: str
+    instance: str
+    watch: MachineWatch
+    offer: Offer
+    store: ClaimStore
+    backend: BackendView
+
+    def reported(self) -> None:
+        """Called after each report of the backend."""
+
+    def unready(self) -> Sequence[str]:
+        """Returns why the pod is not ready, or nothing if it is ready."""
+
+    def warnings(self) -> list[str]:
+        """Returns what an operator should know of, although the service is ready."""
+
+    def metrics(self) -> bytes:
+        """Returns the metrics in the text format of Prometheus."""

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of the kubelet's probes over TCP. Every process that reaches the port can send to it.
+
+The backend has no HTTP server among its dependencies, and needs to answer two paths. So only the first line of a
+connection is read; it is answered with one of a few pages, and the connection is closed. Headers are received and
+dropped. Connections are bounded in number, time and bytes, and the newest one is always served: the oldest makes room
+for it. docs/adr/0025-one-http-server.md compares this server with the frontend's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from numa_node.addresses import listen_tcp
+
+MAX_CONNECTIONS: Final = 64
+_SECONDS: Final = 5.0
+"""Time of a whole connection, until the peer has read the last byte of the answer."""
+_MAX_BYTES: Final = 8 << 10
+"""Bytes that are read from a connection. Headers are read, because closing earlier would cut the answer off."""
+_CONNECTIONS_PER_TURN: Final = 8
+"""Connections of a flood that are accepted before other work of the event loop has its turn."""
+_BACKLOG: Final = 1024
+"""Connections that wait in the kernel in the meantime (listen(2))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer."""
+
+    body: bytes
+    status: int = 200
+
+    def http(self, *, head: bool) -> bytes:
+        """Returns the whole response, for HEAD without its body."""
+        lines = (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
+            "Content-Type: text/plain; charset=utf-8",
+            f"Content-Length: {len(self.body)}",
+            "Cache-Control: no-store",
+            "Connection: close",
+        )
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if head else self.body)
+
+
+Pages = Mapping[str, Callable[[], Page]]
+"""Functions that make a page, by path."""
+HEALTHY: Final = Page(b"ok\n")
+_NOT_HTTP: Final = Page(b"this is not HTTP\n", 400)
+
+
+def answer(line: bytes, pages: Pages) -> bytes:
+    """Returns the response to the first line of a request."""
+    method, _, rest = line.rstrip(b"\r").partition(b" ")
+    target = rest.partition(b" ")[0].partition(b"?")[0].decode(errors="replace")
+    if method not in (b"GET", b"HEAD") or not target:
+        return _NOT_HTTP.http(head=False)
+    page = pages[target]() if target in pages else Page(f"only {' and '.join(pages)}\n".encode(), 404)
+    return page.http(head=method == b"HEAD")
+
+
+class _Connection(asyncio.BufferedProtocol):
+    def __init__(self, pages: Pages, others: "dict[_Connection, None]", seconds: float) -> None:
+        self._pages = pages
+        self._others = others
+        self._seconds = seconds
+        # Small, so that one turn of the event loop never reads more of a peer than this.
+        self._buffer = memoryview(bytearray(_MAX_BYTES))
+        self._read = 0
+        self._answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  for the type checker: TCP gives nothing else
+        self._transport = transport
+        self._deadline = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+        self._others[self] = None
+        if len(self._others) > MAX_CONNECTIONS:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            oldest.abort()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
+        self._others.pop(self, None)
+        self._deadline.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        return self._buffer[self._read :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._read += nbytes
+        # A line that is longer than the buffer is answered as an empty one.
+        line, end, _ = bytes(self._buffer[: self._read]).partition(b"\n")
+        if not self._answered and (end or self._read == _MAX_BYTES):
+            self._answered = True
+            self._transport.write(answer(line if end else b"", self._pages))
+            self._transport.write_eof()
+        if self._read == _MAX_BYTES:
+            self._transport.close()
+
+    def eof_received(self) -> bool:
+        return False  # closes, after what was written
+
+
+@asynccontextmanager
+async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = _SECONDS) -> AsyncIterator[int]:
+    """Serves pages while the context is open; yields the port. Raises BindError if the address cannot be used."""
+    connections: dict[_Connection, None] = {}
+    listening = listen_tcp(*address)
+    loop = asyncio.get_running_loop()
+    # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
+    server = await loop.create_server(
+        lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_CONNECTIONS_PER_TURN
+    )
+    listening.listen(_BACKLOG)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.close()
+        for connection in tuple(connections):
+            connection.abort()
+        await server.wait_closed()

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of the TCP ports, which the whole network can reach. test_api.py has the bounds of the state socket."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from dra_frontend.state_endpoint.ports import pages, port_application, preflight_pages
+from dra_frontend.state_endpoint.server import PORT, serve_port
+from numa_node.addresses import BindError
+from starlette.responses import PlainTextResponse
+
+from tests.rigs.node_state import populated
+
+ANY = ("127.0.0.1", 0)
+APP = port_application(
+    {
+        "/healthz": lambda: PlainTextResponse("ok\n"),
+        "/metrics": lambda: PlainTextResponse(b"x" * (1 << 20)),
+        "/huge": lambda: PlainTextResponse(b"x" * (8 << 20)),
+    }
+)
+LINE = b"GET /healthz HTTP/1.1\r\n"
+
+
+@contextlib.asynccontextmanager
+async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def send(port: int, data: bytes) -> bytes:
+    """Sends bytes on a connection of its own; returns everything that comes back until its end."""
+    async with peer(port) as (reader, writer):
+        writer.write(data)
+        return await reader.read()
+
+
+async def get(port: int, target: str, method: str = "GET") -> bytes:
+    return await send(port, f"{method} {target} HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n".encode())
+
+
+async def is_healthy(port: int) -> bool:
+    return (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Returns True if the connection was ended without an answer."""
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
+    """The answer is made at the request, and no cache keeps it."""
+    state = populated("2i386-2t-hugepagesizecount")
+    async with serve_port(ANY, port_application(pages(state))) as port:
+        head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert {b"connection: close", b"cache-control: no-store"} <= set(head.splitlines())
+        assert body == b"ok\n"
+        assert (await get(port, "/readyz?verbose")).startswith(b"HTTP/1.1 200 ")
+        state.problems = ["no backend"]
+        head, _, body = (await get(port, "/readyz")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert body.splitlines()[0] == b"no backend"
+        assert await is_healthy(port)
+
+
+async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> None:
+    """The kubelet must not restart it, and an operator sees the reason; there are no metrics yet."""
+    async with serve_port(ANY, port_application(preflight_pages(["no /sys", "no token"]))) as port:
+        assert await is_healthy(port)
+        assert (await get(port, "/readyz")).endswith(b"\r\n\r\nno /sys\nno token\n")
+        assert (await get(port, "/metrics")).startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v1/claims HTTP/1.1\r\nHost: x", b"404"),
+        (b"GET / HTTP/1.1\r\nHost: x", b"404"),
+        (b"GET /healthz/ HTTP/1.1\r\nHost: x", b"404"),
+        (b"POST /healthz HTTP/1.1\r\nHost: x", b"405"),
+        (b"GET  /healthz HTTP/1.1\r\nHost: x", b"400"),
+        (b"GET /healthz HTTP/1.1", b"400"),
+        (b"GET", b"400"),
+        (b"", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+    ],
+)
+async def test_nothing_else_is_served(head: bytes, status: bytes) -> None:
+    """A few targets and two methods; the answer contains nothing that the peer sent."""
+    async with serve_port(ANY, APP) as port:
+        answer = await send(port, head + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+    assert len(answer) < 250
+
+
+async def test_a_head_is_the_answer_without_its_body() -> None:
+    """HEAD returns the status and the length that GET would return."""
+    async with serve_port(ANY, APP) as port:
+        whole, head = await get(port, "/healthz"), await get(port, "/healthz", "HEAD")
+    assert whole == head + b"ok\n"
+
+
+async def test_a_request_may_arrive_in_pieces() -> None:
+    """Byte by byte, as long as it is complete in time."""
+    async with serve_port(ANY, APP) as port, peer(port) as (reader, writer):
+        for byte in LINE + b"Host: x\r\n\r\n":
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.fault("security S3", "security S5")
+async def test_of_pipelined_requests_the_first_is_answered() -> None:
+    """A connection is good for one answer, whatever is sent on it."""
+    async with serve_port(ANY, APP) as port:
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            answer = await send(port, (LINE + b"Host: x\r\n\r\n") * 8000)
+        assert answer.count(b"HTTP/1.1") <= 1
+
+
+@pytest.mark.fault("security S3", "security S5")
+async def test_a_body_is_not_waited_for() -> None:
+    """The answer comes before the body, of which nothing is read."""
+    async with serve_port(ANY, APP) as port:
+        for head in (b"Content-Length: 1000000000000000", b"Transfer-Encoding: chunked", b"Expect: 100-continue"):
+            assert (await send(port, LINE + b"Host: x\r\n" + head + b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000, LINE + b"A: " + b"a" * 9000]
+)
+async def test_endless_requests_are_cut_off(data: bytes) -> None:
+    """After a few kilobytes nothing more is read; others are served."""
+    async with serve_port(ANY, APP) as port:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            answer = await send(port, data)
+            assert not answer or answer.startswith(b"HTTP/1.1 400 ")
+        assert await is_healthy(port)
+
+
+@pytest.mark.fault("security S3", "security S5")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"A: " + b" " * 7900 + b"\0",
+        b"A: " + (b"a" + b" " * 63) * 120 + b"\0",
+        b"A: " + b"a" * 7900 + b"\0",
+        b"A: " + b"a" * 7900 + b"\rb",
+        b"a:b\r\n" * 1300,
+        b"A: b\r\n" + b" c\r\n" * 1300,
+    ],
+)
+async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> None:
+    """Such a head takes 1 to 900 ms of CPU time in h11, so that a thousand of them would stop the service."""
+    async with serve_port(ANY, APP) as port:
+        began = time.process_time()
+        for _ in range(20):
+            assert (await send(port, LINE + b"Host: x\r\n" + fields + b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        rejected = time.process_time() - began
+        began = time.process_time()
+        for _ in range(20):
+            assert await is_healthy(port)
+        assert rejected < 2 * (time.process_time() - began)
+
+
+@pytest.mark.fault("security S3", "security S5")
+async def test_a_connection_has_a_few_seconds() -> None:
+    """One that sends nothing, or a byte now and then, ends all the same."""
+    async with (
+        serve_port(ANY, APP, replace(PORT, seconds=0.2)) as port,
+        peer(port) as (silent, _),
+        peer(port) as (slow, writer),
+    ):
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            async with asyncio.timeout(5):
+                while not slow.at_eof():
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+        assert await ended(silent)
+
+
+@pytest.mark.fault("backend A8", "frontend A7", "security S3", "security S5")
+@pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
+    """The newest one, the kubelet's probe, is answered, however many others are open and whatever they have sent."""
+    async with serve_port(ANY, APP) as port, contextlib.AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(peer(port))
+        for _ in range(3 * PORT.connections):
+            reader, writer = await stack.enter_async_context(peer(port))
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own way of not reading
+            writer.write(sent)
+        for _ in range(6):
+            assert await is_healthy(port)
+        assert await ended(first)
+
+
+@pytest.mark.fault("security S5")
+async def test_a_peer_that_does_not_read_is_cut_off() -> None:
+    """A large answer is not kept for long; a peer that reads it has it whole."""
+    async with serve_port(ANY, APP, replace(PORT, seconds=0.5)) as port:
+        assert len((await get(port, "/huge")).partition(b"\r\n\r\n")[2]) == 8 << 20
+        async with peer(port) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own way of not reading
+            writer.write(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(1)
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await reader.readexactly(8 << 20)
+
+
+async def test_a_taken_port_is_a_clear_error() -> None:
+    """It contains the address and what to do."""
+    async with serve_port(ANY, APP) as port:
+        with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
+            async with serve_port(("127.0.0.1", port), APP):
+                pass
+
+
+async def test_the_end_does_not_wait_for_peers() -> None:
+    """Shutdown ends connections that are open, and the port is free then."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with serve_port(ANY, APP) as port:
+            reader, _ = await stack.enter_async_context(peer(port))
+            began = time.monotonic()
+        assert time.monotonic() - began < 2
+        assert await ended(reader)
+        async with serve_port(("127.0.0.1", port), APP):
+            assert await is_healthy(port)

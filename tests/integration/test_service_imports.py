@@ -9,7 +9,7 @@ from tests.stage.stage import OpenStage
 from tests.stage.wires import ask_unix
 
 
-def test_a_running_service_has_imported_no_tool(open_stage: OpenStage) -> None:
+def test_a_running_service_has_imported_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
     """The import contract sees import statements. This sees what a service imported to prepare a claim and show it."""
     stage = open_stage(frontend=OUR_FRONTEND.replace(" -m ", " -X importtime -m ", 1))
     instance = stage.add_ready_instance()
@@ -22,3 +22,5 @@ def test_a_running_service_has_imported_no_tool(open_stage: OpenStage) -> None:
     imported = set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log, re.MULTILINE))
     assert {"dra_frontend.app", "dra_frontend.claims.store", "fastapi"} <= imported
     assert {name for name in imported if name.startswith("numa_tools")} == {"numa_tools", "numa_tools.cli"}
+    unused = ("pydantic.v1.", "kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.")
+    assert not [name for name in imported if name.startswith(unused)]

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -361,6 +362,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
 def main(settings: Settings) -> int:
     """Runs the service until SIGTERM; returns the exit code."""
+    # FastAPI imports pydantic.v1 (1.4 MB) to reject its models, and takes an ImportError for "there are none".
+    sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
     fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": settings.config.model_dump_json()}

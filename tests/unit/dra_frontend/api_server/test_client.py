@@ -16,7 +16,7 @@ from aiohttp import web
 from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
 from dra_frontend.api_server.client import MOST_SLICES, KubeClient, connect
 from dra_frontend.api_server.connection import LONGEST_WATCH_SECONDS, Connection
-from dra_frontend.api_server.credentials import in_cluster, kubeconfig
+from dra_frontend.api_server.credentials import in_cluster, kubeconfig, read_configuration
 from dra_frontend.api_server.errors import (
     ConflictError,
     ForbiddenError,
@@ -822,6 +822,38 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
                 else:
                     with pytest.raises(UnavailableError, match="certificate"):
                         await client.get_node("node-a")
+
+
+def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
+    """The kubelet sets it without them."""
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    configuration, _ = read_configuration(in_cluster(environ, tmp_path))
+    assert configuration.host == "https://[fd00::1]:443"
+    assert configuration.api_key == {"BearerToken": "Bearer secret"}
+
+
+async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig names one by `proxy-url`. The variable of the environment is for HTTPS alone."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.raw_path)
+        return web.json_response({"kind": "Node", "metadata": {"name": "n", "uid": "u"}})
+
+    async with connection_to(answer) as proxy:
+        address = proxy._clients[0].configuration.host
+
+        def load(configuration: Configuration) -> None:
+            configuration.host, configuration.proxy = "http://server.example", address
+
+        for connection in (proxy, Connection(load)):
+            await connection.open()
+            await KubeClient(connection).get_node("n")
+        await connection.close()
+    assert asked == ["/api/v1/nodes/n", "http://server.example/api/v1/nodes/n"]
 
 
 async def test_only_whole_lines_are_events(pair: Pair) -> None:

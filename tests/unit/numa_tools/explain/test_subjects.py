@@ -318,12 +318,27 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     elsewhere = claim("u", cpus(2))
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-b"]}]}
     elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
-    assert pending(known, elsewhere)[1] == ["it is allocated to node node-b; ask there"]
+    assert pending(known, elsewhere)[1] == ["it is allocated to node node-b"]
     assert "2 CPUs wanted, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
     assert "fits; the kubelet has not asked" in pending(known, claim("u", memory("1Gi")))[1][0]
     known = replace(known, hindrances=("NRI is off",))
     assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
     assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "hindrances", "remedy"),
+    [
+        (cpus(2), (), "change what the message names"),
+        (memory("1Gi"), (), "see the events of the pod"),
+        (memory("1Gi"), ("NRI is off",), "run dra-frontend doctor"),
+    ],
+)
+def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
+    """A refusal names what to change, the doctor explains what hinders the node, and events show the kubelet's part."""
+    known = replace(knowing(prepared(asked(14))), hindrances=hindrances)
+    _, (found,) = explain_pending(known, claim("u", asked_for), known_classes(MACHINE), NODE)
+    assert found["remedy"].startswith(remedy)
 
 
 def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:

@@ -26,6 +26,10 @@ _KEEPERS: Final = {
     "isolated": "the kernel (isolated cpuset partition)",
     "pool": "the driver (shared pool without these CPUs)",
 }
+REFUSED: Final = (
+    "change what the message names, after which the kubelet retries; dra-frontend doctor has the remedy for the cause"
+)
+"""Remedy for a container that was refused."""
 Problem = dict[str, str]
 
 
@@ -68,7 +72,7 @@ def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Probl
     for report in known.users(uid):
         who = f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"
         if report.refused:
-            found.append(problem(f"{who} was refused", report.refused, "as the sentence says"))
+            found.append(problem(f"{who} was refused", report.refused, REFUSED))
         elif report.alive and cpus and _holds(report, uid):
             found += _overlap(known, report, who, _effective(known.kernel.get(report.id), report.cpus))
     return found

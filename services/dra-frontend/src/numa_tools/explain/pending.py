@@ -25,7 +25,8 @@ _WAITS = (
     "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
 )
 _UNDECIDED = "read the pod's events, which contain the scheduler's own answer; or write the selector in other words"
-_UNASKED = "the kubelet has not asked for it yet: see the pod's events"
+_UNPREPARED = "the claim is not prepared here"
+_EVENTS = "see the events of the pod: kubectl describe pod"
 
 
 def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
@@ -35,25 +36,30 @@ def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
     return frozenset()
 
 
-def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> str:
-    """Returns why a claim that is allocated is not prepared here; nothing for one that is not allocated."""
+def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> Problem | None:
+    """Returns why a claim that is allocated is not prepared here, or None for one that is not allocated."""
     try:
         view = parse_claim(document)
         if not view.allocated:
-            return ""
+            return None
         if not view.is_for(node, view.claim.uid):
             names = ", ".join(sorted(frozenset[str]().union(*view.nodes)))
-            return f"it is allocated to node {names}; ask there"
+            return problem(_UNPREPARED, f"it is allocated to node {names}", "run the command in the driver's pod there")
         view.check_usable(view.claim.uid)
         for driver in (driver for driver, results in view.results.items() if results):
             parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
             allocate_claim(parsed, known.inventory, known.ledger)
     except Refused as refusal:
-        return str(refusal)
+        remedy = f"change what the message names; {_EVENTS}"
+        return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
-        return "it is allocated, and has no device of these drivers"
-    hindered = "; ".join(known.hindrances)
-    return f"it is allocated to this node and fits; {hindered or _UNASKED}"
+        why = "it is allocated, and has no device of these drivers"
+        return problem(_UNPREPARED, why, f"none on the side of these drivers; {_EVENTS}")
+    if hindered := "; ".join(known.hindrances):
+        why = f"it is allocated to this node and fits; {hindered}"
+        return problem(_UNPREPARED, why, "run dra-frontend doctor, which has the remedy for it")
+    why = "it is allocated to this node and fits; the kubelet has not asked for it yet"
+    return problem(_UNPREPARED, why, _EVENTS)
 
 
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
@@ -104,8 +110,8 @@ def explain_pending(
     metadata = mapping(document, "metadata")
     namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
     found: dict[str, Any] = {"claim": f"{namespace}/{name}", "uid": metadata.get("uid", ""), "state": "pending"}
-    if why := allocation_problem(known, document, node, others):
-        return found | {"state": "allocated"}, [problem("the claim is not prepared here", why, "as the sentence says")]
+    if unprepared := allocation_problem(known, document, node, others):
+        return found | {"state": "allocated"}, [unprepared]
     try:
         wanted = read_wanted(mapping(document, "spec"))
     except ManifestError as error:

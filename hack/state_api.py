@@ -77,12 +77,16 @@ def _json(part: dict[str, Any]) -> dict[str, Any]:
 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:
     if properties := schema.get("properties"):
-        rows = [f"| `{name}` | {_type_of(one)} | {_row_text(one)} |" for name, one in properties.items()]
+        rows = [f"| `{name}` | {_type_of(one)} | {_in_row(one['description'])} |" for name, one in properties.items()]
         yield "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+        for name, one in properties.items():
+            if words := one.get("x-codes"):
+                rows = [f"| `{word}` | {_in_row(text)} |" for word, text in words.items()]
+                yield "\n".join([f"| `{name}` | meaning |", "|---|---|", *rows])
 
 
-def _row_text(schema: dict[str, Any]) -> str:
-    return str(schema["description"]).replace("\n", " ").replace("|", "\\|")
+def _in_row(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")
 
 
 def _type_of(schema: dict[str, Any]) -> str:

@@ -23,12 +23,14 @@ import pytest
 import yaml
 from dra_frontend.allocation import device_status
 from numa_contract.cdi import RECORD_ANNOTATION
+from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
 from numa_contract.state.machine import MachineDocument
 from numa_contract.state.node import NodeDocument
 from numa_contract.state.service import BackendDocument, VersionDocument
+from numa_contract.state.status import StatusCode, StatusDocument
 from pydantic import BaseModel
 
 from tests.chart.helm import CHART
@@ -47,16 +49,41 @@ pytestmark = pytest.mark.timeout(900 * PATIENCE)
 
 ROOT = CHART.parents[1]
 MIB = 1 << 20
-_NAMES = ("machine", "devices", "claims", "cpus", "memory", "containers", "backend", "version", "quarantine", "node")
+_NAMES = (
+    *("machine", "devices", "claims", "cpus", "memory", "containers", "backend", "status", "version", "quarantine"),
+    "node",
+)
 DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 
 
 # --- Where the proof is elsewhere: a test of the node tier, or of this one, by its address. ---
 
+_BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
 ELSEWHERE: dict[str, str] = {
     # A kernel that keeps managed interrupts where they are.
     "dra_numa_backend_interrupts_staying": (
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_come_back"
+    ),
+    "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
+    # States that last for a moment, or end the process.
+    StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
+    StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
+    StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.CLAIMS_DIRECTORY_UNUSABLE: (
+        "tests/unit/dra_frontend/claims/test_reconciler.py::test_a_directory_that_was_replaced_ends_the_process"
+    ),
+    StatusCode.RUN_DIRECTORY_UNUSABLE: (
+        "tests/unit/dra_frontend/node/test_run_directory.py::test_what_cannot_come_back_is_told_of"
+    ),
+    StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
+    # A pod that lacks something, and a command that reads files while the service is down.
+    StatusCode.POD_INCOMPLETE: (
+        "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_says_why_and_waits"
+    ),
+    StatusCode.SERVICE_DOWN: "tests/integration/test_doctor_and_status.py::test_up_and_down",
+    StatusCode.FILE_MISSING: (
+        "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
 }
 """What no stand-in can provoke, and the test that does."""
@@ -100,6 +127,14 @@ class Play:
     def reads(self, reason: str) -> None:
         """Waits until a claim's device has a condition with this reason."""
         self.until(reason, lambda: reason in self.witness.conditions)
+
+    def fails(self, code: StatusCode) -> None:
+        """Waits until the status has a problem with this code."""
+        self.until(code, lambda: code in self.witness.values["/v1/status.problems[].code"])
+
+    def warns(self, code: StatusCode) -> None:
+        """Waits until the status has a warning with this code."""
+        self.until(code, lambda: code in self.witness.values["/v1/status.warnings[].code"])
 
     def hears(self, reason: str) -> None:
         """Waits until there is an Event."""
@@ -239,6 +274,24 @@ def damaged_files(play: Play) -> None:
         metadata.unlink()
 
 
+def files_in_the_way(play: Play) -> None:
+    """Directories lie where the journal and a socket for the kubelet should be."""
+    paths = play.stage.paths
+    in_the_way = paths.run_dir / CLAIMS_JOURNAL, next(paths.kubelet_root.glob("plugins/dra.memory/*.sock"))
+    for path in in_the_way:
+        path.unlink()
+        path.mkdir()
+        (path / "file").write_text("")
+    try:
+        with play.pod("noted", cpus(1)):
+            play.fails(StatusCode.JOURNAL_UNUSABLE)
+            play.fails(StatusCode.SOCKET_NOT_PLACED)
+    finally:
+        for path in in_the_way:
+            shutil.rmtree(path)
+        play.stage.wait_back(play.stage.instances[0])
+
+
 def machine_changes(play: Play) -> None:
     """CPUs go, memory fails, host processes take hugepages, and sysfs cannot be read for a while."""
     machine, pods = play.machine, play.stage.paths.cgroup_root / "kubepods.slice"
@@ -259,6 +312,9 @@ def machine_changes(play: Play) -> None:
     for kind in ("ce", "ue"):
         machine.write(play.machine.root / f"sys/devices/system/edac/cpu/cpu1/{kind}_count", "0")
     play.sees("/v1/machine.errors[].cpus")
+    machine.write(play.machine.root / "sys/devices/system/edac/mc/mc1/ce_count", "nonsense")
+    play.warns(StatusCode.ERRORS_UNREADABLE)
+    machine.write(play.machine.root / "sys/devices/system/edac/mc/mc1/ce_count", "3")
     play.sees("/v1/devices[].taints")
     for size in ("2MB", "1GB"):
         machine.write(pods / f"hugetlb.{size}.numa_stat", "total=0 N0=0 N1=0")
@@ -379,8 +435,15 @@ def outages(play: Play) -> None:
     play.counts("dra_numa_backend_live", 0)
     play.sees("/v1/backend.problem")
     play.reads("NoBackend")
+    play.fails(StatusCode.BACKEND_SILENT)
     instance.frontend.kill()
     play.until("silence", lambda: play.witness.gone(play.stage))
+
+
+def nothing_offered(play: Play) -> None:
+    """The configuration reserves a CPU that the machine cannot have, and the Node has no figure of the kubelet."""
+    play.fails(StatusCode.NOTHING_OFFERED)
+    play.warns(StatusCode.KUBELET_RESERVE_UNKNOWN)
 
 
 def gate_off(play: Play) -> None:
@@ -447,12 +510,22 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
         {"partitions": True, "reserved_cpus": "0,16", "backend": _KERNEL},
         True,
         (
-            *(parameters, running, refused_partition, authors, static_managers, released_in_use, damaged_files),
+            *(
+                parameters,
+                running,
+                refused_partition,
+                authors,
+                static_managers,
+                released_in_use,
+                damaged_files,
+                files_in_the_way,
+            ),
             *(everything_claimed, drift, status_writes, machine_changes, slow_kernel, outages),
         ),
     ),
     ({"config": {"cpuExclusivity": "pool"}}, True, (moved, unrepaired, refused_claim)),
     ({"gates_off": ("DRAConsumableCapacity",)}, False, (gate_off,)),
+    ({"reserved_cpus": "99"}, False, (nothing_offered,)),
     ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server, no_partitions)),
     (_COUNTING, True, (counted,)),
     (_COUNTING, False, (older_kubelet,)),
@@ -476,7 +549,19 @@ def declare_nothing(stage: Stage) -> None:
     stage.api(f"{path}/status", "PUT", node)
 
 
-BEFORE: dict[Scenario, Callable[[Stage], None]] = {slices_denied: deny_slices, older_kubelet: declare_nothing}
+def reserve_nothing(stage: Stage) -> None:
+    """The Node does not contain what pods can have."""
+    path = f"/api/v1/nodes/{stage.settings.node}"
+    node = stage.api(path)
+    node["status"]["allocatable"] = {}
+    stage.api(f"{path}/status", "PUT", node)
+
+
+BEFORE: dict[Scenario, Callable[[Stage], None]] = {
+    slices_denied: deny_slices,
+    older_kubelet: declare_nothing,
+    nothing_offered: reserve_nothing,
+}
 """What is the case before the driver of a stage starts."""
 
 
@@ -535,6 +620,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "/v1/memory[]": MemoryDocument,
     "/v1/containers[]": ContainerReport,
     "/v1/backend": BackendDocument,
+    "/v1/status": StatusDocument,
     "/v1/version": VersionDocument,
     "/v1/node": NodeDocument,
 }
@@ -545,8 +631,8 @@ def documented_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, model in _MODELS.items():
         found |= dict(fields_of(model, path))
-    # Metrics are shown elsewhere; a format's version is a constant of the release.
-    left_out = re.compile(r"/v1/backend\.status\.metrics.*|.*\.version")
+    # Metrics are shown elsewhere; a format's version is a constant of the release; no warning makes a pod unready.
+    left_out = re.compile(r"/v1/backend\.status\.metrics.*|.*\.version|/v1/status\.warnings\[\]\.unready")
     return {path: default for path, default in found.items() if not left_out.fullmatch(path)}
 
 
@@ -667,6 +753,13 @@ def test_every_alert_can_fire(played: Played, alert: str) -> None:
 def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
     """It has a value that is not its default."""
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
+
+
+@pytest.mark.parametrize("code", StatusCode)
+def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode) -> None:
+    """It is the code of a problem or a warning."""
+    found = [played[0].values[f"/v1/status.{kind}[].code"] for kind in ("problems", "warnings")]
+    assert any(code in codes for codes in found) or excused(code)
 
 
 @pytest.mark.parametrize("address", sorted({*ELSEWHERE.values()}))

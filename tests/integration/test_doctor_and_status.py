@@ -69,7 +69,8 @@ def test_up_and_down(open_stage: OpenStage) -> None:
         assert "check itself failed" not in json.dumps(found)
         code, without = run(stage, "status")
         assert (without["source"], code) == ("files", 1)
-        assert "the service is down" in without["problems"][0]
+        assert "the service is down" in without["problems"][0]["text"]
+        assert without["problems"][0]["code"] == "ServiceDown"
         for key in ("claim", "cpus", "memory"):
             assert [one[key] for one in without["claims"]] == [one[key] for one in shown["claims"]]
         assert set(parse_cpu_list(without["cpus"]["claimed"])) == held

@@ -100,7 +100,7 @@ def test_every_document_is_read(driver: Driver) -> None:
             assert plain(found) == plain(document), path
             assert document or path == "/v1/quarantine", path
             read[path] = found
-    assert len(read) == 11
+    assert len(read) == 12
     assert {type(one).__name__ for one in read["/v1/claims"]} == {"AllocationRecord"}
     assert sorted(one.driver for one in read["/v1/claims"]) == ["dra.cpu", "dra.memory", "dra.memory"]
     assert read["/v1/backend"].status.synchronized

@@ -33,6 +33,7 @@ from numa_contract.config import Config, parse_config
 from numa_contract.names import CLAIMS_JOURNAL, CPU_DRIVER, DRIVERS
 from numa_contract.records import AllocationRecord, ClaimReference
 from numa_contract.reports import BackendStatus
+from numa_contract.state.status import Notice, StatusCode
 from numa_tools.doctor.facts import Facts
 
 from tests.fakes.apiserver import ApiServer
@@ -148,7 +149,10 @@ class AilingNode:
         """A record of CPUs, whose claim the API server has."""
         uid = self.server.store.create(CLAIMS, "ns", {"metadata": {"name": name}, "spec": {}})["metadata"]["uid"]
         reference = ClaimReference(uid=uid, namespace="ns", name=name)
-        return cpu_record(uid, f"r={cpus}").model_copy(update={"claim": reference})
+        record, device = cpu_record(uid, f"r={cpus}"), {"device": "cpudevnuma000"}
+        parts = tuple(one.model_copy(update=device) for one in record.cpus)
+        results = tuple(one.model_copy(update={**device, "pool": NODE}) for one in record.results)
+        return record.model_copy(update={"claim": reference, "cpus": parts, "results": results})
 
     def container(self, name: str, **more: Any) -> dict[str, Any]:
         """A container that uses the record of a claim, as the backend reports it."""
@@ -243,10 +247,14 @@ class AilingNode:
             backend=backend,
             store=cast("ClaimStore", store),
             reported=lambda: None,
-            unready=lambda: self.problems,
-            warnings=lambda: self.warned,
+            unready=lambda: [_notice(StatusCode.NOT_REGISTERED, text, unready=True) for text in self.problems],
+            warnings=lambda: [_notice(StatusCode.SLICE_FIELDS_DROPPED, text) for text in self.warned],
             metrics=lambda: b"",
         )
+
+
+def _notice(code: StatusCode, text: str, *, unready: bool = False) -> Notice:
+    return Notice(code=code, text=text, unready=unready)
 
 
 def _write(path: Path, text: str) -> None:

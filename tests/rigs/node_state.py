@@ -23,6 +23,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import DRIVERS
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.state.status import Notice, StatusCode
 
 from tests.rigs.builders import NODE, files_of, opaque, report, result
 from tests.rigs.decisions import decided, view
@@ -66,13 +67,13 @@ class NodeState:
     def reported(self) -> None:
         """Nothing waits here."""
 
-    def unready(self) -> list[str]:
+    def unready(self) -> list[Notice]:
         """What a test says."""
-        return self.problems
+        return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Notice]:
         """What a test says."""
-        return self.warned
+        return [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in self.warned]
 
     def metrics(self) -> bytes:
         """None."""

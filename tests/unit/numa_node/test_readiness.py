@@ -25,15 +25,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ready(clock: Clock) -> Readiness:
+def ready(clock: Clock) -> Readiness[str]:
     """A pod that is ready: a start excuses no problem, and the first time without one is believed at once."""
-    readiness = Readiness(clock)
+    readiness = Readiness[str](clock)
     for problems in (("no slices",), ("no kubelet",), ()):
         assert readiness.update(problems) == problems
     return readiness
 
 
-def test_a_problem_must_last(clock: Clock, ready: Readiness) -> None:
+def test_a_problem_must_last(clock: Clock, ready: Readiness[str]) -> None:
     """One that comes and goes, however often, does not make the pod unready; one that stays does."""
     for _ in range(20):
         assert ready.update(["late"]) == ()
@@ -45,7 +45,9 @@ def test_a_problem_must_last(clock: Clock, ready: Readiness) -> None:
     assert ready.update(["gone"]) == ("gone",)
 
 
-def test_a_problem_must_be_gone_for_a_moment(clock: Clock, ready: Readiness, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_problem_must_be_gone_for_a_moment(
+    clock: Clock, ready: Readiness[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """What was just said stays said until it is sure that it is over; each turn is logged once, however often asked."""
     caplog.set_level(logging.INFO)
     for _ in range(5):

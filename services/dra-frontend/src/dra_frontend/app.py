@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from numa_contract import __version__
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
+from numa_contract.state.status import Notice, StatusCode
 from numa_node.addresses import SocketPathError
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import Complaints, set_up_logging
@@ -86,7 +87,7 @@ class Service:
         self.backend = BackendView(time.monotonic, config)
         self.telemetry = Telemetry()
         self.metrics = self.telemetry.render
-        self.readiness = Readiness()
+        self.readiness = Readiness[Notice]()
         self.guard = Guard()
         self._complaints = Complaints(_log)
         self.recorder = EventRecorder(client, node)
@@ -144,7 +145,7 @@ class Service:
         self.telemetry.show(gauges, BackendMetrics(self.backend))
         self._reported: list[NodeCondition] = []
         """The backend's conditions of the Node, as it reported them last."""
-        self.pod_warnings: tuple[str, ...] = ()
+        self.pod_warnings: tuple[Notice, ...] = ()
         """Faults of the pod that the preflight found and that the service works without."""
 
     def reported(self) -> None:
@@ -160,40 +161,59 @@ class Service:
         with self._complaints.about("devices", "devices not published"):
             self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
-    def unready(self) -> tuple[str, ...]:
-        """Returns why the pod is not ready, or nothing if it is ready.
+    def unready(self) -> tuple[Notice, ...]:
+        """Returns the problems because of which the pod is not ready, or nothing if it is ready.
 
         A problem counts after it has lasted for 10 s (numa_node/readiness.py). A backend is a problem once it has been
         silent for LEASE_SECONDS, so the pod is unready 20 s after its last report.
         """
         return self.readiness.update(self._problems())
 
-    def _problems(self) -> list[str]:
+    def _problems(self) -> list[Notice]:
         # A pod whose backend is a standby stays ready, even if no other one enforces: otherwise a roll-out would stop.
-        problems = [f"backend: {self.backend.own_problem}"] if self.backend.own_problem else []
-        problems += [f"{driver}: nothing is offered: {why}" for driver, why in self.watch.inventory.refused.items()]
+        fault = self.backend.own_fault
+        found = [fault.model_copy(update={"unready": True})] if fault else []
+        found += [
+            _unready(StatusCode.NOTHING_OFFERED, f"{driver}: nothing is offered: {why}", driver)
+            for driver, why in self.watch.inventory.refused.items()
+        ]
         if self.watch.problem and not self.watch.inventory.pools:
-            problems.append(f"machine: {self.watch.problem}")
-        problems += self.store.problems
-        problems += filter(None, (self.run_directory.problem, *(one.problem for one in self.plugins.values())))
+            found.append(_unready(StatusCode.MACHINE_UNREADABLE, f"machine: {self.watch.problem}"))
+        if text := self.store.directory_problem:
+            found.append(_unready(StatusCode.CLAIMS_DIRECTORY_UNUSABLE, text))
+        if text := self.store.journal_problem:
+            found.append(_unready(StatusCode.JOURNAL_UNUSABLE, text))
+        if text := self.run_directory.problem:
+            found.append(_unready(StatusCode.RUN_DIRECTORY_UNUSABLE, text))
+        return [*found, *self._driver_problems()]
+
+    def _driver_problems(self) -> Iterator[Notice]:
+        """Yields what keeps a driver from the kubelet or the scheduler."""
         for driver, plugin in self.plugins.items():
+            if plugin.problem:
+                yield _unready(StatusCode.SOCKET_NOT_PLACED, plugin.problem, driver)
             if not plugin.registered:
-                problems.append(f"{driver}: not registered with the kubelet: {plugin.error}".rstrip(": "))
+                text = f"{driver}: not registered with the kubelet: {plugin.error}"
+                yield _unready(StatusCode.NOT_REGISTERED, text.rstrip(": "), driver)
         for driver, publisher in self.publishers.items():
             if not publisher.ready:
                 why = publisher.error or self.node_status.problem
-                problems.append(f"{driver}: slices not published: {why}".rstrip(": "))
-        return problems
+                yield _unready(publisher.reason, f"{driver}: slices not published: {why}".rstrip(": "), driver)
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Notice]:
         """Returns what an operator should know of, although the service is ready."""
+        conditions = self.backend.conditions if self.backend.live else {}
         return [
             *self.pod_warnings,
-            *self.watch.warnings,
-            *self.node_status.warnings,
-            *self.backend.warnings,
-            *self.guard.warnings,
-            *(text for one in self.publishers.values() for text in one.warnings),
+            *self.watch.notices,
+            *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),
+            *(Notice(code=reason, text=text) for reason, text in conditions.items()),
+            *(Notice(code=StatusCode.TASK_FAILING, subject=n, text=text) for n, text in self.guard.failing.items()),
+            *(
+                Notice(code=reason, subject=driver, text=text)
+                for driver, publisher in self.publishers.items()
+                for reason, text in publisher.notes.items()
+            ),
         ]
 
     async def start(self) -> None:
@@ -277,6 +297,10 @@ class Service:
                 tasks.create_task(publisher.run())
 
 
+def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
+    return Notice(code=code, subject=subject, text=text, unready=True)
+
+
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs what must never end by itself: a service that has lost a part of it must not go on as if nothing were."""
     await work
@@ -322,7 +346,7 @@ async def _serve(settings: Settings) -> None:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))
         service = Service(settings, run_directory, client)
-        service.pod_warnings = tuple(map(str, faults))
+        service.pod_warnings = tuple(Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults)
         await service.start()
         outer.push_async_callback(service.store.close)
         await _run(service, settings.bind, stop)

@@ -73,7 +73,7 @@ class Backend:
         self._settings = settings
         self._lock = lock
         self._instance = instance
-        self._readiness = Readiness()
+        self._readiness = Readiness[str]()
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
         config = settings.config

@@ -14,8 +14,12 @@ class ProblemDocument(StateDocument):
 
     level: str
     """``fault`` (something does not work) or ``warning`` (the driver works, and an operator should know)."""
+    code: str
+    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts those that are left out."""
+    subject: str
+    """The object that it is about; empty for the node as a whole."""
     text: str
-    """What is wrong, and the remedy."""
+    """What is wrong, in most cases with the remedy."""
 
 
 class PageNumaNode(StateDocument):
@@ -119,7 +123,7 @@ class NodeDocument(StateDocument):
     live: bool
     """Whether claims can be prepared."""
     problems: tuple[ProblemDocument, ...]
-    """Problems, then warnings, at most 100 and one entry with the number of those that are left out."""
+    """Problems, then warnings, at most 100, and one entry with the number of those that are left out."""
     numa_nodes: tuple[PageNumaNode, ...]
     """NUMA nodes by ID."""
     memory: tuple[PageMemory, ...]

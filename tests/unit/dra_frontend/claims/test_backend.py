@@ -9,6 +9,7 @@ import pytest
 from dra_frontend.claims.backend import BackendView, read_state
 from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus
+from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
 
 from tests.rigs.cpu_time import cpu_seconds
 
@@ -105,6 +106,37 @@ def test_what_is_missing_is_named(clock: Clock, view: BackendView, changes: dict
     unheard = BackendView(clock)
     assert (unheard.live, unheard.age) == (False, None)
     assert "see the log of its container" in unheard.problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "silence", "code"),
+    [
+        ({}, 0.0, None),
+        ({}, LEASE_SECONDS + 1, StatusCode.BACKEND_SILENT),
+        ({"synchronized": False}, 0.0, StatusCode.BACKEND_NOT_CONNECTED),
+        ({"generation": 7}, 0.0, StatusCode.BACKEND_INCOMPLETE),
+        ({"enforced": False}, 0.0, StatusCode.NO_BACKEND_ENFORCES),
+    ],
+)
+def test_each_reason_to_prepare_nothing_has_a_code(
+    clock: Clock, view: BackendView, changes: dict[str, Any], silence: float, code: StatusCode | None
+) -> None:
+    """Programs compare codes, and only these codes prevent a claim from being prepared."""
+    view.renew(status().model_copy(update=changes))
+    clock.now += silence
+    assert (view.fault and view.fault.code) == code
+    assert view.live == (code not in PREVENTS_PREPARE)
+
+
+def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
+    """Before the first report nothing is known; of an unreadable report the container is missing."""
+    unheard = BackendView(clock).fault
+    assert unheard is not None
+    view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
+    assert view.fault is not None
+    codes = {unheard.code, view.fault.code}
+    assert codes == {StatusCode.BACKEND_NOT_REPORTED, StatusCode.BACKEND_REPORT_UNREADABLE}
+    assert codes <= PREVENTS_PREPARE
 
 
 @pytest.mark.fault("frontend A1", "backend A6")

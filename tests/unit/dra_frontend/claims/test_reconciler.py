@@ -236,6 +236,6 @@ async def test_a_directory_that_was_replaced_ends_the_process(tmp_path: Path) ->
         assert node.store.ledger.held_cpus() == frozenset()
         with pytest.raises(DirectoryReplacedError, match="restarts to mount the new one"):
             await node.reconciler.scan()
-        assert "was removed on the node" in node.store.problems[0]
+        assert "was removed on the node" in node.store.directory_problem
     finally:
         os.chdir("/")

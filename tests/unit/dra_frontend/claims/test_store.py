@@ -327,7 +327,7 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
     answers = await node.claims.prepare("dra.cpu", [node.name("a"), node.name("b")])
     assert {answer.error for answer in answers.values()} == {None}
     assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
-    assert "claims.journal cannot be written" in node.store.problems[0]
+    assert "claims.journal cannot be written" in node.store.journal_problem
     standby = Frontend(tmp_path, None, *node.api.documents.values(), active=False)
     await standby.claims.prepare("dra.cpu", [node.name("a"), node.name("b")])
     assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
@@ -350,7 +350,7 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == []
     node.report(claims=[], state="stopped")
     assert (await node.prepare("c")).error is None
-    assert node.store.problems == []
+    assert node.store.journal_problem == ""
 
 
 async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:

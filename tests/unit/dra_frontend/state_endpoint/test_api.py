@@ -27,6 +27,7 @@ from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
+from numa_contract.state.status import Notice, StatusCode
 from starlette.exceptions import HTTPException
 
 from tests.fakes.waiting import eventually
@@ -65,13 +66,13 @@ class Endpoint:
         """Takes note of who is known."""
         self.reports.append(sorted(self.backend.containers))
 
-    def unready(self) -> list[str]:
+    def unready(self) -> list[Notice]:
         """What a test says."""
-        return self.problems
+        return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Notice]:
         """What a test says."""
-        return self.warned
+        return [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in self.warned]
 
     def metrics(self) -> bytes:
         """One metric."""

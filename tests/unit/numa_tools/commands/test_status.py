@@ -32,7 +32,7 @@ async def test_who_has_what(serving: bool, node: AilingNode) -> None:
         "claimed": "2-3",
         "shared": "1,4-7",
     }
-    assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 0
+    assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 2
     screen = status_screen(status)
     assert "ns/work  CPUs 2-3" in screen
     assert ("no problems" in screen) == serving == (not status["problems"])
@@ -94,4 +94,5 @@ async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
     node.note_in_journal("lost")
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
-    assert any("ns/lost was prepared" in text for text in status["problems"])
+    (lost,) = (one for one in status["problems"] if one["code"] == "ClaimFileMissing")
+    assert (lost["subject"], "ns/lost was prepared" in lost["text"]) == ("ns/lost", True)

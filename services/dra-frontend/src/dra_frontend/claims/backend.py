@@ -11,14 +11,13 @@ from numa_contract.config import Config
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, cut_answer, shown
 from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
+from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
 # Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _MOST_REPORTS: Final = 20_000
 """Of one body: to refuse a report costs a hundred times what its two bytes cost the sender."""
-STATIC_MANAGER: Final = "KubeletManagerStatic"
-NO_PARTITIONS: Final = "PartitionsUnavailable"
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
     "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers: claims keep their "
@@ -138,36 +137,56 @@ class BackendView:
         return None if self.status is None else self.clock() - self._renewed
 
     @property
-    def own_problem(self) -> str:
-        """Why this pod's backend is of no use, neither as the active one nor as a standby; else empty."""
+    def own_fault(self) -> Notice | None:
+        """The reason why this pod's backend is of no use, neither as the active one nor as a standby; None if it is."""
         if self.status is None:
-            return "nri-backend has not reported yet; see the log of its container"
+            text = "nri-backend has not reported yet; see the log of its container"
+            return Notice(code=StatusCode.BACKEND_NOT_REPORTED, text=text)
         if (age := self.clock() - self._renewed) > LEASE_SECONDS:
-            return f"nri-backend has been silent for {age:.0f} s; is its container running?"
+            text = f"nri-backend has been silent for {age:.0f} s; is its container running?"
+            return Notice(code=StatusCode.BACKEND_SILENT, text=text)
         if not self.status.synchronized:
-            return "nri-backend is not connected to the container runtime; check that NRI is on and nriSocket is right"
+            text = "nri-backend is not connected to the container runtime; check that NRI is on and nriSocket is right"
+            return Notice(code=StatusCode.BACKEND_NOT_CONNECTED, text=text)
         if not self.complete:
-            return "nri-backend has not yet reported every container"
-        return self.unreadable
+            text = "nri-backend has not yet reported every container"
+            return Notice(code=StatusCode.BACKEND_INCOMPLETE, text=text)
+        if self.unreadable:
+            return Notice(code=StatusCode.BACKEND_REPORT_UNREADABLE, text=self.unreadable)
+        return None
 
     @property
-    def problem(self) -> str:
-        """Why no claim may be prepared now; empty when a backend on this node enforces, this one or another."""
-        if self.own_problem or self.status is None or self.status.enforced:
-            return self.own_problem
-        return (
+    def own_problem(self) -> str:
+        """The text of ``own_fault``; empty if there is none."""
+        fault = self.own_fault
+        return fault.text if fault else ""
+
+    @property
+    def fault(self) -> Notice | None:
+        """The reason why no claim may be prepared now; None if a backend on this node enforces, this one or another."""
+        own = self.own_fault
+        if own or self.status is None or self.status.enforced:
+            return own
+        text = (
             "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
             "container runtime; a standby takes over within seconds"
         )
+        return Notice(code=StatusCode.NO_BACKEND_ENFORCES, text=text)
+
+    @property
+    def problem(self) -> str:
+        """The text of ``fault``; empty if there is none."""
+        fault = self.fault
+        return fault.text if fault else ""
 
     @property
     def conditions(self) -> dict[str, str]:
         """Conditions of the node that the backend reports and an operator should change: text by reason."""
-        status, found = self.status, {}
+        status, found = self.status, dict[str, str]()
         if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
-            found[STATIC_MANAGER] = _STATIC_MANAGER.format(" and ".join(pins))
+            found[StatusCode.STATIC_MANAGER] = _STATIC_MANAGER.format(" and ".join(pins))
         if status is not None and status.exclusivity == "pool" and status.exclusivity_reason:
-            found[NO_PARTITIONS] = self._no_partitions(cut_answer(status.exclusivity_reason))
+            found[StatusCode.NO_PARTITIONS] = self._no_partitions(cut_answer(status.exclusivity_reason))
         return found
 
     def _no_partitions(self, reason: str) -> str:

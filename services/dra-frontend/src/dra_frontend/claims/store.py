@@ -134,10 +134,14 @@ class ClaimStore:
         return self._files.view.detached
 
     @property
-    def problems(self) -> list[str]:
-        """Returns why claims are not kept as they should be; empty when they are."""
-        directory = self._files.view.problems.get("")
-        return [problem for problem in (directory, self._journal.problem) if problem]
+    def directory_problem(self) -> str:
+        """Returns the reason why the CDI directory cannot be used; empty if it can."""
+        return self._files.view.problems.get("", "")
+
+    @property
+    def journal_problem(self) -> str:
+        """Returns the reason why the journal cannot be used; empty if it can."""
+        return self._journal.problem
 
     async def start(self) -> None:
         """Loads the directory and clears away what nobody needs any more. Raises OSError."""

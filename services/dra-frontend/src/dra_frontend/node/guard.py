@@ -27,9 +27,14 @@ class Guard:
         self._failing: dict[str, str] = {}
 
     @property
+    def failing(self) -> dict[str, str]:
+        """A text for each task whose latest step failed, by the task's name."""
+        return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
+
+    @property
     def warnings(self) -> list[str]:
-        """A text for each task whose latest step failed."""
-        return [f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()]
+        """These texts."""
+        return list(self.failing.values())
 
     async def each_tick(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Calls ``work`` at each tick. Runs for ever."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from numa_contract.config import Config
+from numa_contract.state.status import Notice, StatusCode
 from numa_node.ticks import next_tick
 
 from dra_frontend.allocation.ledger import Ledger
@@ -69,8 +70,8 @@ class MachineWatch:
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
         """Why the machine cannot be read; what was read last still counts then."""
-        self.warnings: tuple[str, ...] = ()
-        """What does not fit, while everything works on."""
+        self.notices: tuple[Notice, ...] = ()
+        """Warnings: what does not fit or cannot be read, although everything else works."""
         self.failures = 0
         """Reads that failed since the start."""
         try:
@@ -88,6 +89,11 @@ class MachineWatch:
     def machine(self) -> Machine:
         """The machine with the free hugepages of the latest read."""
         return with_free_pages(self.inventory.machine, self._fingerprint)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The texts of the warnings."""
+        return tuple(notice.text for notice in self.notices)
 
     @property
     def host_pages(self) -> dict[PageKey, int]:
@@ -175,15 +181,18 @@ class MachineWatch:
         self.problem = problem
 
     def _warn(self, *, pods_known: bool) -> None:
-        warnings = [*self.inventory.warnings, *self.errors.problems]
+        found = [(StatusCode.CONFIGURATION_DOES_NOT_FIT, text) for text in self.inventory.warnings]
+        found += [(StatusCode.ERRORS_UNREADABLE, text) for text in self.errors.problems]
         if not pods_known:
-            warnings.append(
+            text = (
                 "hugepages held by host processes are not known and count as free: below "
                 f"{self._config.cgroup_root} is no kubepods group with hugetlb.<size>.numa_stat; "
                 "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb; in the chart "
                 "hostHugepages.detect: true)"
             )
-        for warning in warnings:
-            if warning not in self.warnings:
-                _log.warning("the machine does not fit", extra={"warning": warning})
-        self.warnings = tuple(warnings)
+            found.append((StatusCode.HOST_HUGEPAGES_UNKNOWN, text))
+        notices = tuple(Notice(code=code, text=text) for code, text in found)
+        for notice in notices:
+            if notice not in self.notices:
+                _log.warning("the machine does not fit", extra={"warning": notice.text})
+        self.notices = notices

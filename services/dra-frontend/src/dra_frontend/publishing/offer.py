@@ -66,10 +66,14 @@ class Snapshot:
     """By driver."""
     holdings: Mapping[_Key, Holding] = field(default_factory=dict, compare=False)
 
+    def unhealthy(self) -> list[DeviceHealth]:
+        """Returns the unhealthy devices."""
+        every = (health for devices in self.health.values() for health in devices)
+        return [health for health in every if health.health is Health.UNHEALTHY]
+
     def faults(self) -> list[str]:
         """Returns what is wrong with unhealthy devices, one line each."""
-        every = (health for devices in self.health.values() for health in devices)
-        return [f"{health.device}: {health.message}" for health in every if health.health is Health.UNHEALTHY]
+        return [f"{health.device}: {health.message}" for health in self.unhealthy()]
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
+from numa_contract.state.status import StatusCode
 from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.client import KubeClient
@@ -52,6 +53,8 @@ class Publisher:
         """What is desired was written once, and the feature gate was not found off since."""
         self.error = ""
         """Of the last round; empty after a success."""
+        self.reason = StatusCode.SLICES_NOT_PUBLISHED
+        """Code of the status, and reason of the Event, for that error."""
         self.notes: Mapping[str, str] = {}
         """What devices are published without, and what would help: text by reason of an Event."""
 
@@ -146,6 +149,7 @@ class Publisher:
         _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
         gate_off = isinstance(error, GateOffError)
         self.ready = self.ready and not gate_off
+        self.reason = StatusCode.FEATURE_GATE_MISSING if gate_off else StatusCode.SLICES_NOT_PUBLISHED
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
         if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
-            self._notify("FeatureGateMissing" if gate_off else "ResourceSlicesNotPublished", f"{self._driver}: {error}")
+            self._notify(self.reason, f"{self._driver}: {error}")

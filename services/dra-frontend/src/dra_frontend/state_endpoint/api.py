@@ -19,12 +19,14 @@ from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocum
 from numa_contract.state.machine import MachineDocument
 from numa_contract.state.node import NodeDocument
 from numa_contract.state.service import BackendDocument, BackendReport, ErrorDocument, VersionDocument
+from numa_contract.state.status import StatusDocument
 from pydantic import TypeAdapter
 
 from dra_frontend.state_endpoint.backend_link import BackendLink
 from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.ports import pages
 from dra_frontend.state_endpoint.source import StateSource
+from dra_frontend.state_endpoint.status_view import status_view
 from dra_frontend.state_endpoint.views import (
     backend_view,
     cpus_view,
@@ -148,6 +150,11 @@ def _views(state: StateSource) -> dict[str, _View]:
             BackendDocument,
             lambda: backend_view(backend),
             exclude={"status": {"metrics"}},
+        ),
+        "status": _View(
+            "Whether the driver works on this node, and what is wrong.",
+            StatusDocument,
+            lambda: status_view(state),
         ),
         "version": _View(
             "Versions of the software and of its documents.",

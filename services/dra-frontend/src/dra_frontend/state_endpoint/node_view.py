@@ -2,7 +2,7 @@
 """The one document that the page draws: where every CPU and byte is, who has it, how, and what is wrong."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from numa_contract import __version__
@@ -22,29 +22,29 @@ from numa_contract.state.node import (
     ProblemDocument,
 )
 
-from dra_frontend.allocation.device_status import NO_CONTAINER, status_entries
+from dra_frontend.allocation.device_status import Condition
 from dra_frontend.machine.model import Cpu, Machine
 from dra_frontend.state_endpoint.source import StateSource
+from dra_frontend.state_endpoint.status_view import claim_conditions, notices
 from dra_frontend.state_endpoint.views import cpus_view, memory_view
 
 _MOST_PROBLEMS: Final = 100
-_WORST: Final = ("True", "Unknown", "False")
 
 
 def node_view(state: StateSource) -> NodeDocument:
     """Returns the document that the page draws. Two documents of a node where nothing has changed are equal."""
     ledger, backend = state.store.ledger, state.backend
-    claims = _claims(state)
+    conditions = claim_conditions(state)
     return NodeDocument(
         node=state.node,
         version=__version__,
         runtime=backend.status.runtime if backend.status else "",
         live=backend.live,
-        problems=tuple(_problems(state, claims)),
+        problems=tuple(_problems(state, conditions)),
         numa_nodes=tuple(_numa_nodes(state.watch.machine)),
         memory=tuple(_memory(state)),
         cpus=tuple(_cpus(state)),
-        claims=tuple(claims),
+        claims=tuple(_claims(state, conditions)),
         containers=tuple(_container(one) for one in backend.containers.values() if one.alive and not one.refused),
         lost=tuple(sorted({uid for _, uid in ledger.lost()})),
     )
@@ -110,20 +110,13 @@ def _memory(state: StateSource) -> Iterator[PageMemory]:
         yield PageMemory(**dict(entry), total_bytes=max(whole, entry.capacity_bytes))
 
 
-def _claims(state: StateSource) -> list[PageClaim]:
-    """Returns every claim with a record, what it has on this node, and whether that is enforced."""
-    ledger, backend = state.store.ledger, state.backend
-    reason = backend.status.exclusivity_reason if backend.status else ""
-    conditions = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
+def _claims(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[PageClaim]:
+    """Yields every claim with a record, what it has on this node, and whether that is enforced."""
     records: defaultdict[str, list[AllocationRecord]] = defaultdict(list)
-    for record in ledger.records:
+    for record in state.store.ledger.records:
         records[record.claim.uid].append(record)
-    claims = []
     for uid, parts in records.items():
-        said = [entry.conditions["Enforced"] for entry in conditions.get(uid, {}).values()]
-        worst = max(said, key=lambda one: _WORST.index(one.status), default=NO_CONTAINER)
-        claims.append(_claim(parts, EnforcedDocument(**worst._asdict())))
-    return claims
+        yield _claim(parts, EnforcedDocument(**conditions[uid]._asdict()))
 
 
 def _claim(records: list[AllocationRecord], enforced: EnforcedDocument) -> PageClaim:
@@ -156,27 +149,14 @@ def _container(report: ContainerReport) -> PageContainer:
     )
 
 
-def _problems(state: StateSource, claims: Iterable[PageClaim]) -> list[ProblemDocument]:
-    """Returns what is wrong, and then what an operator should know of, each once."""
-    found = dict.fromkeys(_faults(state, claims), "fault")
-    conditions = state.backend.conditions.values()
-    for text in (*conditions, *state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
-        found.setdefault(text, "warning")
-    listed = [ProblemDocument(level=level, text=text) for text, level in found.items()]
-    more = len(listed) - _MOST_PROBLEMS
-    cut = [ProblemDocument(level="warning", text=f"and {more} more")] if more > 0 else []
-    return listed[:_MOST_PROBLEMS] + cut
-
-
-def _faults(state: StateSource, claims: Iterable[PageClaim]) -> Iterator[str]:
-    backend = state.backend
-    yield from state.unready()
-    yield from filter(None, (backend.problem, state.watch.problem))
-    yield from backend.status.problems if backend.status else ()
-    yield from state.offer.snapshot.faults()
-    for one in backend.containers.values():
-        if one.refused:
-            yield f"container {one.name} of pod {one.pod_namespace}/{one.pod_name} was refused: {one.refused}"
-    for claim in claims:
-        if claim.enforced.status == "False" and claim.enforced.reason != "ContainerRefused":
-            yield f"claim {claim.claim}: {claim.enforced.message}"
+def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[ProblemDocument]:
+    """Returns problems, then warnings, and an entry with the number of those that are left out."""
+    problems, warnings, left_out = notices(state, conditions)
+    found = [
+        ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)
+        for level, several in (("fault", problems), ("warning", warnings))
+        for one in several
+    ]
+    more = left_out + max(0, len(found) - _MOST_PROBLEMS)
+    rest = [ProblemDocument(level="warning", code="", subject="", text=f"and {more} more")] if more else []
+    return found[:_MOST_PROBLEMS] + rest

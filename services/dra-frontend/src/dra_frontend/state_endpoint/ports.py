@@ -28,7 +28,7 @@ def pages(state: StateSource) -> Pages:
 
     def ready() -> Response:
         problems = state.unready()
-        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
+        lines = [*(map(str, problems) if problems else ["ok"]), *(f"warning: {one}" for one in state.warnings())]
         return PlainTextResponse("\n".join([*lines, ""]), 503 if problems else 200)
 
     def metrics() -> Response:

@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from numa_contract.state.status import Notice
+
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.node.machine_watch import MachineWatch
@@ -23,10 +25,10 @@ class StateSource(Protocol):
     def reported(self) -> None:
         """Called after each report of the backend."""
 
-    def unready(self) -> Sequence[str]:
-        """Returns why the pod is not ready, or nothing if it is ready."""
+    def unready(self) -> Sequence[Notice]:
+        """Returns the problems because of which the pod is not ready, or nothing if it is ready."""
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> Sequence[Notice]:
         """Returns what an operator should know of, although the service is ready."""
 
     def metrics(self) -> bytes:

@@ -56,6 +56,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 CONFIG: Final = "etc/dra-driver-numa/config.yaml"
 _DOCUMENTS: Final = (
     "version",
+    "status",
     "machine",
     "devices",
     "claims",

@@ -13,6 +13,7 @@ from typing import Any, Final
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.devices.inventory import Inventory
 from dra_frontend.node.host_tree import on_node
 from dra_frontend.pod_faults import seen_faults
 from dra_frontend.publishing.offer import Snapshot, snapshot
@@ -24,8 +25,10 @@ from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.base import StateDocument
+from numa_contract.state.status import Notice, StatusCode
 
 from numa_tools.commands.forms import table
+from numa_tools.doctor.facts import Claims
 from numa_tools.doctor.gather import read_machine
 from numa_tools.doctor.model import Unread, known
 from numa_tools.doctor.sources.directories import read_claims
@@ -47,21 +50,16 @@ def read_status(settings: Settings) -> Document:
         return _from_files(settings, run, service.why)
     try:
         cpus, memory = client.document("/v1/cpus"), client.document("/v1/memory")
-        machine = client.document("/v1/machine")
     except NoServiceError as error:
         return _from_files(settings, run, str(error))
     lease = known(backend)
-    problems = [*service.hindrances, machine["problem"]]
-    problems += lease.problems if lease else ()
-    problems += [f"{name}: {text}" for name, text in service.quarantine.items()]
-    problems += _troubles(service.containers)
     kept = {"kept by the kernel": format_cpu_list(lease.partitioned)} if lease and lease.partitioned else {}
     return {
         "node": settings.node_name,
         "source": "service",
-        "version": service.version,
-        "problems": list(dict.fromkeys(filter(None, problems))),
-        "warnings": list(service.warnings),
+        "version": service.status.version,
+        "problems": _dumped(service.status.problems),
+        "warnings": _dumped(service.status.warnings),
         "devices": list(service.devices),
         "memory": memory,
         "cpus": _uses(cpus) | kept,
@@ -80,36 +78,49 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     files = {} if isinstance(claims, Unread) else claims.files
     ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
     faults = seen_faults(settings)
-    problems = [f"the service is down ({why}); this is what files say", *(str(one) for one in faults if one.fatal)]
-    problems.append(journal.problem)
-    problems += [one.why for one in (machine, claims) if isinstance(one, Unread)]
-    problems += [] if isinstance(claims, Unread) else claims.problems.values()
-    problems += [f"claim {'/'.join(noted.present[key])} was prepared, and its file is gone" for key in ledger.absent]
+    problems = [Notice(code=StatusCode.SERVICE_DOWN, text=f"the service is down ({why}); this is what files say")]
+    problems += [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if one.fatal]
+    if journal.problem:
+        problems.append(Notice(code=StatusCode.JOURNAL_UNUSABLE, text=journal.problem))
+    problems += [*_machine_problems(machine), *_claim_problems(claims)]
+    for key in ledger.absent:
+        name = "/".join(noted.present[key])
+        text = f"claim {name} was prepared, and its file is gone"
+        problems.append(Notice(code=StatusCode.FILE_MISSING, subject=name, text=text))
+    warnings = [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if not one.fatal]
     found: Document = {"node": settings.node_name, "source": "files", "version": ""}
     found |= {"devices": [], "memory": [], "cpus": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
-    found |= {"exclusivity": "", "exclusivityReason": "", "warnings": [str(one) for one in faults if not one.fatal]}
+    found |= {"exclusivity": "", "exclusivityReason": ""}
     if not isinstance(machine, Unread):
-        problems += machine.refused.values()
-        found["warnings"] += machine.warnings
+        warnings += [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in machine.warnings]
         found["devices"] = _dumped(devices_view(snapshot(machine, ledger, Snapshot())))
         found["memory"] = _dumped(memory_view(machine, ledger))
         found["cpus"] = _uses(_dumped(cpus_view(machine, ledger, BackendView(time.monotonic))))
     records = [*ledger.records, *(file.record for file in noted.releasing.values() if file.record)]
-    return {**found, "problems": list(filter(None, problems)), "claims": [_claim(record, ()) for record in records]}
+    found |= {"problems": _dumped(problems), "warnings": _dumped(warnings)}
+    return {**found, "claims": [_claim(record, ()) for record in records]}
+
+
+def _machine_problems(machine: Inventory | Unread) -> Iterator[Notice]:
+    if isinstance(machine, Unread):
+        yield Notice(code=StatusCode.MACHINE_UNREADABLE, text=machine.why)
+        return
+    for driver, text in machine.refused.items():
+        yield Notice(code=StatusCode.NOTHING_OFFERED, subject=driver, text=text)
+
+
+def _claim_problems(claims: Claims | Unread) -> Iterator[Notice]:
+    if isinstance(claims, Unread):
+        yield Notice(code=StatusCode.CLAIMS_DIRECTORY_UNUSABLE, text=claims.why)
+        return
+    for name, text in claims.problems.items():
+        code = StatusCode.FILE_UNUSABLE if name else StatusCode.CLAIMS_DIRECTORY_UNUSABLE
+        yield Notice(code=code, subject=name, text=text)
 
 
 def _dumped(documents: Iterable[StateDocument]) -> list[Document]:
     """Returns documents as the state endpoint shows them."""
     return [one.model_dump(mode="json", exclude_none=True) for one in documents]
-
-
-def _troubles(containers: Iterable[ContainerReport]) -> Iterator[str]:
-    for one in containers:
-        who = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"
-        if one.refused:
-            yield f"{who} was refused: {one.refused}"
-        elif one.pooled:
-            yield f"the kernel does not keep the CPUs of {who}: {one.pooled}"
 
 
 def _uses(cpus: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -143,8 +154,8 @@ def status_screen(status: Document) -> str:
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in status["cpus"].items())
     head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
     parts = [*map(printable, head), _devices(status), _claims(status)]
-    lines = [f"PROBLEM  {text}" for text in status["problems"]] or ["no problems"]
-    lines += [f"WARNING  {text}" for text in status["warnings"]]
+    lines = [f"PROBLEM  {one['text']} [{one['code']}]" for one in status["problems"]] or ["no problems"]
+    lines += [f"WARNING  {one['text']} [{one['code']}]" for one in status["warnings"]]
     return "\n\n".join([*parts, "\n".join(map(printable, lines))])
 
 

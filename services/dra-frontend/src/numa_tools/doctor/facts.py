@@ -12,6 +12,7 @@ from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.state.status import PREVENTS_PREPARE, StatusDocument
 
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_settings import RuntimeConfig
@@ -100,14 +101,10 @@ class PodFault:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the service of this pod says of itself on its state socket."""
+    """What the service of this pod reports on its state socket."""
 
-    version: str
-    problems: tuple[str, ...]
-    """Why it is not ready."""
-    warnings: tuple[str, ...]
-    backend_problem: str
-    """Why no claim can be prepared."""
+    status: StatusDocument
+    """``/v1/status``: the version, problems and warnings."""
     records: tuple[AllocationRecord, ...]
     containers: tuple[ContainerReport, ...]
     quarantine: Mapping[str, str]
@@ -116,9 +113,8 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Why no claim comes to run here, whatever it asks for; each once, the backend's as soon as it is known."""
-        ready = (text.removeprefix("backend: ") for text in self.problems)
-        return tuple(dict.fromkeys(filter(None, (self.backend_problem, *ready))))
+        """Reasons why no claim can run here, whatever it requests; those of the backend as soon as they are known."""
+        return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 
 
 @dataclass(frozen=True, slots=True)

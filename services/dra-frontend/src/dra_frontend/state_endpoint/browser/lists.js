@@ -6,12 +6,13 @@ import { kindOf, listOf, make, numbersOf, sizeOf, USES } from "./values.js";
 const ENFORCED = { True: ["✓", "yes"], False: ["✗", "no"], Unknown: ["?", "not known"] };
 const LEVELS = { fault: ["✗", "Fault"], warning: ["!", "Warning"] };
 
-/** Returns the problems as list items, faults first. */
+/** Returns the problems as list items, faults first; the code is what the documentation explains. */
 export function problemsOf(view) {
-  return view.problems.map(({ level, text }) => {
+  return view.problems.map(({ level, code, text }) => {
     const [mark, word] = LEVELS[level] ?? LEVELS.warning;
     const sign = make("span", { className: "mark", aria: { hidden: "true" } }, mark);
-    return make("li", { className: level }, sign, make("strong", {}, `${word}: `), text);
+    const name = code ? [" ", make("code", {}, code)] : [];
+    return make("li", { className: level }, sign, make("strong", {}, `${word}: `), text, ...name);
   });
 }
 

@@ -4,10 +4,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dra_frontend.devices.inventory import Inventory
 from numa_contract import __version__
 from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
+from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
 
 from numa_tools.doctor.causes import Cause, cause_of
 from numa_tools.doctor.facts import PodFault, RunDirectory, Service
@@ -35,36 +35,35 @@ def _endpoint(service: object) -> Iterator[Finding]:
 
 
 def _ready(service: Service) -> Iterator[Finding]:
-    if service.problems:
+    if reasons := [one.text for one in service.status.problems if one.unready]:
         why = "claims are not prepared, or the scheduler does not see the devices"
-        yield problem(f"The service is not ready: {_joined(service.problems)}.", why, f"do what it says; {_LOG}")
+        yield problem(f"The service is not ready: {_joined(reasons)}.", why, f"do what it says; {_LOG}")
 
 
-def _warnings(service: Service, machine: Inventory) -> Iterator[Finding]:
-    for text in service.warnings:
-        if text not in machine.warnings:
-            yield note(
-                f"The service warns: {_joined([text])}.", "it works on, without what the text names", "do what it says"
-            )
+def _warnings(service: Service) -> Iterator[Finding]:
+    for one in service.status.warnings:
+        if one.code != StatusCode.CONFIGURATION_DOES_NOT_FIT:  # see config.present
+            why = "it works on, without what the text names"
+            yield note(f"The service warns: {_joined([one.text])}.", why, "do what it says")
 
 
 def _backend(service: Service) -> Iterator[Finding]:
-    if service.backend_problem:
-        why = "a claim is prepared only while it can be enforced"
-        yield problem(
-            f"No claim can be prepared: {_joined([service.backend_problem])}.",
-            why,
-            "see the log of the container backend",
-        )
+    for one in service.status.problems:
+        if one.code in PREVENTS_PREPARE:
+            why = "a claim is prepared only while it can be enforced"
+            yield problem(
+                f"No claim can be prepared: {_joined([one.text])}.", why, "see the log of the container backend"
+            )
 
 
-def _backend_problems(backend: BackendStatus) -> Iterator[Finding]:
-    for text in backend.problems:
-        yield problem(
-            f"The backend reports: {_joined([text])}.",
-            "something is not enforced as it should be",
-            cause_of(text).remedy,
-        )
+def _backend_problems(service: Service) -> Iterator[Finding]:
+    for one in service.status.problems:
+        if one.code == StatusCode.BACKEND_PROBLEM:
+            yield problem(
+                f"The backend reports: {_joined([one.text])}.",
+                "something is not enforced as it should be",
+                cause_of(one.text).remedy,
+            )
 
 
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
@@ -99,9 +98,10 @@ def _enforced(backend: BackendStatus) -> Iterator[Finding]:
 
 
 def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]:
-    if backend.software and len({backend.software, service.version, __version__}) > 1:
+    frontend = service.status.version
+    if backend.software and len({backend.software, frontend, __version__}) > 1:
         yield note(
-            f"The frontend is {service.version}, the backend {backend.software}, this command {__version__}.",
+            f"The frontend is {frontend}, the backend {backend.software}, this command {__version__}.",
             "neighbouring releases work together, as in a roll-out",
             "use images of one release in the chart",
         )
@@ -145,7 +145,7 @@ CHECKS: Final = (
     Check("driver.ready", "The service is ready.", ("service",), _ready),
     Check("driver.backend", "Claims can be prepared.", ("service",), _backend),
     Check("driver.enforced", "Some backend of the node enforces.", ("backend",), _enforced),
-    Check("driver.backend-problems", "The backend reports no problem.", ("backend",), _backend_problems),
+    Check("driver.backend-problems", "The backend reports no problem.", ("service",), _backend_problems),
     Check(
         "driver.exclusivity",
         "The kernel keeps other processes off claimed CPUs, where the configuration allows it.",
@@ -157,5 +157,5 @@ CHECKS: Final = (
     Check("driver.left-behind", "No dead instance left anything.", ("run_directory",), _left_behind),
     Check("driver.run-directory", "The run directory is for root alone.", ("run_directory",), _private),
     Check("driver.journal", "The journal can be read.", ("run_directory",), _journal),
-    Check("driver.warnings", "The service warns of nothing.", ("service", "machine"), _warnings),
+    Check("driver.warnings", "The service warns of nothing.", ("service",), _warnings),
 )

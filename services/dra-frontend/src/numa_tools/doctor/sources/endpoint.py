@@ -8,6 +8,7 @@ from typing import Final
 from dra_frontend.allocation.ledger import Ledger
 from numa_contract.names import STATE_SOCKET
 from numa_contract.reports import BackendStatus
+from numa_contract.state.status import StatusDocument
 from pydantic import ValidationError
 
 from numa_tools.doctor.facts import Service
@@ -16,7 +17,6 @@ from numa_tools.explain.known import read_containers, read_records
 from numa_tools.state_client import NoServiceError, StateClient
 
 _SECONDS: Final = 5.0
-_UNAVAILABLE: Final = 503
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
@@ -39,13 +39,9 @@ def is_served(path: Path) -> bool:
 def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus | Unread]:
     """Returns what the service says of itself and of its backend."""
     try:
-        lines = client.text("/readyz", also=_UNAVAILABLE).splitlines()
         backend = client.document("/v1/backend")
         service = Service(
-            version=str(client.document("/v1/version").get("version", "")),
-            problems=tuple(one for one in lines if one != "ok" and not one.startswith("warning: ")),
-            warnings=tuple(one.removeprefix("warning: ") for one in lines if one.startswith("warning: ")),
-            backend_problem=str(backend["problem"]),
+            status=StatusDocument.model_validate(client.document("/v1/status")),
             records=tuple(Ledger(read_records(client.document("/v1/claims"))).records),
             containers=read_containers(client.document("/v1/containers")),
             quarantine=dict(client.document("/v1/quarantine")),

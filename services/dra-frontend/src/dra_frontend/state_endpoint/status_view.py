@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the driver on this node: problems and warnings with their codes, for all who show them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from numa_contract import __version__
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
+from numa_contract.state.status import Notice, StatusCode, StatusDocument
+
+from dra_frontend.allocation.device_status import NO_CONTAINER, Condition, status_entries
+from dra_frontend.state_endpoint.source import StateSource
+
+_MOST: Final = 100
+"""Problems and warnings that are listed, of each."""
+_WORST: Final = ("True", "Unknown", "False")
+
+
+def status_view(state: StateSource) -> StatusDocument:
+    """Returns whether the driver works, and what is wrong."""
+    problems, warnings, left_out = notices(state, claim_conditions(state))
+    status = state.backend.status
+    return StatusDocument(
+        node=state.node,
+        version=__version__,
+        backend_version=status.software if status else "",
+        runtime=status.runtime if status else "",
+        ready=not state.unready(),
+        live=state.backend.live,
+        problems=problems,
+        warnings=warnings,
+        left_out=left_out,
+    )
+
+
+def claim_conditions(state: StateSource) -> dict[str, Condition]:
+    """Returns the condition ``Enforced`` of each claim with a record, the worst of its devices, by UID."""
+    ledger, backend = state.store.ledger, state.backend
+    reason = backend.status.exclusivity_reason if backend.status else ""
+    entries = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
+    found = {}
+    for record in ledger.records:
+        said = [entry.conditions["Enforced"] for entry in entries.get(record.claim.uid, {}).values()]
+        found[record.claim.uid] = max(said, key=lambda one: _WORST.index(one.status), default=NO_CONTAINER)
+    return found
+
+
+def notices(
+    state: StateSource, conditions: Mapping[str, Condition]
+) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
+    """Returns problems and warnings, each once, and the number of those that are left out."""
+    unready = tuple(dict.fromkeys(state.unready()))
+    known = {(one.code, one.subject) for one in unready}
+    others = [one for one in _problems(state, conditions) if (one.code, one.subject) not in known]
+    problems = tuple(dict.fromkeys((*unready, *others)))
+    warnings = tuple(dict.fromkeys(_warnings(state)))
+    left_out = sum(max(0, len(found) - _MOST) for found in (problems, warnings))
+    return problems[:_MOST], warnings[:_MOST], left_out
+
+
+def _warnings(state: StateSource) -> Iterator[Notice]:
+    for reason, text in state.backend.conditions.items():
+        yield Notice(code=reason, text=text)
+    yield from state.warnings()
+
+
+def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[Notice]:
+    """Yields problems of the node, then of its devices, files, claims and containers."""
+    backend = state.backend
+    if fault := backend.fault:
+        yield fault
+    if text := state.watch.problem:
+        yield Notice(code=StatusCode.MACHINE_UNREADABLE, text=text)
+    for text in backend.status.problems if backend.status else ():
+        yield Notice(code=StatusCode.BACKEND_PROBLEM, text=text)
+    for health in state.offer.snapshot.unhealthy():
+        text = f"{health.device}: {health.message}"
+        yield Notice(code=StatusCode.DEVICE_UNHEALTHY, subject=health.device, text=text)
+    for name, why in state.store.quarantined.items():
+        yield Notice(code=StatusCode.FILE_UNUSABLE, subject=name, text=f"{name}: {why}")
+    yield from _claim_problems(state.store.ledger.records, conditions)
+    yield from _container_problems(backend.containers.values())
+
+
+def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str, Condition]) -> Iterator[Notice]:
+    for name, uid in dict.fromkeys((f"{one.claim.namespace}/{one.claim.name}", one.claim.uid) for one in records):
+        condition = conditions[uid]
+        # The notice about the container has the reason for a refused one.
+        if condition.status == "False" and condition.reason != StatusCode.CONTAINER_REFUSED:
+            yield Notice(code=StatusCode.CLAIM_NOT_ENFORCED, subject=name, text=f"claim {name}: {condition.message}")
+
+
+def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notice]:
+    """Yields a problem for each container that was refused, or whose CPUs the kernel does not keep."""
+    for one in containers:
+        subject = f"{one.pod_namespace}/{one.pod_name}/{one.name}"
+        name = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"
+        if one.refused:
+            text = f"container {name} was refused: {one.refused}"
+            yield Notice(code=StatusCode.CONTAINER_REFUSED, subject=subject, text=text)
+        elif one.pooled:
+            text = f"the kernel does not keep the CPUs of {name}: {one.pooled}"
+            yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, subject=subject, text=text)

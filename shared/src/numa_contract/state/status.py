@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/status``: whether the driver works on this node, and what is wrong, by code."""
+
+from enum import StrEnum
+from typing import Final
+
+from pydantic import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from numa_contract.descriptions import attribute_docs
+from numa_contract.state.base import StateDocument
+
+
+class StatusCode(StrEnum):
+    """Codes of problems and warnings. A code keeps its meaning; texts are for people and change."""
+
+    # Problems of the service and of its link to the backend.
+    SERVICE_DOWN = "ServiceDown"
+    """The service does not answer on its state socket. Only ``dra-frontend status`` reports it."""
+    BACKEND_NOT_REPORTED = "BackendNotReported"
+    """The backend of this pod has not reported since the frontend started."""
+    BACKEND_SILENT = "BackendSilent"
+    """The backend of this pod has sent no report for 10 s."""
+    BACKEND_NOT_CONNECTED = "BackendNotConnected"
+    """The backend of this pod is not connected to the container runtime."""
+    BACKEND_INCOMPLETE = "BackendIncomplete"
+    """The backend of this pod has not yet reported every container."""
+    BACKEND_REPORT_UNREADABLE = "BackendReportUnreadable"
+    """The report of a container cannot be read."""
+    NO_BACKEND_ENFORCES = "NoBackendEnforces"
+    """No backend of this node holds the active lock and serves the runtime, so no claim can be prepared."""
+    BACKEND_PROBLEM = "BackendProblem"
+    """The backend cannot enforce something. The text is the backend's own."""
+    MACHINE_UNREADABLE = "MachineUnreadable"
+    """The machine cannot be read; the last machine that was read stays in force."""
+    NOTHING_OFFERED = "NothingOffered"
+    """A driver offers no device, since a setting cannot be right on this machine. Subject: the driver."""
+    NOT_REGISTERED = "NotRegistered"
+    """A driver is not registered with the kubelet. Subject: the driver."""
+    SOCKET_NOT_PLACED = "SocketNotPlaced"
+    """A socket of a driver for the kubelet was removed and cannot be placed again. Subject: the driver."""
+    SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
+    """The ResourceSlices of a driver have not been written. Subject: the driver."""
+    FEATURE_GATE_MISSING = "FeatureGateMissing"
+    """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
+    RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"
+    """The state socket or its link cannot be placed in the run directory."""
+    CLAIMS_DIRECTORY_UNUSABLE = "ClaimsDirectoryUnusable"
+    """The CDI directory cannot be read or was replaced on the host."""
+    JOURNAL_UNUSABLE = "JournalUnusable"
+    """The journal of prepared claims cannot be read or written."""
+    # Problems of claims, containers and devices.
+    FILE_UNUSABLE = "ClaimFileUnusable"
+    """A file of the CDI directory cannot be used; ``/v1/quarantine`` lists them. Subject: the file's name."""
+    FILE_MISSING = "ClaimFileMissing"
+    """The file of a prepared claim is gone. Subject: the claim, ``namespace/name``. Only ``dra-frontend status``
+    reports it, while the service is down."""
+    DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    """A device is unhealthy. Subject: the device."""
+    CONTAINER_REFUSED = "ContainerRefused"
+    """The backend has refused to let a container run. Subject: the container, ``namespace/pod/container``."""
+    CLAIM_NOT_ENFORCED = "ClaimNotEnforced"
+    """The condition ``Enforced`` of a claim is ``False``, for another reason than a refused container. Subject: the
+    claim, ``namespace/name``."""
+    CPUS_KEPT_BY_POOL = "CPUsKeptByPool"
+    """The kernel has refused a partition for a container's CPUs, so the shared pool enforces its claim. Subject: the
+    container, ``namespace/pod/container``."""
+    # Warnings: the driver works.
+    POD_INCOMPLETE = "PodIncomplete"
+    """The pod lacks a directory, a mount or a token. While the service is down, it is the problem that keeps it from
+    starting, or a warning if the service can start without it."""
+    CONFIGURATION_DOES_NOT_FIT = "ConfigurationDoesNotFit"
+    """The configuration names CPUs or memory that the machine does not have, or leaves nothing to publish."""
+    ERRORS_UNREADABLE = "HardwareErrorsUnreadable"
+    """A counter of hardware errors cannot be read."""
+    HOST_HUGEPAGES_UNKNOWN = "HostHugepagesUnknown"
+    """It is not known which hugepages processes outside of pods hold, so these pages count as free."""
+    KUBELET_RESERVE_UNKNOWN = "KubeletReserveUnknown"
+    """The Node does not contain the memory that the kubelet reserves, or cannot be read."""
+    STATIC_MANAGER = "KubeletManagerStatic"
+    """The kubelet's static CPU or memory manager, or another NRI plugin, assigns CPUs or NUMA nodes as well."""
+    NO_PARTITIONS = "PartitionsUnavailable"
+    """The configuration allows cpuset partitions, but this node cannot create any."""
+    MAPPING_UNSUPPORTED = "NodeAllocatableMappingUnsupported"
+    """The API server or the kubelet does not know ``publishNodeAllocatableResourceMapping``. Subject: the driver."""
+    SLICE_LISTS_REFUSED = "ResourceSliceListsRefused"
+    """The API server refuses list attributes, so the devices are published without them. Subject: the driver."""
+    SLICE_FIELDS_DROPPED = "ResourceSliceFieldsDropped"
+    """The API server has dropped or changed fields of the devices. Subject: the driver."""
+    TASK_FAILING = "TaskFailing"
+    """A task of the frontend has failed and is retried. Subject: the task."""
+
+
+PREVENTS_PREPARE: Final = frozenset(
+    {
+        StatusCode.BACKEND_NOT_REPORTED,
+        StatusCode.BACKEND_SILENT,
+        StatusCode.BACKEND_NOT_CONNECTED,
+        StatusCode.BACKEND_INCOMPLETE,
+        StatusCode.BACKEND_REPORT_UNREADABLE,
+        StatusCode.NO_BACKEND_ENFORCES,
+    }
+)
+"""Codes of the problems because of which no claim can be prepared."""
+
+
+class Notice(StateDocument):
+    """A problem or a warning."""
+
+    code: str
+    """Code of the problem or warning, for programs. A newer release may add codes."""
+    subject: str = ""
+    """The object that it is about, as described for the code; empty for the node or the service as a whole."""
+    text: str
+    """The problem or warning for people: one sentence, in most cases with the remedy."""
+    unready: bool = False
+    """Whether the pod is not ready because of it."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        """Returns the schema with the meaning of each code, which is open for codes of newer releases."""
+        reference = super().__get_pydantic_json_schema__(schema, handler)
+        docs = attribute_docs(StatusCode)
+        codes = {str(code): docs[code.name] for code in StatusCode}
+        handler.resolve_ref_schema(reference)["properties"]["code"]["x-codes"] = codes
+        return reference
+
+
+class StatusDocument(StateDocument):
+    """Whether the driver works on this node."""
+
+    node: str
+    """Name of the node."""
+    version: str
+    """Version of the frontend."""
+    backend_version: str
+    """Version of the backend; empty before its first report."""
+    runtime: str
+    """Name and version of the container runtime; empty if it is not known."""
+    ready: bool
+    """Whether the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
+    live: bool
+    """Whether claims can be prepared."""
+    problems: tuple[Notice, ...]
+    """What does not work: problems that make the pod unready, then others."""
+    warnings: tuple[Notice, ...]
+    """What an operator should know although the driver works."""
+    left_out: int = 0
+    """Number of problems and warnings that are left out: at most 100 of each are listed."""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/status``: what is wrong with a node, by code."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.state_endpoint.node_view import node_view
+from dra_frontend.state_endpoint.ports import pages
+from dra_frontend.state_endpoint.status_view import status_view
+from numa_contract.descriptions import attribute_docs
+from numa_contract.state.status import Notice, StatusCode, StatusDocument
+
+from tests.rigs.builders import report
+from tests.rigs.node_state import NodeState, populated
+
+MACHINE = "64fake-4n2s2ca2c2t"
+
+
+@pytest.fixture
+def state() -> NodeState:
+    """A node with claims on which everything works."""
+    made = populated(MACHINE)
+    made.warned = []
+    return made
+
+
+def codes(found: tuple[Notice, ...]) -> list[str]:
+    """Returns the codes of problems or warnings, each once."""
+    return list(dict.fromkeys(one.code for one in found))
+
+
+def lease(state: NodeState, **changes: Any) -> None:
+    """The backend reports something else."""
+    assert state.backend.status is not None
+    state.backend.renew(state.backend.status.model_copy(update=changes))
+
+
+def test_a_node_on_which_everything_works(state: NodeState) -> None:
+    """Ready, live, and nothing to list but claims whose containers run elsewhere."""
+    state.backend.containers.clear()
+    state.hold()
+    found = status_view(state)
+    assert (found.ready, found.live, found.problems, found.warnings, found.left_out) == (True, True, (), (), 0)
+    assert found.runtime == "containerd 2.1.4"
+
+
+@pytest.mark.parametrize(
+    ("container", "code"),
+    [({"refused": "CPU 3 is gone"}, StatusCode.CONTAINER_REFUSED), ({"pooled": "EBUSY"}, StatusCode.CPUS_KEPT_BY_POOL)],
+)
+def test_containers_have_problems(state: NodeState, container: dict[str, Any], code: StatusCode) -> None:
+    """The subject names the container."""
+    state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **container)}
+    state.hold()
+    (found,) = status_view(state).problems
+    assert (found.code, found.subject, found.unready) == (code, "shop/pod-1/app", False)
+
+
+def test_problems_of_the_node_come_first(state: NodeState) -> None:
+    """Those that make the pod unready, then the node's, then those of single claims, containers and files."""
+    state.problems = ["dra.cpu: not registered with the kubelet"]
+    state.watch.problem = "sysfs is gone"
+    lease(state, problems=("irqbalance moves interrupts back",))
+    state.store.quarantined["x.json"] = "is not JSON"
+    state.backend.containers["r"] = report("r", refused="CPU 3 is gone")
+    found = status_view(state)
+    assert codes(found.problems) == [
+        StatusCode.NOT_REGISTERED,
+        StatusCode.MACHINE_UNREADABLE,
+        StatusCode.BACKEND_PROBLEM,
+        StatusCode.FILE_UNUSABLE,
+        StatusCode.CLAIM_NOT_ENFORCED,
+        StatusCode.CONTAINER_REFUSED,
+    ]
+    assert [one.unready for one in found.problems].count(True) == 1
+    assert not found.ready
+
+
+def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeState) -> None:
+    """A pod is unready after 10 s; a program sees at once that no claim can be prepared, and sees it once."""
+    lease(state, synchronized=False)
+    found = status_view(state)
+    assert (found.ready, found.live, found.problems[0].code) == (True, False, StatusCode.BACKEND_NOT_CONNECTED)
+    fault = state.backend.own_fault
+    assert fault is not None
+    state.unready = lambda: [fault.model_copy(update={"unready": True})]  # type: ignore[method-assign]
+    found = status_view(state)
+    assert [one.code for one in found.problems].count(StatusCode.BACKEND_NOT_CONNECTED) == 1
+    assert (found.ready, found.problems[0].unready) == (False, True)
+
+
+def test_conditions_of_the_node_are_warnings_with_the_reason_of_the_event(state: NodeState) -> None:
+    """The same word in the Event and in the status."""
+    lease(state, exclusivity="pool", exclusivity_reason="no SYS_ADMIN", kubelet_pins=("cpu",))
+    assert codes(status_view(state).warnings) == ["KubeletManagerStatic", "PartitionsUnavailable"]
+
+
+def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
+    """Claims hold more of a device than the node has; the subject is the device."""
+    record = state.store.ledger.records[0]
+    device = record.cpus[0].device if record.cpus else record.memory[0].device
+    everything = frozenset(range(4096))
+    state.hold(record.model_copy(update={"cpus": (record.cpus[0].model_copy(update={"cpus": everything}),)}))
+    found = [one for one in status_view(state).problems if one.code == StatusCode.DEVICE_UNHEALTHY]
+    assert device in {one.subject for one in found}
+
+
+def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
+    """The texts of the problems that make the pod unready, and of the warnings; the page has all, with codes."""
+    state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
+    state.backend.containers["r"] = report("r", refused="CPU 3 is gone")
+    found = status_view(state)
+    lines = bytes(pages(state)["/readyz"]().body).decode().splitlines()
+    assert lines == [
+        *(one.text for one in found.problems if one.unready),
+        *(f"warning: {one.text}" for one in found.warnings),
+    ]
+    shown = [(one.code, one.subject, one.text) for one in node_view(state).problems]
+    assert shown == [(one.code, one.subject, one.text) for one in (*found.problems, *found.warnings)]
+
+
+def test_the_list_is_bounded(state: NodeState) -> None:
+    """Authors of pods decide how many containers are refused; the number of those that are left out is reported."""
+    state.backend.containers = {
+        str(number): report(str(number), podName=f"pod-{number}", refused="no") for number in range(250)
+    }
+    state.hold()
+    found = status_view(state)
+    assert (len(found.problems), found.left_out) == (100, 150)
+
+
+@pytest.mark.parametrize("code", StatusCode)
+def test_every_code_is_documented_and_is_a_word(code: StatusCode) -> None:
+    """A docstring that ends up in the schema and on the reference page."""
+    assert str(code).isalnum()
+    assert attribute_docs(StatusCode)[code.name].endswith(".")
+
+
+def test_codes_are_in_the_schema_and_open() -> None:
+    """A reader of an older release accepts codes that it does not know."""
+    shown = Notice.model_json_schema(mode="serialization")["properties"]["code"]
+    assert shown["x-codes"].keys() == set(StatusCode)
+    assert "enum" not in shown
+    newer = {"code": "FromTheFuture", "text": "x", "subject": "", "since": 5}
+    assert Notice.model_validate(newer).code == "FromTheFuture"
+    base = {"node": "n", "version": "9", "backendVersion": "", "runtime": "", "ready": True, "live": True}
+    assert StatusDocument.model_validate({**base, "problems": [newer], "warnings": []}).problems[0].text == "x"

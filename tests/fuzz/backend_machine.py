@@ -186,9 +186,15 @@ class Machine:
             named.append(f"c{(number + 1) % PODS}")
         known = [uid for uid in named if (claim := world.claims.get(uid)) is not None and claim.record is not None]
         box = world.describe(number, "ab"[first >> 2 & 1], known, forged=second & 0x38 == 0x38)
-        if any(other.user == box.user and other.phase in ("created", "running") for other in world.boxes.values()):
+        earlier = [one for one in world.boxes.values() if one.user == box.user and one.phase in ("created", "running")]
+        # If the kubelet was restarted before it started a container, it creates another one.
+        if any(one.phase == "running" or not first & 0x40 for one in earlier):
             return None
-        return box if await self._answered("creation", box, partial(world.create, box)) else None
+        if not await self._answered("creation", box, partial(world.create, box)):
+            return None
+        for one in earlier:
+            one.superseded = True
+        return box
 
     async def _answered(self, what: str, box: Box, act: Callable[[], Awaitable[None]]) -> bool:
         """Lets the backend decide about a container, and compares the decision with the oracle's."""
@@ -209,7 +215,7 @@ class Machine:
         return True
 
     async def start(self, first: int, _second: int) -> None:
-        if (box := self._box(first, "created")) is not None:
+        if (box := self._box(first, "created")) is not None and not box.superseded:
             await self._started(box)
 
     async def _started(self, box: Box) -> None:

@@ -137,6 +137,8 @@ class Box:
     """The active instance that has heard of its end while a process was left."""
     listed: bool = True
     """The runtime still knows it."""
+    superseded: bool = False
+    """Its pod has a later container of the same name, so the kubelet never starts it."""
     may_run: bool = False
     """A snapshot of the runtime has listed it as created: it may start without an event, so it keeps its claims."""
 

@@ -111,6 +111,42 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of
         assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")
 
 
+async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_partition(tmp_path: Path) -> None:
+    """The backend was restarted, too. It has made the first attempt a partition: it may start without an event."""
+    record = cpu_record("c1", "r=2-3", isolation="isolated")
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        stored, _ = await node.create("first", *node.claim(record))
+        first = node.make_cgroups(pod("p1"), stored)
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
+        await restarted.enforcer.synchronize([pod("p1")], [stored])
+        await restarted.enforcer.activate()
+        await restarted.until(lambda: restarted.partition(first) == "isolated")
+        second = await restarted.run("second", *env_of(record))
+        assert (restarted.partition(second), restarted.cpus(second)) == ("isolated", "2-3")
+        await restarted.until(lambda: restarted.reports["first"].exclusivity != "partition")
+        assert (restarted.partition(first), restarted.kernel.get(first, "cpuset.cpus")) == ("member", "1,4-7")
+
+
+async def test_an_attempt_that_is_listed_beside_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
+    """The kubelet runs one attempt of a container at a time. Otherwise the first one would break the partition."""
+    record = cpu_record("c1", "r=2-3", isolation="isolated")
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        stored, _ = await node.create("first", *node.claim(record))
+        first = node.make_cgroups(pod("p1"), stored)
+        second = await node.run("second", *env_of(record))
+    node.kernel.written.clear()
+    restarted = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(restarted):
+        running = replace(container("second", *env_of(record)), state=ContainerState.RUNNING)
+        await restarted.enforcer.synchronize([pod("p1")], [stored, running])
+        await restarted.enforcer.activate()
+        await advance(restarted)
+        assert (restarted.partition(second), restarted.cpus(second)) == ("isolated", "2-3")
+        assert (restarted.partition(first), restarted.kernel.get(first, "cpuset.cpus")) == ("member", "1,4-7")
+        assert not [name for _, name, _ in node.kernel.written if name == PARTITION]
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
     """It gets them before a partition takes its last CPU.

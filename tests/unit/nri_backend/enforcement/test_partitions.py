@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.enforcement.partition_manager import PartitionManager
-from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, release_invalid, settle
+from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, release_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
@@ -295,10 +295,10 @@ def test_an_invalid_partition_is_released_while_a_process_lives(
     files = {PARTITION: partition, EXCLUSIVE: "2-3", "cgroup.events": f"populated {populated}\nfrozen 0"}
     for name, text in files.items():
         tree.path(f"{POD}/a").joinpath(name).write_text(f"{text}\n")
-    assert release_invalid(tree, f"{POD}/a") is released
+    assert release_partition(tree, f"{POD}/a") is released
     assert tree.read(f"{POD}/a", PARTITION) == left
     tree.remove(f"{POD}/a")
-    assert release_invalid(tree, f"{POD}/a") is False
+    assert release_partition(tree, f"{POD}/a") is False
 
 
 async def test_no_partition_is_made_in_a_cgroup_that_is_being_removed(tmp_path: Path) -> None:

@@ -121,6 +121,11 @@ class Tracked:
         """Returns the container with other values of its observation."""
         return replace(self, observed=replace(self.observed, **changes))
 
+    def without_claims(self) -> "Tracked":
+        """Returns the container as one that names no claim, before it is authorized again."""
+        without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced=())
+        return without.seen(exclusive=frozenset())
+
     def in_sandbox(self) -> "Tracked | None":
         """Returns a container that has no cgroup of its own as one of its pod's sandbox, or None if it cannot be one.
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from nri_backend.claims.entitlement import PartitionKind
-from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ALIVE, MAY_RUN, PENDING
+from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.lifecycle import ALIVE, MAY_RUN, PENDING, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
     CPU_MAX,
@@ -66,8 +66,9 @@ class Plan:
     partition: PartitionKind = ""
     """Desired partition type; empty if the cgroup is not made a partition."""
     releases: bool = False
-    """True if the cgroup counts as a partition and will not be made one again: if the kernel has invalidated it, it
-    becomes a member, and the pool excludes its CPUs."""
+    """True if the cgroup counts as a partition and will not be made one again. If the kernel has invalidated it, it
+    becomes a member, and the pool excludes its CPUs. That of a container whose claims were taken from it becomes a
+    member even if it is valid."""
     beside: frozenset[str] = frozenset()
     """Cgroups of the pod that belong to other containers; set only for a container in the sandbox of its pod."""
     online: frozenset[int] = frozenset()
@@ -92,7 +93,8 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     # A partition whose CPUs are all offline is made again when one of them is online.
-    releases = not partition and state.is_partition(tracked)
+    superseded = bool(tracked.observed.partition) and tracked.identity.evidence == NO_EVIDENCE
+    releases = not partition and (superseded or state.is_partition(tracked))
     if not full:
         return Plan(tracked, desired, partition=partition, releases=releases, full=False)
     if partition:
@@ -133,10 +135,13 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     These are the plans of siblings that were created but have not started. The runtime may have created their cgroups
     already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write these
     cgroups, but the kernel refuses a partition beside an overlapping ``cpuset.cpus`` even if no process has run in it.
+    A sibling that is listed as created may be an earlier attempt to create the same container, and may have been made a
+    partition, since such a container can start without an event. No start waits for it to be moved.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
-    found = [one for one in siblings if one.phase in PENDING and one.excluded & plan.desired.cpus]
-    return [replace(plan_of(state, one, full=False), partition="") for one in found]
+    waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
+    found = [one for one in waiting if one.excluded & plan.desired.cpus]
+    return [replace(plan_of(state, one, full=False), partition="", releases=True) for one in found]
 
 
 def unaffected(state: NodeState, tracked: Tracked) -> bool:

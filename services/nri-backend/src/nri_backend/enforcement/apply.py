@@ -20,9 +20,9 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
-from nri_backend.containers.container import Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.plan import Plan, Raises
-from nri_backend.enforcement.partitions import make_partition, release_invalid
+from nri_backend.enforcement.partitions import make_partition, release_partition
 from nri_backend.limits.claimed import (
     guard_limits,
     hugepage_files,
@@ -201,7 +201,8 @@ def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
         done.partition = "" if done.fallback else plan.partition
     elif plan.releases:
-        done.released = release_invalid(tree, path)
+        valid = plan.tracked.identity.evidence == NO_EVIDENCE
+        done.released = release_partition(tree, path, valid=valid)
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from numa_contract.records import Owner
+
 from nri_backend.claims.authorization import Rejection, read_evidence
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
@@ -102,12 +104,17 @@ class Enforcer:
         await self.inputs.refresh(thorough=True)
         by_id = {pod.id: pod for pod in pods}
         found: list[Tracked] = []
+        running: set[Owner] = set()
         for container in sorted(containers, key=lambda c: c.state is not ContainerState.RUNNING):
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
-            if container.state is not ContainerState.STOPPED:
-                created = container.state is ContainerState.CREATED
-                event = Event.LIST_CREATED if created else Event.LIST_RUNNING
-                found.append(self._described(pod, container).after(event))
+            described = self._described(pod, container)
+            if container.state is ContainerState.CREATED:
+                # While an attempt of a container runs, the kubelet does not start another one (_supersede()).
+                superseded = pod.uid and described.identity.user in running
+                found.append((described.without_claims() if superseded else described).after(Event.LIST_CREATED))
+            elif container.state is not ContainerState.STOPPED:
+                running.add(described.identity.user)
+                found.append(described.after(Event.LIST_RUNNING))
         self.state.replace_containers(await self._recall([*await self._recorder.lingering(found), *found]))
         for tracked in self.state:
             if tracked.phase is Phase.LINGERING:
@@ -130,7 +137,7 @@ class Enforcer:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
             raise self._reject(tracked, rejection)
         self.state.put(tracked)
-        await self._supersede_earlier_attempts(tracked)
+        await self._supersede(tracked)
         if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
@@ -226,16 +233,21 @@ class Enforcer:
     def _starting(self, pod: Pod, container: Container) -> Tracked:
         """Returns the container as one whose process has not run, authorized by the present records."""
         known = self.state.containers.get(container.id)
-        if known is not None and known.phase is Phase.CREATED:
-            if known.identity.evidence != NO_EVIDENCE or not container.env or known.identity.own_pod:
-                # NodeState has authorized it again with each change since its creation.
-                return known.after(Event.START)
+        if (
+            known is not None
+            and known.identity.evidence == NO_EVIDENCE
+            and container.env
+            and not known.identity.own_pod
+        ):
             # Its claims may have been taken from it, because the same container was created again.
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
+        elif known is not None and known.phase is Phase.CREATED:
+            # NodeState has authorized it again with each change since its creation.
+            return known.after(Event.START)
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
-    async def _supersede_earlier_attempts(self, tracked: Tracked) -> None:
+    async def _supersede(self, tracked: Tracked) -> None:
         """Takes the claims from earlier attempts to create the same container that have not been started.
 
         Not every runtime reports the end of a failed attempt. One without a cgroup is forgotten. One with a cgroup may
@@ -248,15 +260,14 @@ class Enforcer:
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]
-        for found in [one for one in earlier if one.phase is Phase.CREATED]:
+        for found in [one for one in earlier if one.phase in (Phase.CREATED, Phase.LISTED)]:
             has_cgroup = await asyncio.to_thread(self._tree.inode, found.identity.cgroup) is not None
             other = self.state.containers.get(found.id)
-            if other is None or other.phase is not Phase.CREATED:
+            if other is None or other.phase is not found.phase:
                 continue
             if has_cgroup:
-                without = replace(other, identity=replace(other.identity, evidence=NO_EVIDENCE), enforced=())
-                self.state.put(self.state.authorized(without))
-            else:
+                self.state.put(self.state.authorized(other.without_claims()))
+            elif other.phase is Phase.CREATED:
                 self.reconciler.forget(other.id)
 
     async def _kill_rejected(self, tracked: Tracked) -> None:

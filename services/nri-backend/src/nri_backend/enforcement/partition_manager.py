@@ -30,7 +30,7 @@ from nri_backend.enforcement.partitions import (
     lost_cpus,
     lost_text,
     partition_of,
-    release_invalid,
+    release_partition,
     settle,
 )
 from nri_backend.enforcement.reconciler import Reconciler
@@ -149,7 +149,7 @@ class PartitionManager:
             unknown = every and self._state.host.partitions and one.identity.evidence != NO_EVIDENCE
             if not (one.observed.partition or unknown):
                 continue
-            if True in await self._reconciler.work(one.id, partial(release_invalid, self._tree, one.identity.cgroup)):
+            if True in await self._reconciler.work(one.id, partial(release_partition, self._tree, one.identity.cgroup)):
                 self._unsettled = True
                 now = self._state.containers.get(one.id)
                 if now is not None and now.phase in _LEFT:

@@ -133,18 +133,19 @@ def _unmake(tree: CgroupTree, path: str) -> None:
         _log.warning("a partition cannot be removed completely", extra={"error": failure})
 
 
-def release_invalid(tree: CgroupTree, path: str) -> bool:
-    """Makes a cgroup a member if the kernel has invalidated its partition. Returns True if it is not a partition.
+def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bool:
+    """Makes a cgroup a member if the kernel has invalidated its partition. With ``valid``, also if it is valid.
 
     If the cgroup of an invalid partition is removed, the kernel loses its CPUs and damages its list of partitions
-    (docs/adr/0029). Returns False if no process is in the cgroup, or if the kernel does not show whether there is one.
+    (docs/adr/0029). Returns True if the cgroup is not a partition any more. Returns False if it is one, if no process
+    is in it, or if the kernel does not show whether there is one.
     """
     with _CHANGING:
         try:
             present = tree.read(path, PARTITION)
             # When a cgroup is removed, the kernel first makes its partition a member. It removes no cgroup with a
             # process. So if there is a process after the first reading, that reading was not part of a removal.
-            if present in ("root", "isolated") or not tree.populated(path):
+            if (present in ("root", "isolated") and not valid) or not tree.populated(path):
                 return False
             if present != _MEMBER:
                 _unmake(tree, path)

@@ -443,6 +443,9 @@ SCRIPTS: Final = (
     # A process is left of a container whose partition is then invalidated by the cpuset of a sibling.
     "run 0; prepare 0 8; run 6 1 t; linger 2; foreign_write 1 255 f; run 1 t; vanish 2 f; run 2 t",
     "prepare 0 8; prepare 1 8; run 0 1; run 1 1; run 2 t; foreign_write 1 255; linger 1 f",
+    # The kubelet is restarted before it starts a container, and creates it again; the backend is restarted, too.
+    "prepare 24 8; create 0 1; run 66 1 t; kill; begin f; run 1 f",
+    "prepare 24 8; create 0 1; kill; begin f; run 66 1 t; kill; begin f; run 1 f",
     # Writes fail while a container is started, and while others must move.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
     "prepare 5 1; create 0 2; refuse 1 67; start f; heal f; run 0 2 f",

@@ -215,7 +215,9 @@ class Machine:
         return True
 
     async def start(self, first: int, _second: int) -> None:
-        if (box := self._box(first, "created")) is not None and not box.superseded:
+        box = self._box(first, "created")
+        # The process that waits for the start is in the cgroup, so there is nothing to start in one that is gone.
+        if box is not None and not box.superseded and self.world.exists(box):
             await self._started(box)
 
     async def _started(self, box: Box) -> None:

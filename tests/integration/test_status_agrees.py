@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
+from numa_tools.doctor.causes import EXPLAINED
 
 from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import StagePod, claim_pod, cpus
@@ -28,10 +29,10 @@ class Shown(NamedTuple):
     readyz: bool
 
 
+_PREVENTING = set(map(str, PREVENTS_PREPARE - EXPLAINED))
 _DOCTOR = {
-    "driver.ready": {"NotRegistered", "ResourceSlicesNotPublished"},
-    "driver.backend": set(map(str, PREVENTS_PREPARE)),
-    "driver.backend-problems": {"BackendProblem"},
+    "driver.status": {"NotRegistered", "ResourceSlicesNotPublished", "BackendProblem", *_PREVENTING},
+    "runtime.nri": {"BackendNotConnected"},
     "claims.refused": {"ContainerRefused"},
 }
 """Codes by the check of the doctor that reports them."""

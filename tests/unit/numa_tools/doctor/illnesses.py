@@ -152,10 +152,9 @@ UNKNOWN_CLAIM: Final = {"claims": [], "unknownClaims": [{"uid": "nobody", "drive
 ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.endpoint": lambda node: setattr(node, "serving", False),
     "driver.pod": lambda node: (node.kubelet_root / "plugins").write_text("in the way"),
-    "driver.ready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),
-    "driver.backend": _set("status", active=False, enforced=False),
-    "driver.enforced": _set("status", active=False, enforced=False),
-    "driver.backend-problems": _set("status", problems=["no cgroup has the CPUs 4-5"]),
+    "driver.status/unready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),
+    "driver.status/no-backend": _set("status", active=False, enforced=False),
+    "driver.status/backend": _set("status", problems=["no cgroup has the CPUs 4-5"]),
     "driver.exclusivity": _set(
         "status", exclusivity="pool", exclusivityReason="nri-backend lacks the capability SYS_ADMIN"
     ),
@@ -164,7 +163,7 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.left-behind": _left_behind,
     "driver.run-directory": lambda node: node.run.chmod(0o755),
     "driver.journal": lambda node: (node.run / "claims.journal").write_text("spoilt"),
-    "driver.warnings": lambda node: node.warned.append("slices are published without taints"),
+    "driver.status/warnings": lambda node: node.warned.append("slices are published without taints"),
     "config.machine": _host(f"{_CPU}/online", "nonsense\n"),
     "config.fits/never": _set("settings_of", reservedCPUs="0,64"),
     "config.fits/offline": _reserved_offline,

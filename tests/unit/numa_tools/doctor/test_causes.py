@@ -4,7 +4,8 @@
 from pathlib import Path
 
 import pytest
-from numa_tools.doctor.causes import CAUSES, cause_of
+from numa_contract.state.status import Notice, StatusCode
+from numa_tools.doctor.causes import _REMEDIES, CAUSES, EXPLAINED, cause_of, remedy_of
 
 BACKEND = Path(__file__).parents[4] / "services/nri-backend/src"
 # The kernel's words: errors of system calls, and what cpuset.cpus.partition contains.
@@ -53,10 +54,22 @@ def test_a_quoted_value_decides_nothing(quote: str) -> None:
         ("no cgroup has the CPUs 4-5, since a partition did not end", "drain and reboot"),
         ("the kernel has not answered for 12 s about x", "dmesg"),
         ("dra.cpu claim ns/c (u) belongs to container main of pod ns/p", "a claim of its own"),
-        ("no instance of nri-backend has enforced its claims; none is active", "driver.enforced"),
+        ("no instance of nri-backend has enforced its claims; none is active", "driver.status"),
         ("nothing that anybody foresaw", "kubectl logs POD -c backend"),
     ],
 )
 def test_the_remedy_is_that_of_the_cause(text: str, remedy: str) -> None:
     """The effect in a text is the same for many causes, so it decides nothing."""
     assert remedy in cause_of(text).remedy
+
+
+def test_each_code_has_a_remedy_or_a_check_of_its_own() -> None:
+    """A new code of the service needs a row; a text of the backend has the remedy of its cause."""
+    others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
+    assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
+    assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
+    assert {*_REMEDIES} & EXPLAINED == set()
+    for code, remedy in _REMEDIES.items():
+        assert remedy_of(Notice(code=code, text="anything")) == remedy
+    assert "drain and reboot" in remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text="no cgroup has the CPUs 4-5"))
+    assert "kubectl logs POD -c frontend" in remedy_of(Notice(code="OfALaterRelease", text="anything"))

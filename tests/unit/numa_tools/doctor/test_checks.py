@@ -108,7 +108,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
         lambda node: shutil.rmtree(node.kubelet_root / "plugins_registry"),
         "kubelet.registration",
     ),
-    "the state socket": (_speaks_no_http, "driver.ready"),
+    "the state socket": (_speaks_no_http, "driver.status"),
     "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.slices"),
     "a machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
 }

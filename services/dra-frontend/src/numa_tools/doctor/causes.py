@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for what the backend reports, by the cause that its text names. Pure.
+"""Remedies for what the driver reports: by the code of a problem, and by the cause that a text names. Pure.
 
-The backend reports sentences that begin with the effect and contain the cause. A remedy belongs to the cause, so a text
+The service reports problems and warnings with a code (``/v1/status``). Those of the backend have one code for all; the
+backend reports sentences that begin with the effect and contain the cause. A remedy belongs to the cause, so a text
 gets the remedy of the first row below of which a phrase occurs in it. A row whose text contains the phrase of another
 row comes before that row.
 
@@ -14,6 +15,8 @@ removed before the text is compared.
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from numa_contract.state.status import Notice, StatusCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ CAUSES: Final = (
         ("host daemons are not moved", "moves host daemons back", "host daemons stay on claimed"),
         "see docs/exclusive.md, hostSlices; or set it to false",
     ),
-    Cause(("no instance of nri-backend has enforced",), "see driver.enforced and driver.backend"),
+    Cause(("no instance of nri-backend has enforced",), "see driver.status"),
     Cause(("of its claim is offline",), "take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
     Cause(("claims hold every CPU",), "set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
     Cause(
@@ -118,3 +121,58 @@ def cause_of(text: str, otherwise: str = _LOG) -> Cause:
     """Returns the cause that a text of the backend names, or a cause with the remedy ``otherwise`` if there is none."""
     plain = _QUOTED.sub("''", text)
     return next((one for one in CAUSES if any(phrase in plain for phrase in one.phrases)), Cause((), otherwise))
+
+
+_BACKEND_LOG: Final = f"{_LOG} (--previous if it has restarted)"
+_FRONTEND_LOG: Final = "see the log of the container frontend: kubectl logs POD -c frontend"
+EXPLAINED: Final = frozenset(
+    {
+        StatusCode.BACKEND_NOT_CONNECTED,  # runtime.nri
+        StatusCode.CONFIGURATION_DOES_NOT_FIT,  # config.fits
+        StatusCode.CONTAINER_REFUSED,  # claims.refused
+        StatusCode.CPUS_KEPT_BY_POOL,  # claims.kept-by-kernel
+        StatusCode.FILE_UNUSABLE,  # claims.readable, claims.apart
+        StatusCode.NO_PARTITIONS,  # driver.exclusivity
+        StatusCode.STATIC_MANAGER,  # kubelet.cpu-manager, kubelet.memory-manager
+    }
+)
+"""Codes for which another check has a finding with more evidence."""
+_REMEDIES: Final = {
+    StatusCode.BACKEND_NOT_REPORTED: _BACKEND_LOG,
+    StatusCode.BACKEND_SILENT: _BACKEND_LOG,
+    StatusCode.BACKEND_INCOMPLETE: f"wait some seconds; if it lasts, {_LOG}",
+    StatusCode.BACKEND_REPORT_UNREADABLE: "use images of one release: see driver.versions",
+    StatusCode.NO_BACKEND_ENFORCES: (
+        "a standby takes over within 6 s; if none does, delete the driver's pods on this node"
+    ),
+    StatusCode.MACHINE_UNREADABLE: "see config.machine",
+    StatusCode.NOTHING_OFFERED: "see config.fits",
+    StatusCode.NOT_REGISTERED: "see kubelet.registration",
+    StatusCode.SOCKET_NOT_PLACED: "free the path that is named; see driver.pod for the mounts",
+    StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
+    StatusCode.FEATURE_GATE_MISSING: "see api.gates",
+    StatusCode.RUN_DIRECTORY_UNUSABLE: (
+        "mount the node's runDir read-write into the container frontend (the chart's volume run); see host.space"
+    ),
+    StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
+    StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
+    StatusCode.DEVICE_UNHEALTHY: "drain the pods that use it, and replace or repair the hardware: docs/live-machine.md",
+    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 20 s; if it lasts, {_LOG}",
+    StatusCode.POD_INCOMPLETE: "see driver.pod",
+    StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that are read",
+    StatusCode.HOST_HUGEPAGES_UNKNOWN: (
+        "see kernel.release and kernel.kubepods; hostHugepages.detect: true in the chart mounts the cgroup tree"
+    ),
+    StatusCode.KUBELET_RESERVE_UNKNOWN: "set reservedMemory in driverConfig; see api.rights for the right to get nodes",
+    StatusCode.MAPPING_UNSUPPORTED: "see api.gates and kubelet.gates",
+    StatusCode.SLICE_LISTS_REFUSED: "see api.gates",
+    StatusCode.SLICE_FIELDS_DROPPED: "see api.gates",
+    StatusCode.TASK_FAILING: _FRONTEND_LOG,
+}
+
+
+def remedy_of(notice: Notice) -> str:
+    """Returns the remedy for a problem or warning that the service reports, also for a code of a newer release."""
+    if notice.code == StatusCode.BACKEND_PROBLEM:
+        return cause_of(notice.text).remedy
+    return next((remedy for code, remedy in _REMEDIES.items() if code == notice.code), _FRONTEND_LOG)

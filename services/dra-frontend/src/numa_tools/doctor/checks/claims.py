@@ -201,9 +201,7 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
         if entitled and (foreign := one.cpus - entitled):
             strange = format_cpu_list(foreign)
             why = "it disturbs the container that claimed them; the audit should have moved it within seconds"
-            yield problem(
-                f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.", why, "see driver.enforced"
-            )
+            yield problem(f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.", why, "see driver.status")
 
 
 def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:

@@ -164,7 +164,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
         yield problem(
             "The ResourceSlices of this node are not those that the driver writes.",
             "the scheduler sees other devices than the driver offers, and uses none of a pool that is not whole",
-            "see driver.ready: the driver writes its slices again within a minute; if they change again, find the "
+            "see driver.status: the driver writes its slices again within a minute; if they change again, find the "
             "other writer: kubectl get resourceslices -o yaml --show-managed-fields",
             evidence,
         )

@@ -7,11 +7,11 @@ from typing import Final
 from numa_contract import __version__
 from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
-from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
+from numa_contract.state.status import PREVENTS_PREPARE, Notice
 
-from numa_tools.doctor.causes import Cause, cause_of
+from numa_tools.doctor.causes import EXPLAINED, Cause, cause_of, remedy_of
 from numa_tools.doctor.facts import PodFault, RunDirectory, Service
-from numa_tools.doctor.model import Check, Finding, Unread, note, problem
+from numa_tools.doctor.model import Check, Finding, Level, Unread, note, problem
 
 _LOG: Final = "see the log of the container frontend"
 _LOG_OF_FORMER: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
@@ -25,7 +25,7 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
-        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "do what the sentence names")
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the sentence names")
 
 
 def _endpoint(service: object) -> Iterator[Finding]:
@@ -34,36 +34,28 @@ def _endpoint(service: object) -> Iterator[Finding]:
         yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
 
 
-def _ready(service: Service) -> Iterator[Finding]:
-    if reasons := [one.text for one in service.status.problems if one.unready]:
-        why = "claims are not prepared, or the scheduler does not see the devices"
-        yield problem(f"The service is not ready: {_joined(reasons)}.", why, f"do what it says; {_LOG}")
+def _status(service: Service) -> Iterator[Finding]:
+    """Reports problems and warnings of the service, those with the same remedy together."""
+    found: dict[tuple[Level, str, str], list[str]] = {}
+    for level, notices in ((Level.PROBLEM, service.status.problems), (Level.NOTE, service.status.warnings)):
+        for one in notices:
+            if one.code not in EXPLAINED:
+                found.setdefault((level, _effect(one, level), remedy_of(one)), []).append(one.text)
+    for (level, why, remedy), texts in found.items():
+        if len(texts) == 1:
+            yield Finding(level, f"The driver reports: {_joined(texts)}.", why, remedy)
+        else:
+            yield Finding(level, "The driver reports several things of one kind.", why, remedy, tuple(texts))
 
 
-def _warnings(service: Service) -> Iterator[Finding]:
-    for one in service.status.warnings:
-        if one.code != StatusCode.CONFIGURATION_DOES_NOT_FIT:  # see config.present
-            why = "it works on, without what the text names"
-            yield note(f"The service warns: {_joined([one.text])}.", why, "do what it says")
-
-
-def _backend(service: Service) -> Iterator[Finding]:
-    for one in service.status.problems:
-        if one.code in PREVENTS_PREPARE:
-            why = "a claim is prepared only while it can be enforced"
-            yield problem(
-                f"No claim can be prepared: {_joined([one.text])}.", why, "see the log of the container backend"
-            )
-
-
-def _backend_problems(service: Service) -> Iterator[Finding]:
-    for one in service.status.problems:
-        if one.code == StatusCode.BACKEND_PROBLEM:
-            yield problem(
-                f"The backend reports: {_joined([one.text])}.",
-                "something is not enforced as it should be",
-                cause_of(one.text).remedy,
-            )
+def _effect(notice: Notice, level: Level) -> str:
+    if level is Level.NOTE:
+        return "the driver works, without what the text names"
+    if notice.code in PREVENTS_PREPARE:
+        return "a claim is prepared only while it can be enforced"
+    if notice.unready:
+        return "the pod is not ready: claims are not prepared, or the scheduler does not see the devices"
+    return "something is not enforced or not offered as it should be"
 
 
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
@@ -88,15 +80,6 @@ def _other_mode(cause: Cause) -> str:
     return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
 
-def _enforced(backend: BackendStatus) -> Iterator[Finding]:
-    if not (backend.active or backend.enforced):
-        yield problem(
-            "No backend on this node holds the lock and serves the runtime.",
-            "nothing is audited, and no claim is prepared",
-            "a standby takes over within 6 s; if none does, delete the driver's pods on this node",
-        )
-
-
 def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]:
     frontend = service.status.version
     if backend.software and len({backend.software, frontend, __version__}) > 1:
@@ -112,7 +95,7 @@ def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
     if not run_directory.instances.get(active or "", False):
         leads = f"leads to {active}, which does not answer" if active else "is not there"
         why = "people and tools that ask the node ask nobody; the active instance should have set it within 2 s"
-        yield problem(f"The link {where} {leads}.", why, f"see driver.enforced; {_LOG}")
+        yield problem(f"The link {where} {leads}.", why, f"see driver.status; {_LOG}")
 
 
 def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
@@ -142,10 +125,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 CHECKS: Final = (
     Check("driver.pod", "The pod has the node's directories and a way to the API server.", ("pod",), _pod),
     Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
-    Check("driver.ready", "The service is ready.", ("service",), _ready),
-    Check("driver.backend", "Claims can be prepared.", ("service",), _backend),
-    Check("driver.enforced", "Some backend of the node enforces.", ("backend",), _enforced),
-    Check("driver.backend-problems", "The backend reports no problem.", ("service",), _backend_problems),
+    Check("driver.status", "The driver reports no problem and no warning on this node.", ("service",), _status),
     Check(
         "driver.exclusivity",
         "The kernel keeps other processes off claimed CPUs, where the configuration allows it.",
@@ -157,5 +137,4 @@ CHECKS: Final = (
     Check("driver.left-behind", "No dead instance left anything.", ("run_directory",), _left_behind),
     Check("driver.run-directory", "The run directory is for root alone.", ("run_directory",), _private),
     Check("driver.journal", "The journal can be read.", ("run_directory",), _journal),
-    Check("driver.warnings", "The service warns of nothing.", ("service",), _warnings),
 )

@@ -39,7 +39,7 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
     if cgroups.partitions:
         remedy = "see claims.kept-by-kernel and driver.exclusivity; or set hostSlices: true"
     if config.host_slices:
-        remedy = "hostSlices: true should have moved them within 5 s: see driver.backend-problems and driver.enforced"
+        remedy = "hostSlices: true should have moved them within 5 s: see driver.status"
     found = {name: both for name, cpus in cgroups.slices.items() if (both := cpus & ours)}
     if found:
         yield problem(
@@ -79,7 +79,7 @@ def _remedy(config: Config, *, managed: bool) -> str:
             "the backend moves interrupts within 30 s if hostInterrupts.mount is true in the chart, except managed "
             "ones: for these boot with isolcpus=managed_irq,LIST, docs/exclusive.md"
         )
-    return "set hostInterrupts.mount: true in the chart, so that the backend can move them; see driver.backend-problems"
+    return "set hostInterrupts.mount: true in the chart, so that the backend can move them; see driver.status"
 
 
 def _hugepages(cgroups: Cgroups) -> Iterator[Finding]:

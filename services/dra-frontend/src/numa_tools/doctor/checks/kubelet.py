@@ -200,7 +200,8 @@ def _sockets(sockets: Mapping[str, str]) -> Iterator[Finding]:
         yield problem(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not registered with the kubelet.",
             "the kubelet finds a driver by a socket in its registry; without one no claim is prepared",
-            "see driver.ready, and the log of the container frontend: kubectl logs POD -c frontend",
+            "set kubeletRootDir in driverConfig to the kubelet's --root-dir; see driver.pod, and the kubelet's log: "
+            "journalctl -u kubelet on the node",
             missing.values(),
         )
 

@@ -70,6 +70,9 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
     StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
     StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.NOT_REGISTERED: (
+        "tests/integration/test_status_agrees.py::test_all_places_agree_in_each_state_of_a_node"
+    ),
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: (
         "tests/unit/dra_frontend/claims/test_reconciler.py::test_a_directory_that_was_replaced_ends_the_process"
     ),

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.plugin.rig import PODS, Plugin
 from tests.rigs.builders import NODE
 
@@ -20,13 +22,14 @@ def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def test_doctor_runs_on_the_node_and_passes_its_status_on(plugin: Plugin) -> None:
+@pytest.mark.parametrize("name", ["status", "doctor"])
+async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugin, name: str) -> None:
     """In the container of the driver's pod there; without such a pod the command says so."""
-    code, _, err = await plugin.run("doctor", NODE)
+    code, _, err = await plugin.run(name, NODE)
     assert (code, "no running pod of dra-driver-numa on node node-a" in err) == (1, True)
     plugin.server.store.create(PODS, "numa", driver_pod())
-    code, out, _ = await plugin.run("doctor", NODE, "-o", "json", FAKE_KUBECTL_STATUS="1")
-    command = ["--", "dra-frontend", "doctor", "-o", "json"]
+    code, out, _ = await plugin.run(name, NODE, "-o", "json", FAKE_KUBECTL_STATUS="1")
+    command = ["--", "dra-frontend", name, "-o", "json"]
     assert (code, json.loads(out)) == (1, ["-n", "numa", "driver-1", "-c", "frontend", *command])
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands. Exit status: 0; 1 when something is missing or kubectl fails; 2 for wrong usage; doctor has its own."""
+"""The commands. Exit status: 0; 1 when something is missing or kubectl fails; 2 for wrong usage.
+
+``status`` and ``doctor`` pass on the exit status of the command on the node.
+"""
 
 import argparse
 import json
@@ -107,11 +110,23 @@ def _runs(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
+def _output(request: Request) -> list[str]:
+    """Returns the flag for the form of the output that was asked for, for a command in the driver's pod."""
+    return ["-o", "json"] if request.given.output == "json" else []
+
+
+def _status(request: Request) -> int:
+    meta = _driver_pod(request)["metadata"]
+    command = ["dra-frontend", "status", *_output(request)]
+    status, errors = request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command)
+    sys.stderr.write(errors)
+    return status
+
+
 def _doctor(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
-    output = ["-o", "json"] if request.given.output == "json" else []
     run = partial(request.kubectl.execute, meta["namespace"], meta["name"], _CONTAINER)
-    command, kubelet = ["dra-frontend", "doctor", *output], _kubelet_config(request)
+    command, kubelet = ["dra-frontend", "doctor", *_output(request)], _kubelet_config(request)
     status, errors = run([*command, _KUBELET_CONFIG, "-"], kubelet) if kubelet else run(command)
     if status == _USAGE and f"unrecognized arguments: {_KUBELET_CONFIG}" in errors:
         print(f"kubectl numa: {_OLDER.format(meta['name'])}", file=sys.stderr)
@@ -145,6 +160,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[Request], int], str, str]]] = {
     "claims": (_claims, "", "what each claim has, and whether that is enforced"),
     "free": (_free, "node?", "what claims can still have, by NUMA node"),
     "explain": (_explain, "pod", "what a pod's claims have, or what they wait for"),
+    "status": (_status, "node", "run dra-frontend status on a node; its exit status is passed on"),
     "doctor": (_doctor, "node", "run dra-frontend doctor on a node; its exit status is passed on"),
     "page": (_page, "node", "open the page of a node in the browser"),
 }

@@ -305,7 +305,7 @@ class AllocationRecord(RecordPart):
     counted: bool = False
     """Whether the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None
-    """The container that first used the claim; null before that, and for a claim that a pod shares."""
+    """The container that first used the claim; null before that."""
     rebuilt: bool = False
     """Whether the record was rebuilt from the API server and the kernel after its file was lost."""
 

@@ -272,7 +272,7 @@ class Service:
         misfits = (*inventory.refused.values(), *inventory.warnings)
         return [
             *self._reported,
-            *(NodeCondition("ConfigurationDoesNotFit", text) for text in misfits),
+            *(NodeCondition(StatusCode.CONFIGURATION_DOES_NOT_FIT, text) for text in misfits),
             *(
                 NodeCondition(reason, text, driver)
                 for driver, publisher in self.publishers.items()

@@ -85,7 +85,8 @@ class MachineDocument(StateDocument):
     base_page_bytes: int
     """Size of the kernel's base page in bytes."""
     kubelet_reserved_bytes: int | None = None
-    """Memory in bytes that the kubelet reserves on the node; null if the driver does not split it over NUMA nodes."""
+    """Memory in bytes that the kubelet reserves on the whole node, if the driver reserves memory by this figure; else
+    null."""
     numa_nodes: tuple[NumaNodeDocument, ...]
     """NUMA nodes by ID."""
     errors: tuple[ErrorCounterDocument, ...]

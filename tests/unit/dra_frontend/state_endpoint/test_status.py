@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/v1/status``: what is wrong with a node, by code."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +136,14 @@ def test_every_code_is_documented_and_is_a_word(code: StatusCode) -> None:
     """A docstring that ends up in the schema and on the reference page."""
     assert str(code).isalnum()
     assert attribute_docs(StatusCode)[code.name].endswith(".")
+
+
+def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
+    """One word for one cause, in the Event and in the status."""
+    text = (Path(__file__).parents[4] / "docs/events.md").read_text()
+    reasons = re.findall(r"^\| `([A-Z]\w+)` \| node \|", text, re.MULTILINE)
+    assert len(reasons) >= 8
+    assert set(reasons) <= set(StatusCode)
 
 
 def test_codes_are_in_the_schema_and_open() -> None:

@@ -19,7 +19,7 @@ from numa_tools import cli
 from numa_tools.commands.gather import gather
 
 from tests.rigs.ailing_node import AilingNode
-from tests.rigs.builders import NODE, cpu_record, write_claim
+from tests.rigs.builders import NODE, cpu_record, report, write_claim
 from tests.rigs.trees import NAMES, captured, small_machine, write_tree
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -173,6 +173,18 @@ async def test_masked_pools_and_slices_have_no_node(name: str, serving: bool, no
     assert f"Pool {name}-memory of dra.memory has no device." in whole
     assert "Pool node-1-memory of dra.memory has no device." in masked_text
     assert name[:200] not in masked_text
+
+
+async def test_the_subjects_of_problems_are_masked(node: AilingNode, tmp_path: Path) -> None:
+    """The status names the container and the claim that a problem is about."""
+    names = {"podNamespace": "secret-namespace", "podName": "secret-pod", "name": "secret-container"}
+    node.containers.append(report("r", "unknown", refused="no CPU is free", **names).model_dump(mode="json"))
+    async with node.up() as settings:
+        for masked in (False, True):
+            await asyncio.to_thread(gather, settings, str(tmp_path / str(masked)), masked=masked)
+    subject = "secret-namespace/secret-pod/secret-container"
+    whole, masked_text = ("".join(contents(tmp_path / str(masked)).values()) for masked in (False, True))
+    assert (subject in whole, "secret-" in masked_text) == (True, False)
 
 
 def test_it_is_for_its_owner_alone(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -324,7 +324,7 @@ async def test_other_dropped_fields_are_taken_as_they_are(
     rig.server.options.gates["DRADeviceTaints"] = False
     async with rig.publisher({NODE: pool}) as publisher:
         await rig.published(publisher, 1)
-        (warning,) = publisher.warnings
+        (warning,) = publisher.notes.values()
         assert field in warning
         assert gate in warning
         rig.server.compact()
@@ -368,7 +368,7 @@ async def test_fields_that_the_server_refuses_are_left_out(
         assert publisher.error == ""
         publisher.set_pools({NODE: [refused, wanted(device("more"), index=1)]})
         await rig.published(publisher, 2)
-        assert publisher.warnings == tuple(note for _, note in rig.notices)
+        assert list(publisher.notes.values()) == [note for _, note in rig.notices]
     assert field not in str(rig.slices())
     ((noticed, note),) = rig.notices
     assert noticed == reason
@@ -414,7 +414,7 @@ async def test_numa_nodes_are_listed_where_the_server_can(rig: Rig, version: str
     devices = build_inventory(MACHINE, Config(group_by="machine"), NODE).pools[0]
     async with rig.publisher({NODE: slice_documents(devices, NODE)}) as publisher:
         await rig.published(publisher, 1)
-        assert (publisher.error, publisher.warnings, rig.notices) == ("", (), [])
+        assert (publisher.error, publisher.notes, rig.notices) == ("", {}, [])
     ((attributes,),) = [[one["attributes"] for one in document["spec"]["devices"]] for document in rig.slices()]
     assert attributes.get("resource.kubernetes.io/numaNode") == ({"ints": [0, 1]} if gate else None)
     assert attributes["dra.cpu/numCPUs"]["int"] > 0
@@ -442,7 +442,7 @@ async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver:
     for _ in range(2):
         async with rig.publisher(pools, driver=driver) as publisher:
             await rig.published(publisher, count)
-        assert (publisher.error, publisher.warnings, len(rig.server.writes())) == ("", (), count)
+        assert (publisher.error, publisher.notes, len(rig.server.writes())) == ("", {}, count)
     assert {ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
 
 

@@ -202,12 +202,11 @@ class Service:
 
     def warnings(self) -> list[Notice]:
         """Returns what an operator should know of, although the service is ready."""
-        conditions = self.backend.conditions if self.backend.live else {}
         return [
             *self.pod_warnings,
             *self.watch.notices,
             *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),
-            *(Notice(code=reason, text=text) for reason, text in conditions.items()),
+            *(Notice(code=reason, text=text) for reason, text in self.backend.warnings.items()),
             *(Notice(code=StatusCode.TASK_FAILING, subject=n, text=text) for n, text in self.guard.failing.items()),
             *(
                 Notice(code=reason, subject=driver, text=text)

@@ -209,10 +209,11 @@ def view_of(clock: Clock | None = None, config: Config | None = None, **fields: 
 
 def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     """The reason is the node's and not a claim's; a pool that the configuration asks for is none."""
-    (warning,) = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN").warnings
+    view = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN")
+    (warning,) = view.warnings.values()
     assert "nri-backend lacks the capability SYS_ADMIN" in warning
-    assert view_of(exclusivity="pool").warnings == []
-    assert view_of(exclusivity="partition").warnings == []
+    assert view_of(exclusivity="pool").warnings == {}
+    assert view_of(exclusivity="partition").warnings == {}
 
 
 @pytest.mark.parametrize(
@@ -239,8 +240,8 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert list(live.conditions) == ["KubeletManagerStatic"]
-    (warning,) = live.warnings
+    (warning,) = live.warnings.values()
     assert warning.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns")
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning
     clock.now += LEASE_SECONDS + 1
-    assert live.warnings == []
+    assert live.warnings == {}

@@ -37,7 +37,7 @@ async def test_a_task_that_fails_runs_again(error: Exception, caplog: pytest.Log
         await failing.done.wait()
     assert not running.done()
     assert [record.message for record in caplog.records] == ["task failed and is retried"]
-    assert guard.warnings[0].startswith("machine fails and is retried: ")
+    assert guard.failing["machine"].startswith("machine fails and is retried: ")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -52,9 +52,9 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
             raise error
 
     await guard._step("events", step)
-    assert guard.warnings == ["events fails and is retried: odd; see the log"]
+    assert guard.failing == {"events": "events fails and is retried: odd; see the log"}
     await guard._step("events", step)
-    assert guard.warnings == []
+    assert guard.failing == {}
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:

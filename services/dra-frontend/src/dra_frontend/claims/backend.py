@@ -196,9 +196,9 @@ class BackendView:
         return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)
 
     @property
-    def warnings(self) -> list[str]:
-        """The texts of these conditions, while the lease is live."""
-        return list(self.conditions.values()) if self.live else []
+    def warnings(self) -> dict[str, str]:
+        """These conditions while the lease is live."""
+        return self.conditions if self.live else {}
 
     @property
     def live(self) -> bool:

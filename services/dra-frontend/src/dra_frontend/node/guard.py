@@ -31,11 +31,6 @@ class Guard:
         """A text for each task whose latest step failed, by the task's name."""
         return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
 
-    @property
-    def warnings(self) -> list[str]:
-        """These texts."""
-        return list(self.failing.values())
-
     async def each_tick(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Calls ``work`` at each tick. Runs for ever."""
         await each_tick(partial(self._step, name, work))

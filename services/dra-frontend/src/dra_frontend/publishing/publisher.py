@@ -59,11 +59,6 @@ class Publisher:
         """What devices are published without, and what would help: text by reason of an Event."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The texts of the notes."""
-        return tuple(self.notes.values())
-
-    @property
     def counted(self) -> bool:
         """Whether claims of the devices are counted against the node (KEP-5517), as far as is known."""
         return self._writer.counted

@@ -467,6 +467,11 @@ def older_server(play: Play) -> None:
     play.hears("ResourceSliceFieldsDropped")
 
 
+def no_conditions(play: Play) -> None:
+    """The API server drops binding conditions, which hugepages on demand need."""
+    play.hears("BindingConditionsUnsupported")
+
+
 def older_kubelet(play: Play) -> None:
     """The API server counts claims, and the kubelet does not."""
     play.hears("NodeAllocatableMappingUnsupported")
@@ -506,6 +511,7 @@ _MEMORY_PARAMETERS: tuple[dict[str, Any], ...] = (
 )
 Scenario = Callable[[Play], None]
 _MAPPED = {"publishNodeAllocatableResourceMapping": True}
+_ON_DEMAND = {"hugepagesOnDemand": [{"numaNode": 0, "size": "2Mi", "pages": 4096}]}
 _COUNTING = {"kubernetes": "1.37", "gates_on": ("DRANodeAllocatableResources",), "config": _MAPPED}
 _KERNEL = f"{OUR_BACKEND} --kernel-root={{host_root}}"
 STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
@@ -533,6 +539,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
     (_COUNTING, True, (counted,)),
     (_COUNTING, False, (older_kubelet,)),
     ({}, False, (slices_denied,)),
+    ({"gates_off": ("DRADeviceBindingConditions",), "config": _ON_DEMAND}, True, (no_conditions,)),
     ({"gates_on": ("DRAListTypeAttributes",), "config": {"groupBy": "machine"}}, True, (joined,)),
 )
 """Settings of each stage, whether its instance becomes ready, and what happens on it."""

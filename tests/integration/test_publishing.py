@@ -335,6 +335,26 @@ async def test_other_dropped_fields_are_taken_as_they_are(
     assert [reason for reason, _ in rig.notices] == ["ResourceSliceFieldsDropped"]
 
 
+async def test_a_device_is_not_offered_without_its_binding_conditions(rig: Rig) -> None:
+    """A pod would be bound at once and wait for pages that may never exist. Switched on, the gate publishes it."""
+    conditions: dict[str, Any] = {"bindingConditions": ["a.b/done"], "bindingFailureConditions": ["a.b/failed"]}
+    pool = {NODE: [wanted(device("a"), device("b", bindsToNode=True, **conditions))]}
+    rig.server.options.gates["DRADeviceBindingConditions"] = False
+    async with rig.publisher(pool) as publisher:
+        await rig.published(publisher, 1)
+        assert rig.shape() == [(NODE, 1, 1, ["a"])]
+        (warning,) = publisher.warnings
+        assert "DRADeviceBindingConditions" in warning
+        rig.server.options.gates["DRADeviceBindingConditions"] = True
+        await eventually(lambda: rig.server.watches)
+        rig.server.compact()
+        rig.server.drop_watches()
+        await eventually(lambda: rig.shape()[0][3] == ["a", "b"])
+        await eventually(lambda: not publisher.warnings)
+    assert [reason for reason, _ in rig.notices] == ["BindingConditionsUnsupported"]
+    assert all(one[3] != ["b"] for one in rig.shape()), "the dry run left nothing"
+
+
 def listed() -> Document:
     attribute = {"resource.kubernetes.io/pcieRoot": {"strings": ["pci0000:00", "pci0000:80"]}}
     one = device("cpudevnuma000")

@@ -101,9 +101,26 @@ _REFUSED: Final = {
 _DROPPED: Final = {
     f".{ALLOCATABLE}": f"{COUNTING} (Kubernetes 1.37)",
     f".{TAINTS_FIELD}": TAINTS,
-    ".binds": BINDING,
-    ".binding": BINDING,
 }
+CONDITIONS_DROPPED: Final = "BindingConditionsUnsupported"
+_CONDITIONS_NOTE: Final = (
+    f"drops bindingConditions; devices of hugepagesOnDemand are not published, they need {BINDING} there and in the "
+    "scheduler (on by default from Kubernetes 1.36)"
+)
+
+
+def conditional(document: Document) -> Document | None:
+    """Returns a slice for a dry run with the devices that have binding conditions, or None if there are none."""
+    devices = [one for one in document["spec"]["devices"] if "bindingConditions" in one]
+    pool = {"name": document["spec"]["pool"]["name"], "generation": 1, "resourceSliceCount": 1}
+    spec = {**document["spec"], "pool": pool, "devices": devices}
+    return {**document, "metadata": {"generateName": "dry-run-"}, "spec": spec} if devices else None
+
+
+def unconditional(document: Document) -> Document:
+    """Returns a slice without the devices that have binding conditions."""
+    devices = [one for one in document["spec"]["devices"] if "bindingConditions" not in one]
+    return {**document, "spec": {**document["spec"], "devices": devices}}
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
@@ -122,9 +139,12 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
     return found
 
 
-def notes(refused: Iterable[str], dropped: Sequence[str]) -> dict[str, str]:
-    """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server."""
-    found = {}
+def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = True) -> dict[str, str]:
+    """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server.
+
+    ``conditions`` is False if the server drops binding conditions, so that their devices are left out.
+    """
+    found = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
     for reason in sorted(filter(None, refused)):
         _, what, gate = _REFUSED[reason]
         found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"

@@ -12,9 +12,11 @@ from dra_frontend.devices.gates import ALLOCATABLE, COUNTING, SHARING, SHARING_F
 from dra_frontend.publishing.plan import (
     MAPPING_REFUSED,
     canonical,
+    conditional,
     differences,
     notes,
     plan_pool,
+    unconditional,
     variants,
 )
 
@@ -44,6 +46,8 @@ class SliceWriter:
         self._left_out: dict[str, tuple[str, ...]] = {}
         """By pool, the reasons for which fields are left out: the server refused its slices with them."""
         self._gate_is_on = False
+        self._keeps_conditions: bool | None = None
+        """Whether the server stores binding conditions of devices; None until that is known."""
 
     @property
     def counted(self) -> bool:
@@ -55,12 +59,14 @@ class SliceWriter:
         """Returns what the slices are published without, by reason of an Event."""
         accepted = [self._accepted[name] for name in self._held if name in self._accepted]
         dropped = sorted({path for sent, answer in accepted for path in differences(sent, answer)})
-        return notes({reason for reasons in self._left_out.values() for reason in reasons}, dropped)
+        left_out = {reason for reasons in self._left_out.values() for reason in reasons}
+        return notes(left_out, dropped, conditions=self._keeps_conditions is not False)
 
     def reset(self, items: Iterable[Document]) -> None:
         """Takes over a fresh list. What was refused is tried again: a gate may have been switched on meanwhile."""
         self._held = {item["metadata"]["name"]: item for item in items}
         self._left_out = {}
+        self._keeps_conditions = None
 
     def see(self, kind: str, document: Document) -> bool:
         """Takes over an event of the watch; False where it tells what we did ourselves, or what is known."""
@@ -117,6 +123,7 @@ class SliceWriter:
         raise refusals[0]
 
     async def _write_variant(self, pool: str, documents: Sequence[Document]) -> None:
+        documents = await self._bindable(documents)
         desired = {document["metadata"]["name"]: document for document in documents}
         held = {name: one for name, one in self._held.items() if one["spec"]["pool"]["name"] == pool}
         writes, deletes = plan_pool(pool, desired, held, self._accepted)
@@ -126,6 +133,21 @@ class SliceWriter:
             await self._delete(document)
         if writes or deletes:
             _log.info("pool written", extra={"pool": pool, "written": len(writes), "deleted": len(deletes)})
+
+    async def _bindable(self, documents: Sequence[Document]) -> list[Document]:
+        """Returns the slices, without devices whose binding conditions the server drops.
+
+        A pod that is bound at once would wait on the node for pages that may never exist. This is asked with a dry run
+        before the first write: a real one would offer the pages for a moment.
+        """
+        trials = [one for document in documents if (one := conditional(document)) is not None]
+        if trials and self._keeps_conditions is None:
+            answer = await self._client.create_slice(await self._owned(trials[0]), dry_run=True)
+            dropped = differences(canonical(trials[0]["spec"]), canonical(answer["spec"]))
+            self._keeps_conditions = not any(path.startswith("devices[*].binding") for path in dropped)
+        if not trials or self._keeps_conditions:
+            return list(documents)
+        return [unconditional(document) for document in documents]
 
     async def _write_slice(self, document: Document) -> None:
         shared = any(device.get("allowMultipleAllocations") for device in document["spec"]["devices"])

@@ -26,6 +26,8 @@ ON_DEMAND_LABEL: Final = "dra-numa/hugepages-on-demand"
 PROVISIONED: Final = f"{MEMORY_DRIVER}/provisioned"
 NOT_PROVISIONED: Final = f"{MEMORY_DRIVER}/not-provisioned"
 """Binding condition, and binding failure condition, of devices with such pages (KEP-5007)."""
+SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
+"""Key of the taint on a device whose pages cannot be allocated; ``growth-failed`` or ``helper-unavailable``."""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
 """Key of the taint on a device whose hardware fails; its value is ``uncorrected`` or ``corrected``."""
 
@@ -197,3 +199,11 @@ def parse_env_key(key: str) -> EnvKey | None:
 def state_socket_path(run_directory: str, pod_uid: str) -> str:
     """Returns the state socket of one instance; ``<run directory>/state.sock`` points to the active one."""
     return f"{run_directory}/{pod_uid}/{STATE_SOCKET}"
+
+
+def pool_socket_path(run_directory: str) -> str:
+    """Returns the socket of the helper that resizes pools of hugepages.
+
+    It lies beside the run directory: containers of one pod share its directory, and pods of one node do not.
+    """
+    return f"{run_directory}-hugepages/pools.sock"

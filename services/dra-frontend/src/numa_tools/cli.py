@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "status": ("show who has what on this node: devices, claims, CPUs, problems", ("table", "json")),
     "doctor": ("say what is wrong with this node, and what to do", ("table", "json")),
     "provision": ("allocate hugepages as HugePageProvision files say", ("table", "json")),
+    "serve-hugepages": ("resize pools of hugepages for the service (hugepagesOnDemand)", ()),
     "version": ("print the version, as --version does", ("text",)),
 }
 """Help text and output formats of each command; the first format is the default."""
@@ -101,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))
+        if arguments.command == "serve-hugepages":
+            from dra_frontend.node.pool_helper import main as serve_hugepages  # noqa: PLC0415 - no other command needs it
+
+            settings = load_settings(arguments)
+            return serve_hugepages(settings.config, settings.host_root)
         from numa_tools.commands.handlers import run  # noqa: PLC0415 - the service must not import it
 
         text, code = run(arguments)

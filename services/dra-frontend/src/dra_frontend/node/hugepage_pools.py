@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's pools of hugepages. This is the one place that writes to sysfs.
+"""The kernel's pools of hugepages. This is the one place that writes to sysfs: ``provision``, and ``serve-hugepages``.
 
 The kernel allocates what it finds at that moment and calls that success: read after each write.
 """
@@ -40,8 +40,16 @@ class KernelPools:
             raise HostTreeError(f"{directory}/nr_hugepages", "is missing")
         return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
 
+    def check(self, node: int, page_bytes: int) -> None:
+        """Opens the file that resizes a pool, and writes nothing. Raises HostTreeError if that is not possible."""
+        path = f"{self._directory(node, page_bytes)}/nr_hugepages"
+        try:
+            os.close(os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise HostTreeError(path, write_fault(error, page_bytes)) from error
+
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Asks for a pool of so many pages."""
+        """Requests a pool of this many pages. Raises HostTreeError."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             self._write(path, str(pages))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools of hugepages as the frontend uses them: it reads sysfs itself, and the helper container writes (ADR 23)."""
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.pool_requests import LONGEST_ANSWER, MOST_SECONDS, PoolAnswer, PoolRequest, pool_socket
+
+_PATIENCE_SECONDS: Final = 30.0
+"""How much longer than requested the helper may take: one write can block in the kernel while it frees memory."""
+
+
+class HelperError(HostTreeError):
+    """The helper container does not answer."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        text = f"the helper does not answer ({reason}); see the log of the container hugepages in the driver's pod"
+        super().__init__(os.fspath(path), text)
+
+
+class HelperPools:
+    """The pools of the machine. Calls block, and raise HostTreeError or HelperError."""
+
+    def __init__(self, kernel: KernelPools, path: str, patience: float = _PATIENCE_SECONDS) -> None:
+        """``path`` is the helper's socket."""
+        self._kernel = kernel
+        self._path = path
+        self._patience = patience
+
+    def pages(self, node: int, page_bytes: int) -> int:
+        """Returns the pages of a pool, without surplus ones."""
+        return self._kernel.pages(node, page_bytes)
+
+    def check(self, node: int, page_bytes: int) -> None:
+        """Returns if the helper could write the pool."""
+        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes))
+
+    def resize(self, node: int, page_bytes: int, pages: int) -> None:
+        """Requests a smaller pool."""
+        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages))
+
+    def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
+        """Requests a larger pool. The helper tries as long as seconds are ``left`` now."""
+        seconds = min(max(0.0, left()), MOST_SECONDS)
+        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds))
+
+    def _ask(self, request: PoolRequest) -> None:
+        try:
+            with pool_socket() as connection:
+                connection.settimeout(request.seconds + self._patience)
+                connection.connect(self._path)
+                connection.send(request.model_dump_json(exclude_none=True).encode())
+                data = connection.recv(LONGEST_ANSWER)
+            answer = PoolAnswer.model_validate_json(data)
+        except OSError as error:
+            raise HelperError(self._path, error.strerror or str(error)) from error
+        except ValueError as error:
+            raise HelperError(self._path, "its answer is malformed") from error
+        if answer.problem:
+            raise HostTreeError(answer.subject, answer.problem)

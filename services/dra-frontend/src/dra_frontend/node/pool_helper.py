@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper container of hugepages on demand: resizes pools for the frontend, and does nothing else (ADR 23).
+
+It accepts requests for the pools that ``hugepagesOnDemand`` of the configuration names, one at a time. It neither
+decides how many pages claims need nor remembers anything, so it can be killed and restarted at any moment.
+"""
+
+import logging
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from numa_contract.config import Config
+from numa_contract.names import pool_socket_path
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size
+from numa_node.addresses import check_socket_path
+from numa_node.log import Complaints, set_up_logging
+
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.pool_requests import LONGEST_REQUEST, PoolAnswer, PoolRequest, pool_socket
+
+_log = logging.getLogger(__name__)
+_SETTING: Final = "hugepagesOnDemand"
+_CALLER_SECONDS: Final = 5.0
+"""Time that a caller has to send its request, and to read the answer."""
+
+
+class _StoppedError(Exception):
+    """SIGTERM or SIGINT was received."""
+
+
+class PoolHelper:
+    """Answers requests."""
+
+    def __init__(self, pools: KernelPools, config: Config) -> None:
+        self._pools = pools
+        self._config = config
+
+    def answer(self, data: bytes) -> PoolAnswer:
+        """Returns the answer to one message, after the pool has been resized. Raises nothing for any content."""
+        try:
+            if len(data) > LONGEST_REQUEST:
+                raise ValueError(f"has more than {LONGEST_REQUEST} bytes")
+            request = PoolRequest.model_validate_json(data)
+        except ValueError:
+            return PoolAnswer.of_problem("request", "is malformed; frontend and helper are of different releases")
+        try:
+            if request.pages is None:
+                self._pools.check(request.numa_node, request.page_bytes)
+            else:
+                self._resize(request, request.pages)
+            return PoolAnswer(pages=self._pools.pages(request.numa_node, request.page_bytes))
+        except HostTreeError as error:
+            return PoolAnswer.of_problem(error.path, error.reason)
+
+    def _resize(self, request: PoolRequest, pages: int) -> None:
+        """Resizes a pool. Raises HostTreeError, also for a size that the configuration does not allow."""
+        node, page = request.numa_node, request.page_bytes
+        limit, reserved = self._config.pages_on_demand(node, page), self._config.reserved_bytes(node, page)
+        has = self._pools.pages(node, page)
+        what = f"pages of {kubernetes_page_size(page)} on NUMA node {node}"
+        if not limit:
+            raise HostTreeError(_SETTING, f"has no {what}")
+        if pages > max(limit, has):
+            raise HostTreeError(_SETTING, f"allows {limit} {what}, {pages} were requested")
+        if pages < min(-(-reserved // page), has):
+            raise HostTreeError("reservedMemory", f"keeps {reserved} bytes in {what}, {pages} pages were requested")
+        if pages < has:
+            self._pools.resize(node, page, pages)
+        elif pages > has:
+            end = time.monotonic() + request.seconds
+            self._pools.grow(node, page, pages, lambda: end - time.monotonic())
+        if pages != has:
+            got = self._pools.pages(node, page)
+            _log.info("pool resized", extra={"pool": what, "before": has, "requested": pages, "pages": got})
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listens at a path for processes of this user alone, in place of a helper that was killed. Raises OSError."""
+    check_socket_path(path)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listening = pool_socket()
+    before = os.umask(0o177)
+    try:
+        listening.bind(os.fspath(path))
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    listening.listen()
+    return listening
+
+
+def _stop(*_: object) -> None:
+    raise _StoppedError
+
+
+def _check_pools(pools: KernelPools, config: Config) -> None:
+    """Logs which pools cannot be written. Not an error: a NUMA node may come later, and requests are answered."""
+    for one in config.hugepages_on_demand:
+        try:
+            pools.check(one.numa_node, parse_page_size(one.size))
+        except HostTreeError as error:
+            _log.error("pool cannot be resized", extra={"error": str(error)})
+
+
+def _serve(listening: socket.socket, helper: PoolHelper) -> None:
+    """Answers one request for each connection, until a signal ends it."""
+    complaints = Complaints(_log)
+    while True:
+        connection, _ = listening.accept()
+        with connection, complaints.about("caller", "request not answered"):
+            connection.settimeout(_CALLER_SECONDS)
+            if data := connection.recv(LONGEST_REQUEST + 1):
+                connection.send(helper.answer(data).model_dump_json().encode())
+
+
+def main(config: Config, host_root: str) -> int:
+    """Serves until SIGTERM; returns the exit code. Raises OSError if the socket cannot be made."""
+    set_up_logging(config.log_level, config.log_format)
+    pools, path = KernelPools(HostTree(host_root)), Path(pool_socket_path(config.run_dir))
+    # As the first process of a container it ends by a signal only if it handles the signal.
+    with suppress(_StoppedError):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
+        _check_pools(pools, config)
+        with _listen(path) as listening:
+            _log.info("serving", extra={"socket": str(path)})
+            _serve(listening, PoolHelper(pools, config))
+    _log.info("stopped")
+    return 0

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper container's answers: it resizes the pools that the configuration names, within its limits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.pool_helper import PoolHelper
+from dra_frontend.node.pool_requests import LONGEST_ANSWER, LONGEST_REQUEST, PoolAnswer, PoolRequest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import Config, OnDemandPages, ReservedMemory
+
+from tests.rigs.trees import small_machine, write_tree
+
+GIB = 1 << 30
+CONFIG = Config(
+    hugepages_on_demand=(OnDemandPages(numa_node=0, size="1Gi", pages=3),),
+    reserved_memory=(ReservedMemory(numa_node=0, limits={"hugepages-1Gi": GIB}),),
+)
+
+
+class Rig:
+    """A machine with one page of 1 GiB on each of two NUMA nodes, and a helper that may make three on node 0."""
+
+    def __init__(self, root: Path) -> None:
+        write_tree(small_machine(), root)
+        self.files = [
+            root / f"sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/nr_hugepages" for node in (0, 1)
+        ]
+        for file in self.files:
+            file.write_text("1\n")
+        self.helper = PoolHelper(KernelPools(HostTree(root)), CONFIG)
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages of each NUMA node."""
+        return [int(file.read_text()) for file in self.files]
+
+    def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:
+        """Returns the pages and the problem of an answer."""
+        request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=1)
+        answer = self.helper.answer(request.model_dump_json(exclude_none=True).encode())
+        return answer.pages, ": ".join(filter(None, (answer.subject, answer.problem)))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """The machine."""
+    return Rig(tmp_path)
+
+
+def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
+    """Up to the pages of hugepagesOnDemand, and down to the reserve."""
+    assert rig.ask(pages=3) == (3, "")
+    assert rig.ask(pages=1) == (1, "")
+    assert rig.pages == [1, 1]
+    assert rig.ask(pages=4) == (0, "hugepagesOnDemand: allows 3 pages of 1Gi on NUMA node 0, 4 were requested")
+    problem = f"reservedMemory: keeps {GIB} bytes in pages of 1Gi on NUMA node 0, 0 pages were requested"
+    assert rig.ask(pages=0) == (0, problem)
+    assert rig.pages == [1, 1]
+
+
+@pytest.mark.parametrize(("node", "page_bytes"), [(1, GIB), (0, 2 << 20), (7, GIB), (0, 12345)])
+def test_other_pools_are_not_touched(rig: Rig, node: int, page_bytes: int) -> None:
+    """Neither larger nor smaller."""
+    for pages in (0, 1, 2):
+        assert rig.ask(node, page_bytes, pages)[1]
+    assert rig.pages == [1, 1]
+
+
+def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
+    """It was set at boot, and no claim needs all of it."""
+    rig.files[0].write_text("9\n")
+    assert rig.ask(pages=9) == (9, "")
+    assert rig.ask(pages=8) == (8, "")
+    assert rig.ask(pages=9)[1].startswith("hugepagesOnDemand: allows 3 pages")
+
+
+def test_a_check_changes_nothing(rig: Rig) -> None:
+    """It opens the file as a write does."""
+    assert rig.ask() == (1, "")
+    assert rig.pages == [1, 1]
+    rig.files[0].unlink()
+    pages, problem = rig.ask()
+    assert (pages, problem.rpartition("/")[2]) == (0, "nr_hugepages: cannot be written: No such file or directory")
+
+
+HOSTILE: dict[str, Any] = {
+    "no JSON": b"pages",
+    "no text": b"\xff\xfe",
+    "no object": b"[]",
+    "unknown field": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "path": "/etc/passwd"},
+    "missing field": {"numaNode": 0, "pages": 2},
+    "negative pages": {"numaNode": 0, "pageBytes": GIB, "pages": -1},
+    "huge pages": {"numaNode": 0, "pageBytes": GIB, "pages": 1 << 40},
+    "text for a number": {"numaNode": "0", "pageBytes": GIB, "pages": 2},
+    "true for a number": {"numaNode": False, "pageBytes": GIB, "pages": 2},
+    "a fraction": {"numaNode": 0, "pageBytes": GIB, "pages": 1.5},
+    "another directory": {"numaNode": "../../..", "pageBytes": GIB, "pages": 2},
+    "for ever": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "seconds": 1e9},
+    "not a number": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2, "seconds": NaN}',
+    "too long": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2' + b" " * LONGEST_REQUEST + b"}",
+    "nested": b"[" * LONGEST_REQUEST,
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str) -> None:
+    """Whatever it contains."""
+    data = HOSTILE[how]
+    answer = rig.helper.answer(data if isinstance(data, bytes) else json.dumps(data).encode())
+    assert answer.problem == "is malformed; frontend and helper are of different releases"
+    assert rig.pages == [1, 1]
+
+
+@given(st.text(), st.text())
+def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
+    """Texts of any length and content are cut, not rejected."""
+    answer = PoolAnswer.of_problem(subject * 100, problem * 100)
+    data = answer.model_dump_json().encode()
+    assert len(data) <= LONGEST_ANSWER
+    assert PoolAnswer.model_validate_json(data) == answer

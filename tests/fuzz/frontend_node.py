@@ -15,6 +15,7 @@ from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.claims.store import RecordNews
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.devices.shortages import Shortages
 from dra_frontend.kubelet.dra import Answer, ClaimName, DraService
 from dra_frontend.node.hugepage_pools import KernelPools
 from numa_contract.cpuset import format_cpu_list
@@ -116,8 +117,10 @@ class Node:
         ]
         if self.on_demand:
             pools = KernelPools(self.kernel.tree)
-            pages = HugepagesOnDemand(self.api, pools, lambda: made.store.ledger, lambda: made.inventory, self.config)
-            works += [pages.follow(), each_tick(pages.provide)]
+            books = lambda: made.store.ledger, lambda: made.inventory
+            clock = asyncio.get_running_loop().time
+            pages = HugepagesOnDemand(self.api, pools, *books, self.config, Shortages(clock), clock=clock)
+            works += [pages.claims.follow(), each_tick(pages.provide)]
         instance.essential = [instance.start(work) for work in works]
         instance.start(each_tick(partial(self._beat, instance)))
 

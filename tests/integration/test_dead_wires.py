@@ -79,6 +79,9 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
         "tests/unit/dra_frontend/node/test_run_directory.py::test_what_cannot_come_back_is_told_of"
     ),
+    StatusCode.HUGEPAGES_UNAVAILABLE: (
+        "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_away_is_reported_until_it_is_back"
+    ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
     # A pod that lacks something, and a command that reads files while the service is down.
     StatusCode.POD_INCOMPLETE: (
@@ -470,6 +473,7 @@ def older_server(play: Play) -> None:
 def no_conditions(play: Play) -> None:
     """The API server drops binding conditions, which hugepages on demand need."""
     play.hears("BindingConditionsUnsupported")
+    play.warns(StatusCode.CONDITIONS_DROPPED)
 
 
 def older_kubelet(play: Play) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim for hugepages that do not exist yet: made before its pod is bound, and given back (prototype, ADR 23)."""
+"""A claim for hugepages that do not exist yet: made before its pod is bound, and given back (ADR 23)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +12,7 @@ from dra_frontend.allocation.memory import allocate_memory
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.claims.on_demand import HugepagesOnDemand
+from dra_frontend.devices.shortages import Shortages
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
@@ -46,7 +47,7 @@ class Rig:
         tree = HostTree(write_tree(small_machine(), root))
         self.watch = MachineWatch(tree, MemoryTree({}), self.config, NODE, lambda: self.ledger)
         parts = lambda: self.ledger, lambda: self.watch.inventory
-        self.on_demand = HugepagesOnDemand(client, KernelPools(tree), *parts, self.config)
+        self.on_demand = HugepagesOnDemand(client, KernelPools(tree), *parts, self.config, Shortages())
         self.pool = root / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
         server.store.create(NODES, "", {"metadata": {"name": NODE}})
         for pool in self.watch.inventory.pools:
@@ -79,6 +80,7 @@ class Rig:
         async with asyncio.timeout(5 * PATIENCE):
             while not condition():
                 await self.on_demand.provide()
+                await self.watch.read()
                 await asyncio.sleep(0.01)
 
     def prepare(self) -> tuple[MemoryAllocation, ...]:
@@ -94,7 +96,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         access = kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))
         async with connect(access) as client, asyncio.TaskGroup() as tasks:
             rig = Rig(tmp_path / "host", server, client)
-            following = tasks.create_task(rig.on_demand.follow())
+            following = tasks.create_task(rig.on_demand.claims.follow())
             yield rig
             following.cancel()
 
@@ -105,7 +107,7 @@ async def test_pages_are_made_before_the_pod_is_bound(rig: Rig) -> None:
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert (result["device"], result["bindingConditions"]) == (DEVICE, ["dra.memory/provisioned"])
     assert (rig.pages, may_bind(claim)) == (0, False)
-    with pytest.raises(Refused, match=f"the kernel has made 0 yet.*{ON_DEMAND_LABEL}"):
+    with pytest.raises(Refused, match=f"the kernel has allocated 0 of them.*{ON_DEMAND_LABEL}"):
         rig.prepare()
     await rig.until(lambda: may_bind(rig.claim()))
     assert rig.pages == 2

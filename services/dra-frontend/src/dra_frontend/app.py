@@ -21,7 +21,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from numa_contract import __version__
-from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
+from numa_contract.names import CLAIMS_JOURNAL, DRIVERS, pool_socket_path
 from numa_contract.state.status import Notice, StatusCode
 from numa_node.addresses import SocketPathError
 from numa_node.descriptors import raise_descriptor_limit
@@ -45,6 +45,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.reserves import is_explicit
+from dra_frontend.devices.shortages import Shortages
 from dra_frontend.events.recorder import EventRecorder, NodeCondition, NodeEvents
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
@@ -54,6 +55,7 @@ from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.leftovers import Leftovers
 from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.node.pool_client import HelperPools
 from dra_frontend.node.preflight import Fault
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.pod_faults import own_faults
@@ -115,9 +117,8 @@ class Service:
         self.reconciler = Reconciler(node, client, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
-        pools = KernelPools(HostTree(settings.host_root))
-        books = lambda: self.store.ledger, lambda: self.watch.inventory
-        self.on_demand = HugepagesOnDemand(client, pools, *books, config) if config.hugepages_on_demand else None
+        self.shortages = Shortages()
+        self.on_demand = self._hugepages_on_demand(settings, client) if config.hugepages_on_demand else None
         self.claims = NodeClaims(
             claim_reader=client,
             other_devices=OtherDeviceReader(client, node),
@@ -128,6 +129,7 @@ class Service:
             backend=self.backend,
             recovery=self.recovery,
             config=config,
+            shortages=self.shortages,
         )
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.offer = Offer(node, boards, self.publishers, counted=counted)
@@ -148,6 +150,13 @@ class Service:
         self.pod_warnings: tuple[Notice, ...] = ()
         """Faults of the pod that the preflight found and that the service works without."""
 
+    def _hugepages_on_demand(self, settings: Settings, client: KubeClient) -> HugepagesOnDemand:
+        """Returns the part that resizes pools of hugepages, by way of the helper container."""
+        kernel = KernelPools(HostTree(settings.host_root))
+        pools = HelperPools(kernel, pool_socket_path(settings.config.run_dir))
+        books = lambda: self.store.ledger, lambda: self.watch.inventory
+        return HugepagesOnDemand(client, pools, *books, settings.config, self.shortages, self.refresh)
+
     def reported(self) -> None:
         """The backend has renewed its lease."""
         self.backend.changed()
@@ -159,7 +168,8 @@ class Service:
     def refresh(self) -> None:
         """Offers the devices that follow from the machine and the claims. Raises nothing; the next tick retries."""
         with self._complaints.about("devices", "devices not published"):
-            self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
+            found = self.watch.errors.faults, self.shortages.by_device
+            self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 
     def unready(self) -> tuple[Notice, ...]:
         """Returns the problems because of which the pod is not ready, or nothing if it is ready.
@@ -205,6 +215,7 @@ class Service:
         return [
             *self.pod_warnings,
             *self.watch.notices,
+            *self.shortages.notices,
             *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),
             *(Notice(code=reason, text=text) for reason, text in self.backend.warnings.items()),
             *(Notice(code=StatusCode.TASK_FAILING, subject=n, text=text) for n, text in self.guard.failing.items()),
@@ -238,7 +249,7 @@ class Service:
         yield "machine", partial(self.watch.run, self.refresh)
         yield "node status", self.node_status.run
         if self.on_demand is not None:
-            yield "claims on demand", self.on_demand.follow
+            yield "claims on demand", self.on_demand.claims.follow
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """Yields functions that are called at each tick, by name."""

@@ -88,6 +88,11 @@ class StatusCode(StrEnum):
     """The API server refuses list attributes, so the devices are published without them. Subject: the driver."""
     SLICE_FIELDS_DROPPED = "ResourceSliceFieldsDropped"
     """The API server has dropped or changed fields of the devices. Subject: the driver."""
+    CONDITIONS_DROPPED = "BindingConditionsUnsupported"
+    """The API server does not know binding conditions, so devices of ``hugepagesOnDemand`` are not published. Subject:
+    the driver."""
+    HUGEPAGES_UNAVAILABLE = "HugepagesUnavailable"
+    """Hugepages on demand cannot be allocated, so the device has a taint. Subject: the device."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.on_demand import HugepagesOnDemand
+from dra_frontend.devices.shortages import FIRST_SECONDS, SILENCE_SECONDS, Shortages
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.node.pool_client import HelperError
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import Config, OnDemandPages
+from numa_contract.config import Config, OnDemandPages, ReservedMemory
+from numa_contract.names import NOT_PROVISIONED, PROVISIONED
 
 from tests.rigs.builders import NODE, claim, result
 from tests.rigs.trees import MemoryTree, small_machine, write_tree
@@ -57,17 +60,64 @@ class Api:
         return {}
 
 
+class Kernel(KernelPools):
+    """A kernel that finds memory for a limited number of pages, and a helper that may be away."""
+
+    most = 1000
+    silent = False
+    broken = ""
+    """Part of the names of NUMA nodes whose pools cannot be read."""
+
+    def pages(self, node: int, page_bytes: int) -> int:
+        """Reads the file."""
+        if self.broken and self.broken in f"node{node}":
+            raise ValueError("unforeseen")
+        return super().pages(node, page_bytes)
+
+    def check(self, node: int, page_bytes: int) -> None:
+        """Answers unless the helper is away."""
+        if self.silent:
+            raise HelperError("/run/pools.sock", "Connection refused")
+        super().check(node, page_bytes)
+
+    def resize(self, node: int, page_bytes: int, pages: int) -> None:
+        """Gives what is there, and calls that success."""
+        self.check(node, page_bytes)
+        super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
+
+    def grow(
+        self,
+        node: int,
+        page_bytes: int,
+        pages: int,
+        left: Callable[[], float],
+        sleep: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Compacts without waiting."""
+        super().grow(node, page_bytes, pages, left, sleep)
+
+
 class Node:
     """A node whose NUMA node 0 has no page of 1 GiB and may have three."""
 
-    def __init__(self, path: Path, api: Api) -> None:
-        self.ledger = Ledger({})
-        config = Config(hugepages_on_demand=(OnDemandPages(numa_node=0, size="1Gi", pages=3),))
+    def __init__(self, path: Path, api: Api, **settings: Any) -> None:
+        self.ledger, self.now = Ledger({}), 1000.0
+        settings = {"hugepages_on_demand": (OnDemandPages(numa_node=0, size="1Gi", pages=3),), **settings}
+        config = Config(**settings)
         tree = HostTree(write_tree(small_machine(), path))
-        watch = MachineWatch(tree, MemoryTree({}), config, NODE, lambda: self.ledger)
+        self.watch = watch = MachineWatch(tree, MemoryTree({}), config, NODE, lambda: self.ledger)
         self.api, self.pool = api, path / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
         books = lambda: self.ledger, lambda: watch.inventory
-        self.on_demand = HugepagesOnDemand(api, KernelPools(tree), *books, config)
+        self.shortages, self.kernel = Shortages(lambda: self.now), Kernel(tree)
+        self.published: list[tuple[dict[str, str], set[str]]] = []
+        """The shortages by device at each publication, and the claims that had been answered before."""
+        self.on_demand = HugepagesOnDemand(
+            api, self.kernel, *books, config, self.shortages, self._publish, lambda: self.now
+        )
+
+    def _publish(self) -> None:
+        found = {name: one.kind.value for name, one in self.shortages.by_device.items()}
+        self.published.append((found, set(self.api.answers)))
 
     @property
     def pages(self) -> int:
@@ -77,9 +127,15 @@ class Node:
     async def follow(self) -> None:
         """Lets the driver read the list and the events."""
         async with asyncio.timeout(20):
-            following = asyncio.create_task(self.on_demand.follow())
+            following = asyncio.create_task(self.on_demand.claims.follow())
             await self.api.watched.wait()
             following.cancel()
+        await self.provide()
+
+    async def provide(self) -> None:
+        """Lets the driver resize the pools, read the machine again, and answer the claims."""
+        await self.on_demand.provide()
+        await self.watch.read()
         await self.on_demand.provide()
 
     def answered(self) -> dict[str, str]:
@@ -129,20 +185,20 @@ async def test_a_claim_of_any_content_stops_no_other(tmp_path: Path, how: str, b
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())
     node.api.listed = [] if by == "watch" else [odd, good]
     if by == "memory":
-        node.on_demand._claims, node.on_demand._changes = {"odd": odd, "good": good}, object()
-        await node.on_demand.provide()
+        node.on_demand.claims.by_uid, node.on_demand.claims.version = {"odd": odd, "good": good}, object()
+        await node.provide()
     else:
         await node.follow()
     assert node.answered()["good"] == "Provisioned"
-    await node.on_demand.provide()
+    await node.provide()
 
 
 async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> None:
     """Its status reported that its pages could not be allocated, and then became null."""
     node = Node(tmp_path, Api(("MODIFIED", {"metadata": {"uid": "u"}, "status": None})))
     node.api.listed = [asked("u", "9Gi")]
-    node.on_demand._claims, node.on_demand._changes = {"u": asked("u", "9Gi")}, object()
-    await node.on_demand.provide()
+    node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "9Gi")}, object()
+    await node.provide()
     assert node.answered() == {"u": "NotProvisioned"}
     await node.follow()
     assert node.on_demand._answered == {}
@@ -172,7 +228,7 @@ async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) 
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
     assert node.answered() == {"big": "NotProvisioned", "good": "Provisioned"}
-    assert node.pages == 3
+    assert node.pages == 2, "what only the large claim would have needed is freed"
     (entry,) = node.api.answers["big"]
     assert entry["conditions"][0]["message"] == "the kernel has made 3 of 902 pages of hugepages-1g-numa000"
 
@@ -193,8 +249,8 @@ async def test_only_what_is_needed_of_a_claim_is_retained(tmp_path: Path) -> Non
     large["status"]["allocation"]["devices"]["config"] = ["x" * 100_000]
     node.api.listed = [large, {"metadata": {"uid": "unallocated"}, "spec": {}}]
     await node.follow()
-    assert set(node.on_demand._claims or ()) == {"large"}
-    assert len(str(node.on_demand._claims)) < 2000
+    assert set(node.on_demand.claims.by_uid or ()) == {"large"}
+    assert len(str(node.on_demand.claims.by_uid)) < 2000
 
 
 async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_path: Path) -> None:
@@ -207,11 +263,11 @@ async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_pat
     node.ledger = Ledger(
         {}, absent=node.ledger.absent, answered={("dra.memory", "lost"): {"hugepages-1g-numa000": 1 << 30}}
     )
-    await node.on_demand.provide()
+    await node.provide()
     assert node.pages == 1
     node.ledger = Ledger({})
-    node.on_demand._changes = object()
-    await node.on_demand.provide()
+    node.on_demand.claims.version = object()
+    await node.provide()
     assert node.pages == 0
 
 
@@ -222,3 +278,157 @@ async def test_pages_that_records_need_are_made_again(tmp_path: Path) -> None:
     node.ledger = Ledger({("dra.memory", "u"): held})
     await node.follow()
     assert node.pages == 2
+
+
+DEVICE = "hugepages-1g-numa000"
+
+
+async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) -> None:
+    """Otherwise the scheduler would choose the same device again. The pages that were found are freed."""
+    node = Node(tmp_path, Api())
+    node.kernel.most = 1
+    node.api.listed = [asked("u", "3Gi")]
+    await node.follow()
+    assert node.answered() == {"u": "NotProvisioned"}
+    assert node.published == [({DEVICE: "growth-failed"}, set())]
+    text = str(*node.shortages.notices)
+    assert text.startswith(f"{DEVICE}: the kernel found memory for 1 of 3 pages at ")
+    assert text.endswith("; free memory of NUMA node 0; new claims are kept away for 5 min")
+    node.on_demand.claims.version = object()
+    await node.provide()
+    assert node.pages == 0
+
+
+async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_over(tmp_path: Path) -> None:
+    """A scheduler that does not wait for conditions has bound its pod, so nothing else starts another attempt."""
+    node = Node(tmp_path, Api())
+    node.kernel.most = 1
+    node.api.listed = [asked("u", "3Gi")]
+    await node.follow()
+    node.kernel.most = 3
+    node.now += FIRST_SECONDS - 1
+    await node.provide()
+    assert node.pages < 3
+    node.now += 1
+    await node.provide()
+    assert (node.answered(), node.pages) == ({"u": "Provisioned"}, 3)
+    assert node.published[-1] == ({}, {"u"})
+
+
+async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_over(tmp_path: Path) -> None:
+    """They were freed at the moment at which Prepare allocated them, and the kernel finds no memory at present."""
+    node = Node(tmp_path, Api())
+    held = ClaimFile("dra.memory", "u", None, frozenset(), memory={DEVICE: 2 << 30})
+    node.ledger = Ledger({("dra.memory", "u"): held})
+    node.kernel.most = 0
+    await node.follow()
+    assert set(node.shortages.by_device) == {DEVICE}
+    node.kernel.most = 2
+    await node.provide()
+    assert node.pages == 0
+    node.now += FIRST_SECONDS
+    await node.provide()
+    assert node.pages == 2
+
+
+async def test_a_claim_beyond_the_device_is_no_shortage(tmp_path: Path) -> None:
+    """The kernel found everything that the configuration allows."""
+    node = Node(tmp_path, Api())
+    node.api.listed = [asked("big", "900Gi")]
+    await node.follow()
+    assert (node.answered(), node.published) == ({"big": "NotProvisioned"}, [])
+
+
+async def test_a_helper_that_restarts_costs_no_claim_its_place(tmp_path: Path) -> None:
+    """The claim waits. After ten seconds of silence it is answered, and the device is tainted until an answer comes."""
+    node = Node(tmp_path, Api())
+    node.kernel.silent = True
+    node.api.listed = [asked("u", "1Gi")]
+    await node.follow()
+    assert (node.answered(), node.published) == ({}, [])
+    node.kernel.silent = False
+    await node.provide()
+    assert node.answered() == {"u": "Provisioned"}
+
+    node.kernel.silent = True
+    node.api.answers.clear()
+    node.api.listed = [asked("u", "2Gi")]
+    node.api.watched.clear()
+    node.now += SILENCE_SECONDS
+    await node.follow()
+    assert node.answered() == {}
+    node.now += SILENCE_SECONDS
+    await node.provide()
+    assert node.answered() == {"u": "NotProvisioned"}
+    assert node.published == [({DEVICE: "helper-unavailable"}, set())]
+    node.kernel.silent = False
+    node.now += SILENCE_SECONDS
+    await node.provide()
+    assert (node.answered(), node.pages) == ({"u": "Provisioned"}, 2)
+    assert node.published[-1] == ({}, {"u"})
+
+
+async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> None:
+    """The helper answers that the file is missing; the taint goes with the cause."""
+    node = Node(tmp_path, Api())
+    node.pool.unlink()
+    await node.follow()
+    assert node.published == [({DEVICE: "helper-unavailable"}, set())]
+    node.pool.write_text("0\n")
+    node.now += SILENCE_SECONDS
+    await node.provide()
+    assert node.published[-1][0] == {}
+
+
+async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: Path) -> None:
+    """Its claim is not answered before its pages are known; claims of the other pool are."""
+    entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
+    node = Node(tmp_path, Api(), hugepages_on_demand=entries)
+    node.kernel.broken = "node0"
+    node.api.listed = [asked("first", "1Gi"), asked("second", "1Gi", device="numa001")]
+    await node.follow()
+    assert node.answered() == {"second": "Provisioned"}
+    node.kernel.broken = ""
+    await node.provide()
+    assert node.answered() == {"first": "Provisioned", "second": "Provisioned"}
+
+
+async def test_pages_that_claims_never_get_are_made_beside_theirs(tmp_path: Path) -> None:
+    """One page is reserved: a claim for two needs a pool of three, and afterwards one remains."""
+    reserved = (ReservedMemory(numa_node=0, limits={"hugepages-1Gi": 1 << 30}),)
+    node = Node(tmp_path, Api(), reserved_memory=reserved)
+    node.api.listed = [asked("u", "2Gi")]
+    await node.follow()
+    assert (node.answered(), node.pages) == ({"u": "Provisioned"}, 3)
+    node.on_demand.claims.by_uid, node.on_demand.claims.version = {}, object()
+    await node.provide()
+    assert node.pages == 1
+
+
+async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Path) -> None:
+    """Prepare decides by that reading. The kubelet would repeat a Prepare that came too early after a minute only."""
+    node = Node(tmp_path, Api())
+    node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()
+    await node.on_demand.provide()
+    assert (node.pages, node.answered()) == (2, {})
+    await node.watch.read()
+    await node.on_demand.provide()
+    assert node.answered() == {"u": "Provisioned"}
+
+
+async def test_a_later_answer_takes_the_earlier_one_back(tmp_path: Path) -> None:
+    """The scheduler gives up as long as the failure condition is true."""
+    node = Node(tmp_path, Api())
+    document = asked("u", "1Gi")
+    (one,) = document["status"]["allocation"]["devices"]["results"]
+    name = {key: one[key] for key in ("driver", "pool", "device")}
+    failed = {"type": NOT_PROVISIONED, "status": "True", "reason": "NotProvisioned", "message": "no memory"}
+    failed["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    document["status"]["devices"] = [{**name, "conditions": [failed]}]
+    node.api.listed = [document]
+    await node.follow()
+    (entry,) = node.api.answers["u"]
+    assert {one["type"]: one["status"] for one in entry["conditions"]} == {
+        PROVISIONED: "True",
+        NOT_PROVISIONED: "False",
+    }

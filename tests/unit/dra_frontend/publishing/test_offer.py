@@ -8,6 +8,7 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, Device, DeviceKind, MemoryDevice
+from dra_frontend.devices.shortages import Shortage, ShortageKind
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health
 from dra_frontend.machine.faults import Fault
@@ -16,7 +17,7 @@ from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import Config
+from numa_contract.config import Config, OnDemandPages
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation, MemoryAllocation
 
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
@@ -119,6 +120,21 @@ def test_shrinking_below_what_is_claimed_taints() -> None:
     many = ledger(*(page_claim(f"c{number}", 1) for number in range(9)))
     ill = health(snapshot(offered(pages(5, 8)), many, Snapshot()), "hugepages-2m-numa000")
     assert ill.message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
+
+
+def test_a_shortage_of_pages_taints_its_device_alone() -> None:
+    """Neither capacity nor health changes: claims that have pages keep them. A device with ordinary pages has none."""
+    entry = OnDemandPages(numa_node=0, size="2Mi", pages=8)
+    inventory = build_inventory(pages(0, 8), Config(hugepages_on_demand=(entry,)), NODE)
+    shortage = Shortage(ShortageKind.GROWTH_FAILED, "no memory")
+    shortages = dict.fromkeys(("hugepages-2m-numa000", "hugepages-2m-numa001"), shortage)
+    seen = snapshot(inventory, ledger(), Snapshot(), (), shortages)
+    assert tainted(seen) == {
+        "hugepages-2m-numa000": [("dra.memory/hugepages-unavailable", "growth-failed", "NoSchedule")]
+    }
+    assert device(seen, "hugepages-2m-numa000").amount == 8 * PAGE
+    assert health(seen, "hugepages-2m-numa000").health is Health.HEALTHY
+    assert tainted(snapshot(inventory, ledger(), seen)) == {}
 
 
 def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:

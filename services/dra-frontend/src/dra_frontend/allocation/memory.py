@@ -19,6 +19,14 @@ from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Capacity, MemoryDevice
 
 
+class PagesMissing(Refused):
+    """The pages of a device with hugepages on demand have not been allocated yet."""
+
+    def __init__(self, device: str, text: str) -> None:
+        self.device = device
+        super().__init__(text)
+
+
 def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool = False) -> MemoryDevice:
     """Returns the device of a result. Raises Refused where this node has none of that name.
 
@@ -59,19 +67,21 @@ def allocate_memory(
         if device.hugepages and before + size > most:
             free = max(0, most - before)
             raise Refused(f"request {name}: {size} bytes of {device.name} wanted, {free} of {most} unclaimed")
-        if device.on_demand and before + size > (made := _made(device, inventory)):
-            raise Refused(
-                f"request {name}: {before + size} bytes of {device.name} are claimed, the kernel has made {made} yet; "
-                f"tried again. Has the claim the label {ON_DEMAND_LABEL}?"
+        if device.on_demand and before + size > (made := allocated_bytes(device, inventory)):
+            raise PagesMissing(
+                device.name,
+                f"request {name}: {before + size} bytes of {device.name} are claimed, the kernel has allocated {made} "
+                f"of them; retried by the kubelet. Only claims with the label {ON_DEMAND_LABEL}=true get new pages",
             )
         claimed[device.name] = before + size
     return allocated
 
 
-def _made(device: MemoryDevice, inventory: Inventory) -> int:
-    """Returns the bytes of the pages that exist."""
+def allocated_bytes(device: MemoryDevice, inventory: Inventory) -> int:
+    """Returns the bytes of the pages that exist and that claims may have."""
     pools = inventory.machine.numa_nodes[device.numa_node].hugepages
-    return sum((one.total - one.surplus) * one.page_bytes for one in pools if one.page_bytes == device.page_bytes)
+    pages = sum(one.total - one.surplus for one in pools if one.page_bytes == device.page_bytes)
+    return max(0, pages * device.page_bytes - device.kept)
 
 
 def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:

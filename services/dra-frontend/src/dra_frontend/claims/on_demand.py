@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages that are made when a claim needs them, before its pod is bound, and given back (KEP-5007, ADR 23).
+"""Hugepages that are allocated when a claim needs them, before its pod is bound, and freed later (KEP-5007, ADR 23).
 
-A prototype. What a pool must have follows from the claims and records of the moment, so nothing is remembered.
+The number of pages that a pool must have follows from the claims and records of the moment. Nothing is stored, so
+nothing can be lost between the growth of a pool and the record of the claim.
 """
 
 import asyncio
@@ -10,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import is_
 from typing import Any, Final, Protocol
@@ -18,31 +18,42 @@ from typing import Any, Final, Protocol
 from numa_contract.config import Config
 from numa_contract.errors import cut_answer
 from numa_contract.names import MEMORY_DRIVER, NOT_PROVISIONED, ON_DEMAND_LABEL, PROVISIONED
-from numa_contract.records import AllocationResult
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
 from dra_frontend.allocation.claim import ClaimView, Refused, count_of, parse_claim, uid_of
 from dra_frontend.allocation.device_status import Condition, Entry, Key, read_entries, written
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.memory import allocated_bytes
+from dra_frontend.allocation.pool_targets import (
+    PoolOutcome,
+    PoolTarget,
+    WaitingClaim,
+    has_unknown_pages,
+    pool_target,
+    shares,
+)
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.devices.shortages import Shortages
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.pool_client import HelperError
 
 _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
-"""Who has written these conditions: the rest of an entry is somebody else's."""
+"""Field manager of these conditions; the rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MOST_CLAIMS: Final = 10_000
-"""Allocated claims with the label in the cluster that are followed."""
-_SECONDS: Final = 30.0
-"""For making the pages of one pool; the scheduler waits for 600."""
+"""Maximum number of allocated claims with the label in the cluster that are followed."""
+_GROWTH_SECONDS: Final = 30.0
+"""Maximum time for the growth of one pool; the scheduler waits for 600."""
+_CHECK_SECONDS: Final = 10.0
+"""Interval at which the helper is asked whether it can write the pools."""
 
 
 class ClaimApi(Protocol):
-    """Where claims are followed, and told what became of their pages."""
+    """Reads labelled claims, and writes what became of their pages."""
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -50,7 +61,7 @@ class ClaimApi(Protocol):
         """Returns the reduced claims with a label, and the version from which to watch. Raises KubeError."""
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yields their changes; raises KubeError."""
+        """Yields their changes. Raises KubeError."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
@@ -58,50 +69,45 @@ class ClaimApi(Protocol):
         """Makes these the manager's entries. Raises KubeError."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A claim that is allocated on this node and has no record yet."""
+class Pools(Protocol):
+    """The pools of hugepages of this machine. Calls block, and raise HostTreeError or HelperError."""
 
-    view: ClaimView
-    sizes: tuple[tuple[AllocationResult, int], ...]
-    """Its results on devices of this node, with their bytes."""
+    def pages(self, node: int, page_bytes: int) -> int:
+        """Returns the pages of a pool, without surplus ones."""
+
+    def check(self, node: int, page_bytes: int) -> None:
+        """Returns if the pool can be resized."""
+
+    def resize(self, node: int, page_bytes: int, pages: int) -> None:
+        """Makes a pool smaller."""
+
+    def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
+        """Makes a pool larger, as far as the kernel finds memory while seconds are ``left``."""
 
 
-class HugepagesOnDemand:
-    """Keeps the pools that the configuration names as large as claims need them."""
+class LabelledClaims:
+    """The allocated claims of the cluster that carry the label."""
 
-    def __init__(
-        self,
-        api: ClaimApi,
-        pools: KernelPools,
-        ledger: Callable[[], Ledger],
-        inventory: Callable[[], Inventory],
-        config: Config,
-    ) -> None:
+    def __init__(self, api: ClaimApi, reallocated: Callable[[str], None]) -> None:
+        """``reallocated`` is called with the UID of a claim whose allocation has changed or ended."""
         self._api = api
-        self._pools = pools
-        self._ledger = ledger
-        self._inventory = inventory
-        self._config = config
-        self._claims: dict[str, dict[str, Any]] | None = None
-        """Allocated claims with the label, by UID; None until they are known."""
-        self._answered: dict[str, bool] = {}
-        """By UID, what the present allocation of a claim was told."""
-        self._changes: object = None
-        """Another one after each change of the claims."""
-        self._books: tuple[object, ...] = ()
-        self._complaints = Complaints(_log, KubeError, Refused)
+        self._reallocated = reallocated
+        self.by_uid: dict[str, dict[str, Any]] | None = None
+        """Parts of the claims by UID; None until they are known."""
+        self.version: object = None
+        """Another object after each change of the claims."""
+        self._complaints = Complaints(_log, KubeError)
 
     async def follow(self) -> None:
-        """Follows the claims with the label. Runs for ever, and raises nothing: any answer may be malformed."""
+        """Follows the claims. Runs for ever, and raises nothing: any answer may be malformed."""
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
                 items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
                 claims = {uid_of(one): one for one in items[:_MOST_CLAIMS]}
-                for uid in (self._claims or {}).keys() & self._answered.keys():
-                    self._follow_allocation(uid, claims.get(uid))
-                self._claims, self._changes = claims, object()
+                for uid in list(self.by_uid or {}):
+                    self._compare(uid, claims.get(uid))
+                self.by_uid, self.version = claims, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:
                         self._see(kind, document)
@@ -110,118 +116,199 @@ class HugepagesOnDemand:
             await asyncio.sleep(waits.next())
 
     def _see(self, kind: str, document: dict[str, Any]) -> None:
-        if self._claims is not None and kind != "BOOKMARK":
+        if self.by_uid is not None and kind != "BOOKMARK":
             uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
-            self._follow_allocation(uid, kept)
-            self._claims.pop(uid, None)
-            if kept is not None and len(self._claims) < _MOST_CLAIMS:
-                self._claims[uid] = kept
+            self._compare(uid, kept)
+            self.by_uid.pop(uid, None)
+            if kept is not None and len(self.by_uid) < _MOST_CLAIMS:
+                self.by_uid[uid] = kept
             elif kept is not None:
                 self._complaints.say(
                     "number", "claim for hugepages on demand not followed", f"over {_MOST_CLAIMS} claims"
                 )
-        self._changes = object()
+        self.version = object()
 
-    def _follow_allocation(self, uid: str, now: Mapping[str, Any] | None) -> None:
-        """Forgets the answer to a former allocation of a claim. The scheduler may choose this node again at once."""
-        before = (self._claims or {}).get(uid)
+    def _compare(self, uid: str, now: Mapping[str, Any] | None) -> None:
+        """Reports a claim with another allocation than before. The scheduler may choose this node again at once."""
+        before = (self.by_uid or {}).get(uid)
         if before is None or now is None or before["status"]["allocation"] != now["status"]["allocation"]:
-            self._answered.pop(uid, None)
+            self._reallocated(uid)
+
+
+class HugepagesOnDemand:
+    """Keeps the pools that the configuration names as large as claims need them."""
+
+    def __init__(
+        self,
+        api: ClaimApi,
+        pools: Pools,
+        ledger: Callable[[], Ledger],
+        inventory: Callable[[], Inventory],
+        config: Config,
+        shortages: Shortages,
+        publish: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``publish`` publishes the devices; it is called after each change of the shortages."""
+        self._api = api
+        self._pools = pools
+        self._ledger = ledger
+        self._inventory = inventory
+        self._config = config
+        self._shortages = shortages
+        self._publish = publish
+        self._clock = clock
+        self.claims = LabelledClaims(api, self._forget)
+        self._answered: dict[str, bool] = {}
+        """Whether the pages of a claim's present allocation exist, as its status reports, by UID."""
+        self._books: tuple[object, ...] = ()
+        self._next_check = 0.0
+        self._complaints = Complaints(_log, KubeError, Refused)
+
+    def _forget(self, uid: str) -> None:
+        """Forgets the answer to the previous allocation of a claim."""
+        self._answered.pop(uid, None)
 
     async def provide(self) -> None:
         """Resizes the pools and answers the claims that wait for that. Raises nothing."""
+        with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
+            await self._follow_shortages()
         ledger = self._ledger()
-        books = (self._changes, self._inventory(), ledger.files, _is_unknown(ledger), *ledger.releasing.values())
-        if self._claims is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
+        inputs = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
+        books = (*inputs, *ledger.releasing.values())
+        if self.claims.by_uid is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
             return
         self._books = ()
         with self._complaints.about("pools", "pools of hugepages on demand not resized"):
             if await self._provide():
                 self._books = books
 
+    async def _follow_shortages(self) -> None:
+        """Ends shortages that are over, and finds out whether the helper can write the pools."""
+        before = self._shortages.by_device
+        self._shortages.expire()
+        if self._clock() >= self._next_check:
+            self._next_check = self._clock() + _CHECK_SECONDS
+            for _, device in self._devices():
+                try:
+                    await asyncio.to_thread(self._pools.check, device.numa_node, device.page_bytes)
+                except HelperError as error:
+                    self._shortages.helper_silent(device.name, str(error))
+                except HostTreeError as error:
+                    self._shortages.helper_failed(device.name, str(error))
+                else:
+                    self._shortages.helper_answered(device.name)
+        if before.keys() - self._shortages.by_device.keys():
+            # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
+            # conditions; and records may lack pages. Both are tried again now, since nothing else starts a retry.
+            self._answered = {uid: done for uid, done in self._answered.items() if done}
+            self._books = ()
+        self._publish_shortages(before)
+
+    def _publish_shortages(self, before: object) -> None:
+        """Publishes the shortages if they are others than before."""
+        if self._shortages.by_device is not before:
+            for notice in self._shortages.notices:
+                _log.warning("hugepages on demand not available", extra={"warning": notice.text})
+            self._publish()
+
+    def _devices(self) -> list[tuple[str, MemoryDevice]]:
+        """Returns the devices with hugepages on demand, each with its pool."""
+        devices = self._inventory().devices.items()
+        return [(pool, one) for (_, pool, _), one in devices if isinstance(one, MemoryDevice) and one.on_demand]
+
     async def _provide(self) -> bool:
-        """Does what follows from the present claims and records; returns False if something has to be retried."""
+        """Does what follows from the present claims and records; returns False if something has to be retried.
+
+        A claim whose pages exist is answered when the machine has been read again since: Prepare decides by that
+        reading, and the kubelet repeats a failed Prepare after a minute only.
+        """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
-        known = (self._claims or {}).keys()
+        known = (self.claims.by_uid or {}).keys()
         allocated = waiting.keys() | {uid for uid, done in self._answered.items() if not done and uid in known}
         self._answered = {uid: done for uid, done in self._answered.items() if uid in allocated}
         problems: defaultdict[str, dict[Key, str]] = defaultdict(dict)
-        done = True
-        for (_, pool, _), device in self._inventory().devices.items():
-            if isinstance(device, MemoryDevice) and device.on_demand:
-                with self._complaints.about(device.name, "pool of hugepages on demand not resized"):
-                    done = False
-                    for key, uid, problem in await asyncio.to_thread(self._resize, pool, device, waiting):
+        retry, unseen, before = set[str](), set[str](), self._shortages.by_device
+        for pool, device in self._devices():
+            retry.add(device.name)
+            with self._complaints.about(device.name, "pool of hugepages on demand not resized"):
+                target = pool_target(pool, device, waiting, self._ledger(), self._config)
+                outcome = await asyncio.to_thread(self._resize, target)
+                if self._is_settled(target, outcome):
+                    retry.discard(device.name)
+                    for key, uid, problem in shares(target, outcome):
                         problems[uid][key] = problem
-                    done = True
-        for uid in [uid for uid in problems if uid not in self._answered]:
+                if outcome.pages * device.page_bytes - device.kept > allocated_bytes(device, self._inventory()):
+                    unseen.add(device.name)
+        ready = [
+            uid
+            for uid, found in problems.items()
+            if not _uses(waiting[uid], retry) and (any(found.values()) or not _uses(waiting[uid], unseen))
+        ]
+        # Before the claims are answered: the scheduler looks for another device as soon as it reads the answer.
+        self._publish_shortages(before)
+        for uid in [uid for uid in ready if uid not in self._answered]:
             with self._complaints.about(uid, "claim for hugepages on demand not answered"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
-        return done and all(uid in self._answered for uid in problems)
+        return not retry and all(uid in self._answered for uid in problems)
 
-    def _read(self) -> Iterator[tuple[str, _Waiting]]:
+    def _read(self) -> Iterator[tuple[str, WaitingClaim]]:
         """Yields the claims that are allocated here and have no record yet.
 
         A claim with one result that cannot be read is left out as a whole: Prepare would reject it as well.
         """
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
-        for uid, document in list((self._claims or {}).items()):
+        for uid, document in list((self.claims.by_uid or {}).items()):
             with self._complaints.about(uid, "claim for hugepages on demand cannot be read"):
                 view = parse_claim(document)
                 sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
                 here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)
                 if here and uid not in known:
-                    yield uid, _Waiting(view, here)
+                    yield uid, WaitingClaim(view, here)
 
-    def _resize(self, pool: str, device: MemoryDevice, waiting: Mapping[str, _Waiting]) -> list[tuple[Key, str, str]]:
-        """Makes or frees pages; returns for each result of the device, by UID, why it cannot have its own, or "".
+    def _resize(self, target: PoolTarget) -> PoolOutcome:
+        """Allocates or frees the pages of one pool. Runs in a thread.
 
-        The pool never becomes larger than what the device offers, whatever claims request, and does not shrink while
-        pages of it may belong to a claim whose record is lost. Prepare decides by the latest reading of the machine and
-        may have allocated pages that were given back since: pages that records need are always made again.
+        Prepare decides by the latest reading of the machine and may have allocated pages that were freed since: pages
+        that records need are always allocated again.
         """
-        node, page = device.numa_node, device.page_bytes
-        asked = [
-            (uid, one, size)
-            for uid, claim in waiting.items()
-            for one, size in claim.sizes
-            if (one.pool, one.device) == (pool, device.name)
-        ]
-        ledger, reserved = self._ledger(), self._config.reserved_bytes(node, page)
-        claimed = ledger.claimed_bytes().get(device.name, 0)
-        kept = claimed + reserved
-        needed, problem, made = -(-(kept + sum(size for _, _, size in asked)) // page), "", 0
-        wanted = min(needed, -(-max(kept, device.amount + reserved) // page))
+        node, page, made, grown = target.device.numa_node, target.device.page_bytes, 0, False
         try:
             made = self._pools.pages(node, page)
-            if made > wanted and not _is_unknown(ledger):
+            wanted = target.pages(made)
+            if made > wanted and target.may_shrink:
                 self._pools.resize(node, page, wanted)
-            elif made < wanted and (
-                (claimed and made * page < kept) or any(uid not in self._answered for uid, _, _ in asked)
-            ):
-                end = time.monotonic() + _SECONDS
-                self._pools.grow(node, page, wanted, lambda: end - time.monotonic())
-            made = self._pools.pages(node, page)
+            elif made < wanted:
+                grown, end = True, self._clock() + _GROWTH_SECONDS
+                self._pools.grow(node, page, wanted, lambda: end - self._clock())
+            return PoolOutcome(self._pools.pages(node, page), grown)
         except HostTreeError as error:
-            problem = str(error)
-        found, left = [], made * page - kept
-        for uid, one, size in asked:
-            why = problem or f"the kernel has made {made} of {needed} pages of {device.name}"
-            found.append(
-                (Key(MEMORY_DRIVER, one.pool, one.device, one.share_id or ""), uid, "" if size <= left else why)
-            )
-            left -= size if size <= left else 0
-        return found
+            return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
+
+    def _is_settled(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
+        """Records whether the device could get its pages. Returns False if the helper may be restarting."""
+        name = target.device.name
+        if outcome.helper_silent:
+            return self._shortages.helper_silent(name, outcome.problem)
+        if outcome.grown:
+            self._shortages.helper_answered(name)
+        if outcome.problem:
+            self._complaints.say(("pool", name), "pool of hugepages on demand not resized", outcome.problem)
+        else:
+            self._complaints.well(("pool", name))
+        if outcome.grown and outcome.pages < min(target.needed, target.limit):
+            found = outcome.problem or f"the kernel found memory for {outcome.pages} of {target.needed} pages"
+            at = datetime.now(UTC).strftime("%H:%M:%SZ")
+            self._shortages.growth_failed(name, f"{found} at {at}; free memory of NUMA node {target.device.numa_node}")
+        elif outcome.grown:
+            self._shortages.growth_succeeded(name)
+        return True
 
     async def _answer(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
         """Lets the scheduler bind the pod, or look for another node."""
-        kinds = {key: NOT_PROVISIONED if problem else PROVISIONED for key, problem in problems.items()}
-        present = read_entries((self._claims or {}).get(uid))
-        if not all(key in present and kind in present[key].conditions for key, kind in kinds.items()):
-            entries = {
-                key: Entry({}, {kind: Condition("True", _REASONS[kind], cut_answer(problems[key]))}, {})
-                for key, kind in kinds.items()
-            }
+        present = read_entries((self.claims.by_uid or {}).get(uid))
+        entries = {key: _entry(problem, present.get(key)) for key, problem in problems.items()}
+        if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
             await self._api.apply_claim_devices(view.claim.namespace, view.claim.name, uid, documents, _MANAGER)
@@ -229,9 +316,25 @@ class HugepagesOnDemand:
         _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
 
 
-def _is_unknown(ledger: Ledger) -> bool:
-    """Returns True if pages may belong to a claim whose record is lost."""
-    return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, besides=""))
+def _entry(problem: str, present: Entry | None) -> Entry:
+    """Returns the conditions of a result. The opposite one, of an earlier answer to this allocation, becomes false."""
+    kind, other = (NOT_PROVISIONED, PROVISIONED) if problem else (PROVISIONED, NOT_PROVISIONED)
+    reason = _REASONS[kind]
+    conditions = {kind: Condition("True", reason, cut_answer(problem))}
+    if present is not None and other in present.conditions:
+        conditions[other] = Condition("False", reason)
+    return Entry({}, conditions, {})
+
+
+def _is_present(entry: Entry, present: Entry | None) -> bool:
+    """Returns True if the server has these conditions with their status, whatever their messages."""
+    had = present.conditions if present is not None else {}
+    return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
+
+
+def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
+    """Returns True if a claim has a result on one of the devices."""
+    return any(one.device in devices for one, _ in claim.sizes)
 
 
 def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:

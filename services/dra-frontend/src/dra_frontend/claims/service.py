@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ from numa_contract.records import AllocationRecord, AllocationResult
 from dra_frontend.allocation.alignment import NO_OTHERS, needed_devices
 from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
+from dra_frontend.allocation.memory import PagesMissing
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.backend import BackendView
@@ -30,6 +31,7 @@ from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.shortages import Shortages
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class NodeClaims:
     backend: BackendView
     recovery: Recovery
     config: Config
+    shortages: Shortages = field(default_factory=Shortages)
+    """Devices whose hugepages could not be allocated."""
     backend_wait: float = BACKEND_WAIT_SECONDS
     report_wait: float = REPORT_SECONDS
 
@@ -188,7 +192,8 @@ class NodeClaims:
                 record = transaction.write(self.metadata.describe(record, view, inventory))
                 answers[view.claim.uid] = _prepared(view, record.driver, record)
             except Exception as error:  # noqa: BLE001 - as above
-                answers[view.claim.uid] = _failure(view, error, "its CDI file cannot be written")
+                explained = _with_shortage(error, self.shortages)
+                answers[view.claim.uid] = _failure(view, explained, "its CDI file cannot be written")
         return answers
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
@@ -229,6 +234,15 @@ def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transactio
 def _unenforced(claim: object, problem: str) -> Answer:
     # Fail closed: a node without enforcement starts no new claim.
     return Answer(error=f"{claim} is not prepared on a node without enforcement: {problem}")
+
+
+def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
+    """Returns an error about missing hugepages with the reason why they could not be allocated, if there is one."""
+    match error:
+        case Refused(__cause__=PagesMissing(device=device)) if device in shortages.by_device:
+            way_out = "deleting the pod lets the scheduler choose another node"
+            return Refused(f"{error}. {device}: {shortages.by_device[device].text}; {way_out}")
+    return error
 
 
 def _failure(claim: object, error: Exception, unusable: str = "the CDI directory cannot be used") -> Answer:

@@ -63,7 +63,10 @@ def hugepages(
     most = config.pages_on_demand(node.id, page_bytes)
     kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
     size = (max(total, most) * page_bytes - kept) // page_bytes * page_bytes
-    return replace(_device(machine, node, page_bytes, size), on_demand=most > 0) if size > 0 else None
+    if size <= 0:
+        return None
+    device = _device(machine, node, page_bytes, size)
+    return replace(device, on_demand=True, kept=kept) if most else device
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
+from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS, SHORTAGE_TAINT
 
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
@@ -96,8 +96,12 @@ class MemoryDevice:
     hugepages: bool
     on_demand: bool = False
     """Its capacity is what there may be; pages are made when a claim needs them."""
+    kept: int = 0
+    """Bytes of the pages that claims never get: the reserve, or what host processes hold."""
     overclaimed: bool = False
     failing: str = ""
+    shortage: str = ""
+    """Kind of the shortage of its pages; a taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
@@ -111,7 +115,9 @@ Device = CpuDevice | MemoryDevice
 def taints(driver: str, device: Device) -> dict[str, str]:
     """Returns the values of a device's taints by key; the effect of each is NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
-    return found | ({FAULT_TAINTS[driver]: device.failing} if device.failing else {})
+    found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
+    shortage = device.shortage if isinstance(device, MemoryDevice) else ""
+    return found | ({SHORTAGE_TAINT: shortage} if shortage else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
+from types import MappingProxyType
 from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -18,6 +19,7 @@ from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice, Pool
+from dra_frontend.devices.shortages import Shortage
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
 from dra_frontend.machine.faults import Fault
@@ -29,6 +31,7 @@ _Key = tuple[str, str]
 """(driver, device): device names are unique in a driver, whatever the pool."""
 
 _CLAIMS_NAMED: Final = 5
+_NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -88,13 +91,19 @@ class Offer:
     snapshot: Snapshot = field(default_factory=Snapshot)
     _books: tuple[object, ...] = ()
 
-    def refresh(self, inventory: Inventory, ledger: Ledger, faults: Sequence[Fault] = ()) -> None:
-        """Compares machine, books and faults, and publishes what is different."""
+    def refresh(
+        self,
+        inventory: Inventory,
+        ledger: Ledger,
+        faults: Sequence[Fault] = (),
+        shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
+    ) -> None:
+        """Compares machine, books, faults and shortages, and publishes what is different."""
         # Objects that are replaced when something changes; compared by identity, an idle node pays nothing.
-        books, known = (inventory, faults, ledger.files, *ledger.releasing.values()), self._books
+        books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
-        before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults)
+        before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
         # Nothing counts as published before all of it could be made.
         self._books, self.snapshot = books, found
@@ -130,7 +139,13 @@ def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
     return found
 
 
-def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Sequence[Fault] = ()) -> Snapshot:
+def snapshot(
+    inventory: Inventory,
+    ledger: Ledger,
+    before: Snapshot,
+    faults: Sequence[Fault] = (),
+    shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
+) -> Snapshot:
     """Returns what to publish now; ``before`` is what was published last."""
     held, online = _holdings(ledger), inventory.machine.online
     left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
@@ -143,7 +158,8 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Seq
             holding, rest = unseen.pop(key, Holding()), left.get(key, 0)
             errors = [one for one in faults if _concerns(one, device)]
             failing = max((one.kind for one in errors), default="")
-            devices.append(replace(device, overclaimed=holding.amount > rest, failing=failing))
+            device = replace(device, overclaimed=holding.amount > rest, failing=failing)
+            devices.append(_with_shortage(device, shortages))
             # Memory that is reserved is there: claims of before the reserve keep theirs.
             there = rest + _reserved(device, inventory)
             fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
@@ -156,6 +172,14 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Seq
             fault = f"this node has no such device any more; {holding.named()}"
             health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), health, held)
+
+
+def _with_shortage(device: Device, shortages: Mapping[str, Shortage]) -> Device:
+    """Returns the device with the shortage of its pages, if there is one."""
+    shortage = shortages.get(device.name)
+    if isinstance(device, MemoryDevice) and device.on_demand:
+        return replace(device, shortage=shortage.kind if shortage else "")
+    return device
 
 
 def _reserved(device: Device, inventory: Inventory) -> int:

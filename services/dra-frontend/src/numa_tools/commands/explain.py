@@ -14,12 +14,12 @@ from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.journal import Journal
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import Device
+from dra_frontend.devices.model import Device, MemoryDevice
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
 from dra_frontend.settings import Settings
 from numa_contract.cdi import ClaimFile
-from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, ClaimKey
+from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, SHORTAGE_TAINT, ClaimKey
 from numa_contract.reports import ContainerReport
 
 from numa_tools.bundle.archive import JOURNAL, STATE
@@ -122,7 +122,10 @@ def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Invent
     def tainted(driver: str, device: Device) -> Device:
         keys = taints.get((driver, device.name), ())
         failing = "true" if FAULT_TAINTS[driver] in keys else ""
-        return replace(device, overclaimed=OVERCLAIMED_TAINTS[driver] in keys, failing=failing)
+        device = replace(device, overclaimed=OVERCLAIMED_TAINTS[driver] in keys, failing=failing)
+        if isinstance(device, MemoryDevice):
+            return replace(device, shortage="true" if SHORTAGE_TAINT in keys else "")
+        return device
 
     pools = [replace(p, devices=tuple(tainted(p.driver, one) for one in p.devices)) for p in node.inventory.pools]
     return replace(node.inventory, pools=tuple(pools))

@@ -167,6 +167,14 @@ _REMEDIES: Final = {
     StatusCode.MAPPING_UNSUPPORTED: "see api.gates and kubelet.gates",
     StatusCode.SLICE_LISTS_REFUSED: "see api.gates",
     StatusCode.SLICE_FIELDS_DROPPED: "see api.gates",
+    StatusCode.CONDITIONS_DROPPED: (
+        "switch on the feature gate DRADeviceBindingConditions of the API server and the scheduler, or remove "
+        "hugepagesOnDemand from driverConfig"
+    ),
+    StatusCode.HUGEPAGES_UNAVAILABLE: (
+        "free memory of the NUMA node that is named, or set the pages at boot; if the helper does not answer, see the "
+        "log of the container hugepages (docs/memory.md)"
+    ),
     StatusCode.TASK_FAILING: _FRONTEND_LOG,
 }
 

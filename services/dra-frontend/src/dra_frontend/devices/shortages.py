@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugepages on demand that could not be allocated: which devices new claims should avoid, and for how long (ADR 23).
+
+After a failed growth a device is avoided for FIRST_SECONDS, then new claims may try again. Each further failure in a
+row doubles the time, up to MOST_SECONDS. Nothing tests the kernel in the meantime: a test would evict the page cache of
+the node for pages that no claim requests.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from numa_contract.state.status import Notice, StatusCode
+
+FIRST_SECONDS: Final = 300.0
+MOST_SECONDS: Final = 3600.0
+SILENCE_SECONDS: Final = 10.0
+"""How long the helper may be silent before that is a shortage: its container needs some seconds to restart."""
+
+
+class ShortageKind(StrEnum):
+    """Value of the taint."""
+
+    GROWTH_FAILED = "growth-failed"
+    """The kernel allocated fewer pages than requested."""
+    HELPER_UNAVAILABLE = "helper-unavailable"
+    """The helper container does not answer, or cannot write the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a device should get no new claims at present."""
+
+    kind: ShortageKind
+    text: str
+
+
+@dataclass(slots=True)
+class _Failures:
+    in_a_row: int
+    until: float
+    """Reading of the clock at which new claims may try again."""
+
+
+class Shortages:
+    """The shortages of this node's devices, by device name. A restart forgets them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: dict[str, _Failures] = {}
+        self._silent_since: dict[str, float] = {}
+        self.by_device: Mapping[str, Shortage] = {}
+        """Another object after each change."""
+
+    def growth_failed(self, device: str, text: str) -> None:
+        """Records that the kernel found too few pages for a device."""
+        now, known = self._clock(), self._failures.get(device)
+        if known is None or now >= known.until + MOST_SECONDS:
+            known = self._failures[device] = _Failures(1, now + FIRST_SECONDS)
+        elif now >= known.until:
+            known.in_a_row += 1
+            known.until = now + min(FIRST_SECONDS * 2 ** (known.in_a_row - 1), MOST_SECONDS)
+        minutes = round((known.until - now) / 60)
+        self._set(device, Shortage(ShortageKind.GROWTH_FAILED, f"{text}; new claims are kept away for {minutes} min"))
+
+    def growth_succeeded(self, device: str) -> None:
+        """Records that the kernel found all pages that a device needed."""
+        self._failures.pop(device, None)
+        self._remove(device)
+
+    def helper_silent(self, device: str, text: str) -> bool:
+        """Records that the helper did not answer. Returns True if that has lasted long enough to be a shortage."""
+        lasts = self._clock() - self._silent_since.setdefault(device, self._clock())
+        if lasts >= SILENCE_SECONDS:
+            self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
+        return lasts >= SILENCE_SECONDS
+
+    def helper_failed(self, device: str, text: str) -> None:
+        """Records that the helper answered, and cannot write the pool of a device."""
+        self._silent_since.pop(device, None)
+        self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
+
+    def helper_answered(self, device: str) -> None:
+        """Records that the helper can write the pool of a device."""
+        self._silent_since.pop(device, None)
+        if device in self.by_device and self.by_device[device].kind is ShortageKind.HELPER_UNAVAILABLE:
+            self._remove(device)
+
+    def expire(self) -> None:
+        """Ends the shortages of devices whose time is over."""
+        now = self._clock()
+        for device, failures in self._failures.items():
+            shortage = self.by_device.get(device)
+            if shortage is not None and shortage.kind is ShortageKind.GROWTH_FAILED and now >= failures.until:
+                self._remove(device)
+
+    @property
+    def notices(self) -> list[Notice]:
+        """Returns a warning for each shortage."""
+        return [
+            Notice(code=StatusCode.HUGEPAGES_UNAVAILABLE, subject=device, text=f"{device}: {shortage.text}")
+            for device, shortage in sorted(self.by_device.items())
+        ]
+
+    def _set(self, device: str, shortage: Shortage) -> None:
+        if self.by_device.get(device) != shortage:
+            self.by_device = {**self.by_device, device: shortage}
+
+    def _remove(self, device: str) -> None:
+        if device in self.by_device:
+            self.by_device = {name: one for name, one in self.by_device.items() if name != device}

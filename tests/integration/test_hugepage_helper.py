@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugepages on demand with the real frontend, backend and helper as processes, over the real socket."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.node.pool_requests import LONGEST_ANSWER, PoolAnswer, pool_socket
+from numa_contract.names import ON_DEMAND_LABEL, pool_socket_path
+
+from tests.fakes.scheduler import UnschedulableError, may_bind, schedule
+from tests.rigs.trees import captured, write_tree
+from tests.stage.machine import HostDirectory
+from tests.stage.pods import NAMESPACE, StagePod, claim_pod, delete_claim, hugepages
+from tests.stage.process import Process, wait_for
+from tests.stage.settings import StageSettings
+from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError, ask_unix
+
+PAGE = 2 << 20
+DEVICE = "hugepages-2m-numa000"
+TAINT = "dra.memory/hugepages-unavailable"
+CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+SECONDS = 20.0
+HELPER = """
+import sys
+from pathlib import Path
+from dra_frontend.node.hugepage_pools import KernelPools
+from numa_tools.cli import main
+
+resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
+KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
+sys.exit(main())
+"""
+"""The helper on a kernel that finds memory for as many pages as a file contains."""
+
+
+class Node:
+    """A node whose NUMA node 0 has no page of 2 MiB, and may have 64."""
+
+    def __init__(self, stage: Stage, machine: HostDirectory, limit: Path) -> None:
+        self.stage, self.machine, self.limit = stage, machine, limit
+        paths = stage.paths
+        arguments = ["--config", str(paths.config), "--host-root", str(machine.root), "serve-hugepages"]
+        command = [sys.executable, "-c", HELPER, str(limit), *arguments]
+        self.helper = Process("hugepages", command, paths.logs / "hugepages", {})
+        self.socket = Path(pool_socket_path(str(paths.run_dir)))
+
+    @property
+    def pages(self) -> int:
+        """The pages that the kernel has."""
+        with suppress(ValueError):  # a kernel shows no empty file
+            return int(self._file("nr_hugepages").read_text())
+        return -1
+
+    def _file(self, name: str) -> Path:
+        return self.machine.root / f"sys/devices/system/node/node0/hugepages/hugepages-2048kB/{name}"
+
+    def start_helper(self) -> None:
+        """Starts the helper and waits until it serves."""
+        self.helper.start()
+        wait_for("the helper", lambda: self.ask(b"{}").problem)
+
+    def ask(self, data: bytes) -> PoolAnswer:
+        """Returns the helper's answer to a message; one without a problem if there is none."""
+        with suppress(OSError), pool_socket() as connection:
+            connection.settimeout(SECONDS)
+            connection.connect(str(self.socket))
+            connection.send(data)
+            return PoolAnswer.model_validate_json(connection.recv(LONGEST_ANSWER))
+        return PoolAnswer()
+
+    def claim(self, name: str, pages: int, **labels: str) -> StagePod:
+        """A pod with a claim for pages of NUMA node 0, allocated and not bound. The claim has the label."""
+        metadata = {"name": name, "labels": {ON_DEMAND_LABEL: "true", **labels}}
+        spec = {"devices": {"requests": [hugepages(pages * PAGE, numa_node=0)]}}
+        self.stage.api(CLAIMS, "POST", {"metadata": metadata, "spec": spec})
+        pod = StagePod(self.stage, f"{name}-pod")
+        try:
+            pod.claim = schedule(
+                self.stage.server, NAMESPACE, name, pods=[pod.reference], node=self.stage.settings.node
+            )
+        except UnschedulableError:
+            delete_claim(self.stage, name)
+            raise
+        return pod
+
+    def may_bind(self, pod: StagePod) -> bool:
+        """Returns True if the scheduler may bind the pod. Raises UnschedulableError if it has to look elsewhere."""
+        assert pod.claim is not None
+        return may_bind(self.stage.api(f"{CLAIMS}/{pod.claim['metadata']['name']}"))
+
+    def taints(self) -> list[str]:
+        """The values of the taint of the device."""
+        devices = [device for one in self.stage.slices() for device in one["spec"].get("devices") or []]
+        found = [one for device in devices if device["name"] == DEVICE for one in device.get("taints", [])]
+        return [one["value"] for one in found if one["key"] == TAINT]
+
+    def warnings(self) -> str:
+        """The warnings of the service."""
+        return str(ask_unix(self.stage.instances[0].state_socket, "/readyz"))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node with all processes, ready."""
+    path = tmp_path_factory.mktemp("pages")
+    machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), path / "host"))
+    machine.set_pages(0, 0, 0)
+    limit = path / "limit"
+    limit.write_text("1000")
+    pools: dict[str, Any] = {"hugepagesOnDemand": [{"numaNode": 0, "size": "2Mi", "pages": 64}]}
+    with Stage(StageSettings(host_root=machine.root, config=pools)) as stage:
+        node = Node(stage, machine, limit)
+        try:
+            node.start_helper()
+            stage.add_ready_instance()
+            wait_for("the device", lambda: DEVICE in json.dumps(stage.slices()))
+            yield node
+        finally:
+            node.helper.kill()
+
+
+@pytest.fixture
+def node(shared: Node) -> Iterator[Node]:
+    """The module's node, whose logs are shown with each test that fails."""
+    if not shared.helper.alive:
+        shared.start_helper()
+    yield shared
+    print(shared.stage.logs(), shared.helper.tail())
+
+
+def release(node: Node, pod: StagePod) -> None:
+    """Ends a pod and deletes its claim, and waits until its pages are freed."""
+    pod.end()
+    wait_for("no pages", lambda: node.pages == 0, SECONDS)
+
+
+def test_pages_come_before_the_pod_is_bound_and_go_with_the_claim(node: Node) -> None:
+    """A container gets a limit of the claimed bytes, and the first Prepare succeeds."""
+    pod = node.claim("db", 16)
+    assert (node.pages, node.may_bind(pod)) == (0, False)
+    wait_for("the pages", lambda: node.may_bind(pod), SECONDS)
+    assert node.pages == 16
+    pod.prepare()
+    box = pod.run()
+    assert box.read("hugetlb.2MB.max") == str(16 * PAGE)
+    release(node, pod)
+
+
+def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
+    """Between the growth and the record, while a claim waits, and while a claim is deleted."""
+    (instance,) = node.stage.instances
+    first = node.claim("first", 8)
+    wait_for("the pages", lambda: node.may_bind(first), SECONDS)
+    instance.frontend.kill()
+    second = node.claim("second", 4)
+    instance.frontend.start()
+    node.stage.wait_back(instance)
+    first.prepare()
+    wait_for("the pages", lambda: node.may_bind(second), SECONDS)
+    second.prepare()
+    assert node.pages == 12
+    instance.frontend.kill()
+    delete_claim(node.stage, "second")
+    instance.frontend.start()
+    node.stage.wait_back(instance)
+    second.unprepare()
+    wait_for("the pages of the other claim alone", lambda: node.pages == 8, SECONDS)
+    release(node, first)
+
+
+def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None:
+    """The claim fails with the reason, the pages that were found are freed, and new claims do not come here."""
+    node.limit.write_text("3")
+    pod = node.claim("large", 16)
+    text = f"the kernel has made 3 of 16 pages of {DEVICE}"
+
+    def failed() -> bool:
+        with pytest.raises(UnschedulableError, match=text):
+            return node.may_bind(pod)
+        return True
+
+    def answered() -> bool:
+        with suppress(UnschedulableError):
+            return node.may_bind(pod)
+        return True
+
+    wait_for("an answer", answered, SECONDS)
+    assert failed()
+    wait_for("a taint", lambda: node.taints() == ["growth-failed"], SECONDS)
+    wait_for("no pages", lambda: node.pages == 0, SECONDS)
+    assert f"{DEVICE}: the kernel found memory for 3 of 16 pages" in node.warnings()
+    with pytest.raises(UnschedulableError):
+        node.claim("next", 1)
+    with pytest.raises(UnschedulableError), claim_pod(node.stage, "plain", hugepages(PAGE, numa_node=0)):
+        pass
+    # A scheduler that does not wait for conditions has bound the pod.
+    with pytest.raises(AnsweredError) as refused:
+        pod.prepare()
+    for part in ("the kernel has allocated", "found memory for 3 of 16", "free memory of NUMA node 0", "pod"):
+        assert part in str(refused.value)
+    node.limit.write_text("1000")
+    release(node, pod)
+    (instance,) = node.stage.instances
+    instance.frontend.kill()
+    instance.frontend.start()
+    node.stage.wait_back(instance)
+    wait_for("no taint", lambda: not node.taints(), SECONDS)
+
+
+def test_a_helper_that_is_away_is_reported_until_it_is_back(node: Node) -> None:
+    """A claim waits for some seconds, then it fails. With the helper the taint goes, and the claim gets its pages."""
+    node.helper.kill()
+    pod = node.claim("early", 2)
+    assert not node.may_bind(pod)
+    wait_for("a taint", lambda: node.taints() == ["helper-unavailable"], 2 * SECONDS)
+    assert "container hugepages in the driver's pod" in node.warnings()
+    assert node.pages == 0
+    node.start_helper()
+    wait_for("no taint", lambda: not node.taints(), 2 * SECONDS)
+    wait_for("the pages", lambda: node.pages == 2, SECONDS)
+
+    def answered_again() -> bool:
+        with suppress(UnschedulableError):
+            return node.may_bind(pod)
+        return False
+
+    wait_for("another answer", answered_again, SECONDS)
+    pod.prepare()
+    release(node, pod)
+
+
+HOSTILE = {
+    "garbage": b"\x00\xff" * 100,
+    "too long": b"{" + b" " * 5000 + b"}",
+    "another pool": b'{"numaNode":1,"pageBytes":2097152,"pages":5}',
+    "too many": b'{"numaNode":0,"pageBytes":2097152,"pages":65}',
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_the_helper_rejects_what_the_configuration_does_not_allow(node: Node, how: str) -> None:
+    """It answers, changes nothing, and serves on."""
+    assert node.ask(HOSTILE[how]).problem
+    assert node.pages == 0
+    assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
+    assert node.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> None:
+    """It is given up after five seconds."""
+    with pool_socket() as silent:
+        silent.connect(str(node.socket))
+        assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
+
+
+def test_the_helper_ends_by_a_signal(node: Node) -> None:
+    """As the first process of its container it would otherwise be killed after the grace period."""
+    assert node.helper.stop() == 0
+    node.start_helper()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long new claims are kept away from a device whose hugepages could not be allocated."""
+
+from dra_frontend.devices.shortages import FIRST_SECONDS, MOST_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
+
+DEVICE = "hugepages-1g-numa000"
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Returns the seconds."""
+        return self.now
+
+
+def period(shortages: Shortages, clock: Clock) -> float:
+    """Lets a growth fail, and returns the seconds until the shortage is over."""
+    shortages.growth_failed(DEVICE, "no memory")
+    began = clock.now
+    while shortages.by_device:
+        clock.now += 10
+        shortages.expire()
+    return clock.now - began
+
+
+def test_each_failure_in_a_row_doubles_the_time() -> None:
+    """Up to an hour. A success, or an hour without a failure, begins again."""
+    clock = Clock()
+    shortages = Shortages(clock)
+    assert [period(shortages, clock) for _ in range(6)] == [300, 600, 1200, 2400, 3600, 3600]
+    shortages.growth_succeeded(DEVICE)
+    assert period(shortages, clock) == FIRST_SECONDS
+    clock.now += MOST_SECONDS
+    assert period(shortages, clock) == FIRST_SECONDS
+
+
+def test_failures_within_the_time_do_not_lengthen_it() -> None:
+    """Several claims fail at once, and some tolerate the taint."""
+    clock = Clock()
+    shortages = Shortages(clock)
+    for _ in range(5):
+        shortages.growth_failed(DEVICE, "no memory")
+        clock.now += 50
+    assert period(shortages, clock) == FIRST_SECONDS - 250
+    assert period(shortages, clock) == 2 * FIRST_SECONDS
+
+
+def test_the_mapping_is_another_object_after_a_change_alone() -> None:
+    """Publishing compares by identity."""
+    clock = Clock()
+    shortages = Shortages(clock)
+    empty = shortages.by_device
+    shortages.expire()
+    shortages.growth_succeeded(DEVICE)
+    shortages.helper_answered(DEVICE)
+    assert shortages.by_device is empty
+    shortages.helper_failed(DEVICE, "read-only")
+    found = shortages.by_device
+    shortages.helper_failed(DEVICE, "read-only")
+    assert shortages.by_device is found is not empty
+    (notice,) = shortages.notices
+    assert (notice.code, notice.subject, notice.text) == ("HugepagesUnavailable", DEVICE, f"{DEVICE}: read-only")
+
+
+def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
+    """And until it answers, however long that takes."""
+    clock = Clock()
+    shortages = Shortages(clock)
+    assert not shortages.helper_silent(DEVICE, "refused")
+    clock.now += SILENCE_SECONDS
+    assert shortages.helper_silent(DEVICE, "refused")
+    clock.now += 2 * MOST_SECONDS
+    shortages.expire()
+    assert {name: one.kind for name, one in shortages.by_device.items()} == {DEVICE: ShortageKind.HELPER_UNAVAILABLE}
+    shortages.helper_answered(DEVICE)
+    assert not shortages.by_device
+    assert not shortages.helper_silent(DEVICE, "refused")
+
+
+def test_an_answer_of_the_helper_does_not_end_a_shortage_of_memory() -> None:
+    """The file can be written, and the kernel has no memory in one piece as before."""
+    shortages = Shortages(Clock())
+    shortages.growth_failed(DEVICE, "no memory")
+    shortages.helper_answered(DEVICE)
+    assert DEVICE in shortages.by_device

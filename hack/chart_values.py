@@ -80,6 +80,22 @@ class HugePageProvision(Values):
     pages: list[HugePages]
 
 
+class LabelPolicy(Values):
+    """The MutatingAdmissionPolicy that labels claims for hugepages on demand."""
+
+    enabled: bool
+    classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
+    """Further DeviceClasses, beside the chart's own."""
+
+
+class HugepagesOnDemand(Values):
+    """What the pools of driverConfig.hugepagesOnDemand need."""
+
+    resources: Resources
+    """Of the helper container that writes the pools."""
+    label_policy: LabelPolicy
+
+
 class PartialImage(Values):
     """What a group has of another image."""
 
@@ -317,6 +333,7 @@ class ChartValues(Values):
     probes: Probes
     extra_volumes: list[Kubernetes] | None = None
     hugepage_provision: HugePageProvision
+    hugepages_on_demand: HugepagesOnDemand
     host_hugepages: HostHugepages
     host_interrupts: HostInterrupts
     doctor: Doctor

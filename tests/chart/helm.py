@@ -19,6 +19,7 @@ Document = dict[str, Any]
 
 # Every switch on: each object that the chart can make is in it.
 EVERYTHING: Document = {
+    "driverConfig": {"hugepagesOnDemand": [{"numaNode": 0, "size": "32Mi", "pages": 4}]},
     "networkPolicy": {"apiServerCIDRs": ["10.0.0.1/32", "fd00::1/128"]},
     "deviceClasses": {"extendedResource": "dra-numa/cpu"},
     "existingPods": {"enabled": True},

@@ -116,6 +116,17 @@ BAD: list[tuple[Document, str]] = [
     ),
     ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses: a class is named twice"),
     ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages: is empty"),
+    (
+        {
+            "hugepageProvision": {"enabled": True, "pages": [{"size": "1G", "count": 4}]},
+            "driverConfig": {"hugepagesOnDemand": [{"numaNode": 1, "size": "1Gi", "pages": 4}]},
+        },
+        "hugepageProvision.pages: sets pages of 1Gi on NUMA node 1, which driverConfig.hugepagesOnDemand frees again",
+    ),
+    (
+        {"hugepagesOnDemand": {"labelPolicy": {"classes": ["A_b"]}}},
+        "hugepagesOnDemand.labelPolicy.classes.0",
+    ),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),

@@ -65,7 +65,7 @@ def given(values: Document, prefix: str = "") -> set[str]:
 def test_values_yaml_lists_every_value() -> None:
     """What can be set is seen in values.yaml, with its default."""
     ChartValues.model_validate(DEFAULTS)
-    optional = {"global", "frontend.resources.claims", "backend.resources.claims"}
+    optional = {"global", "frontend.resources.claims", "backend.resources.claims", "hugepagesOnDemand.resources.claims"}
     assert keys(ChartValues) - given(DEFAULTS) == optional
 
 

@@ -158,6 +158,15 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
 {{- fail (printf "%shugepageProvision.pages: is empty although hugepageProvision.enabled is true" $in) -}}
 {{- end -}}
+{{- $pools := ternary .Values.hugepageProvision.pages list .Values.hugepageProvision.enabled -}}
+{{- range $one := .Values.driverConfig.hugepagesOnDemand -}}
+{{- range $pools -}}
+{{- $same := eq (regexReplaceAll "[iIbB]$" .size "" | upper) (regexReplaceAll "i$" $one.size "" | upper) -}}
+{{- if and $same (or (kindIs "invalid" .node) (eq (int .node) (int $one.numaNode))) -}}
+{{- fail (printf "%shugepageProvision.pages: sets pages of %s on NUMA node %d, which driverConfig.hugepagesOnDemand frees again: remove one of them, or keep pages by driverConfig.reservedMemory" $in $one.size (int $one.numaNode)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.driverConfig.pagePort -}}
 {{- if has (int .) (list (int $.Values.frontend.port) (int $.Values.backend.port)) -}}
 {{- fail (printf "%sdriverConfig.pagePort: %d is frontend.port or backend.port: choose another one, such as 8082" $in (int .)) -}}

@@ -74,6 +74,18 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- default "/sys/fs/cgroup" .Values.driverConfig.cgroupRoot | clean -}}
 {{- end -}}
 
+{{/* Page sizes of hugepagesOnDemand of all groups, as a YAML list. */}}
+{{- define "numa.onDemandSizes" -}}
+{{- $sizes := list -}}
+{{- range $group := include "numa.groups" . | fromYamlArray -}}
+{{- $scope := include "numa.scope" (dict "root" $ "group" $group) | fromYaml -}}
+{{- range $scope.Values.driverConfig.hugepagesOnDemand -}}
+{{- $sizes = append $sizes .size -}}
+{{- end -}}
+{{- end -}}
+{{- $sizes | uniq | toYaml -}}
+{{- end -}}
+
 {{/* Root, because sockets and cgroup files are root's; and of what root may do beyond that what .add says (a list). */}}
 {{- define "numa.containerSecurity" -}}
 allowPrivilegeEscalation: false

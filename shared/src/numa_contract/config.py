@@ -145,11 +145,12 @@ def _page_size(text: str) -> str:
 
 
 class OnDemandPages(Section):
-    """Hugepages of one size that there may be on a NUMA node; claims have them made, and give them back."""
+    """Hugepages of one size on a NUMA node that are allocated for claims, and freed afterwards."""
 
     numa_node: Annotated[int, Field(ge=0, strict=True)]
     size: Annotated[str, AfterValidator(_page_size), WithJsonSchema({"type": "string", "pattern": "^[0-9]+[KMG]i$"})]
     pages: Annotated[int, Field(ge=1, strict=True)]
+    """Maximum number of pages, those in use and the reserve included."""
 
 
 class HardwareErrors(Section):
@@ -203,7 +204,7 @@ class Config(Section):
     """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
     hardware_errors: HardwareErrors = HardwareErrors()
     hugepages_on_demand: tuple[OnDemandPages, ...] = ()
-    """Prototype (ADR 23): the driver writes ``nr_hugepages`` of these pools; claims need a label."""
+    """Pools that the driver resizes for claims, by a helper process (ADR 23); claims need a label."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
     """A file with contents that hide those of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY

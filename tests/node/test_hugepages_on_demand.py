@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugepages on demand on a real kernel: the helper container of the rendered pod writes without capabilities."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numa_contract.names import ON_DEMAND_LABEL
+
+from tests.fakes.scheduler import UnschedulableError, may_bind
+from tests.node.rig import kernel
+from tests.node.rig.claims import ClaimPod
+from tests.node.rig.cluster import Cluster
+from tests.node.rig.wait import until
+from tests.stage.pods import hugepages
+
+PAGE = 2 << 20
+SMALL, LARGE = (kernel.NODES / f"node1/hugepages/hugepages-{kib}kB/nr_hugepages" for kib in (2048, 1 << 20))
+HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:260"]
+
+
+def pages(pool: Path) -> int:
+    """The pages of a pool, from the kernel."""
+    return int(pool.read_text())
+
+
+@pytest.fixture
+def at_boot() -> dict[Path, str]:
+    """The pages of both pools before the driver frees those that no claim holds."""
+    return {pool: pool.read_text() for pool in (SMALL, LARGE)}
+
+
+@pytest.fixture
+def restored(at_boot: dict[Path, str], cluster: Cluster) -> Iterator[None]:
+    """Gives the pools their pages back, for the tests that follow, once a driver runs that leaves them alone."""
+    yield
+    cluster.configure({})
+    for pool, count in at_boot.items():
+        with suppress(OSError):
+            pool.write_text(count)
+
+
+def path(pod: ClaimPod) -> str:
+    """The address of the pod's claim."""
+    return f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{pod.claims[0]['metadata']['name']}"
+
+
+def claimed(cluster: Cluster, size: int, page: str) -> ClaimPod:
+    """A pod with a labelled claim for pages of NUMA node 1, allocated and not bound yet.
+
+    The policy of the chart sets the label when a claim is created; the stand-in of the API server has no policies.
+    """
+    pod = cluster.pod(hugepages(size, page, numa_node=1), prepare=False)
+    claim: dict[str, Any] = cluster.api(path(pod))
+    claim["metadata"]["labels"] = {ON_DEMAND_LABEL: "true"}
+    cluster.api(path(pod), "PUT", claim)
+    return pod
+
+
+@pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "2Mi", "pages": 288}])
+def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, cluster: Cluster) -> None:
+    """More than at boot; a container touches them on its NUMA node; afterwards the pool is empty."""
+    helper = cluster.instance.pod.containers["hugepages"]
+    assert {int(helper.status(name), 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
+    until(lambda: pages(SMALL) == 0, "pages that no claim holds are freed", within=60)
+    db = claimed(cluster, 260 * PAGE, "2m")
+    until(lambda: may_bind(cluster.api(path(db))), "the pages exist", within=60)
+    assert pages(SMALL) == 260
+    db.prepare()
+    box = db.run(command=HOLD, image="python", mode=None)
+    assert '"nodes": {"1": 260}' in until(box.log, "the program told what it holds")
+    db.end()
+    until(lambda: pages(SMALL) == 0, "the pages are freed", within=60)
+
+
+@pytest.mark.profile("one-gig")
+@pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "1Gi", "pages": 64}])
+def test_memory_that_is_not_there_taints_the_device(restored: None, cluster: Cluster) -> None:
+    """The NUMA node has 4 GiB, the claim requests 32: it fails, the device is tainted, and what was found is freed."""
+    pod = claimed(cluster, 32 << 30, "1g")
+
+    def failed() -> bool:
+        try:
+            return may_bind(cluster.api(path(pod)))
+        except UnschedulableError:
+            return True
+
+    until(failed, "the claim fails", within=180)
+    until(lambda: "hugepages-unavailable" in str(cluster.devices()["hugepages-1g-numa001"]), "the taint", within=60)
+    until(lambda: pages(LARGE) == 0, "the pages are freed", within=60)

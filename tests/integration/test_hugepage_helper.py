@@ -220,6 +220,8 @@ def test_a_helper_that_is_away_is_reported_until_it_is_back(node: Node) -> None:
     assert not node.may_bind(pod)
     wait_for("a taint", lambda: node.taints() == ["helper-unavailable"], 2 * SECONDS)
     assert "container hugepages in the driver's pod" in node.warnings()
+    status = ask_unix(node.stage.instances[0].state_socket, "/v1/status")
+    assert ("HugepagesUnavailable", DEVICE) in [(one["code"], one["subject"]) for one in status["warnings"]]
     assert node.pages == 0
     node.start_helper()
     wait_for("no taint", lambda: not node.taints(), 2 * SECONDS)

@@ -343,14 +343,13 @@ async def test_a_device_is_not_offered_without_its_binding_conditions(rig: Rig) 
     async with rig.publisher(pool) as publisher:
         await rig.published(publisher, 1)
         assert rig.shape() == [(NODE, 1, 1, ["a"])]
-        (warning,) = publisher.warnings
-        assert "DRADeviceBindingConditions" in warning
+        assert "DRADeviceBindingConditions" in publisher.notes["BindingConditionsUnsupported"]
         rig.server.options.gates["DRADeviceBindingConditions"] = True
         await eventually(lambda: rig.server.watches)
         rig.server.compact()
         rig.server.drop_watches()
         await eventually(lambda: rig.shape()[0][3] == ["a", "b"])
-        await eventually(lambda: not publisher.warnings)
+        await eventually(lambda: not publisher.notes)
     assert [reason for reason, _ in rig.notices] == ["BindingConditionsUnsupported"]
     assert all(one[3] != ["b"] for one in rig.shape()), "the dry run left nothing"
 

@@ -11,7 +11,7 @@ import yaml
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_tools import cli
-from numa_tools.doctor import causes
+from numa_tools.doctor import table
 from numa_tools.doctor.kubelet_config import SETTINGS
 from numa_tools.doctor.table import CHECKS
 from pydantic import BaseModel
@@ -19,7 +19,8 @@ from pydantic import BaseModel
 from tests.chart.helm import CHART, only, render
 
 ROOT = CHART.parents[1]
-DOCTOR = Path(causes.__file__).parent
+DOCTOR = Path(table.__file__).parent
+SOURCES = [*sorted(DOCTOR.rglob("*.py")), DOCTOR.parent / "causes.py"]
 GROUPS = {check.group for check in CHECKS}
 OF_KUBELET = {*SETTINGS, "kubeReserved", "systemReserved", "featureGates"}
 OF_API = {
@@ -39,7 +40,7 @@ OF_API = {
 
 def texts() -> Iterator[str]:
     """Every text in the sources of the doctor, docstrings left out; the values in it are replaced by a space."""
-    for path in sorted(DOCTOR.rglob("*.py")):
+    for path in SOURCES:
         tree = ast.parse(path.read_text())
         skipped = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
         skipped |= {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}

@@ -27,7 +27,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, ClaimReference, Owner, PodReference
 from numa_node.claim_directory import ClaimDirectory
-from numa_tools.doctor.causes import CAUSES, cause_of
+from numa_tools.causes import CAUSES, cause_of
 
 from tests.fakes.waiting import eventually
 from tests.rigs.builders import cpu_record, env_of

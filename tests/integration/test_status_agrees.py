@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
-from numa_tools.doctor.causes import EXPLAINED
+from numa_tools.causes import EXPLAINED
 
 from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import StagePod, claim_pod, cpus

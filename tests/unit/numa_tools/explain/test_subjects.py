@@ -15,6 +15,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 from numa_contract.reports import ContainerReport
 from numa_tools.commands.classes import known_classes
+from numa_tools.explain.enforced import problems_of
 from numa_tools.explain.known import Known, read_backend, read_containers, read_devices, read_records
 from numa_tools.explain.pending import explain_pending, joined_devices
 from numa_tools.explain.subjects import UnknownSubjectError, explain_known
@@ -162,6 +163,7 @@ def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
         ("ns/q", "refused"),
     ]
     assert problems == told(known, "u0")[1] == ["container work of pod ns/q was refused"]
+    assert "a claim of its own" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
 
 
 def test_what_another_container_of_the_claim_has_is_foreign() -> None:

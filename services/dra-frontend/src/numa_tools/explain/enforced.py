@@ -10,6 +10,7 @@ from numa_contract.errors import MalformedError
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
+from numa_tools.causes import REFUSED, cause_of
 from numa_tools.explain.known import Known
 
 KERNEL_FILES: Final = (
@@ -26,16 +27,17 @@ _KEEPERS: Final = {
     "isolated": "the kernel (isolated cpuset partition)",
     "pool": "the driver (shared pool without these CPUs)",
 }
-REFUSED: Final = (
-    "change what the message names, after which the kubelet retries; dra-frontend doctor has the remedy for the cause"
-)
-"""Remedy for a container that was refused."""
 Problem = dict[str, str]
 
 
 def problem(what: str, why: str, remedy: str) -> Problem:
     """Returns a problem, in the order in which it is read."""
     return {"problem": what, "why": why, "remedy": remedy}
+
+
+def refused_remedy(report: ContainerReport) -> str:
+    """Returns the remedy for a container that was refused."""
+    return cause_of(report.refused, REFUSED).remedy
 
 
 def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Probl
     for report in known.users(uid):
         who = f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"
         if report.refused:
-            found.append(problem(f"{who} was refused", report.refused, REFUSED))
+            found.append(problem(f"{who} was refused", report.refused, refused_remedy(report)))
         elif report.alive and cpus and _holds(report, uid):
             found += _overlap(known, report, who, _effective(known.kernel.get(report.id), report.cpus))
     return found

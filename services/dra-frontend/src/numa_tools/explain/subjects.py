@@ -11,7 +11,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 
-from numa_tools.explain.enforced import REFUSED, Problem, container_view, problem, problems_of
+from numa_tools.explain.enforced import Problem, container_view, problem, problems_of, refused_remedy
 from numa_tools.explain.known import Known
 from numa_tools.explain.why import claim_name, cpu_reasons
 
@@ -125,7 +125,8 @@ def explain_pod(known: Known, uid: str) -> Explained:
         "containers": [container_view(known, one) for one in reports],
     }
     refused = [one for one in reports if one.refused and all(one.refused != each["why"] for each in problems)]
-    return view, problems + [problem(f"container {one.name} was refused", one.refused, REFUSED) for one in refused]
+    problems += [problem(f"container {one.name} was refused", one.refused, refused_remedy(one)) for one in refused]
+    return view, problems
 
 
 def explain_cpu(known: Known, number: int) -> Explained | None:

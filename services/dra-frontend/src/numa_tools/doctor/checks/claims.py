@@ -16,7 +16,7 @@ from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
-from numa_tools.doctor.causes import cause_of
+from numa_tools.causes import REFUSED, cause_of
 from numa_tools.doctor.facts import Claims, Document, Service
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
@@ -27,7 +27,6 @@ _COLUMNS: Final = (
     "custom-columns=NAMESPACE:.metadata.namespace,CLAIM:.metadata.name,UID:.metadata.uid,"
     "PODS:.status.reservedFor[*].name"
 )
-_READ: Final = "change what the message names; see the log of the container backend: kubectl logs POD -c backend"
 
 
 def _name(record: AllocationRecord) -> str:
@@ -160,7 +159,7 @@ def _recorded(service: Service) -> Iterator[Finding]:
 
 def _started(service: Service) -> Iterator[Finding]:
     for one in [one for one in service.containers if one.refused][:_MOST_SHOWN]:
-        remedy = cause_of(one.refused, _READ).remedy
+        remedy = cause_of(one.refused, REFUSED).remedy
         yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 

@@ -9,7 +9,7 @@ from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
 from numa_contract.state.status import PREVENTS_PREPARE, Notice
 
-from numa_tools.doctor.causes import EXPLAINED, Cause, cause_of, remedy_of
+from numa_tools.causes import EXPLAINED, Cause, cause_of, remedy_of
 from numa_tools.doctor.facts import PodFault, RunDirectory, Service
 from numa_tools.doctor.model import Check, Finding, Level, Unread, note, problem
 

@@ -32,6 +32,8 @@ class Cause:
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
+REFUSED: Final = "change what the message names; see the log of the container backend: kubectl logs POD -c backend"
+"""Remedy for a container that was refused, if no cause is known."""
 # A quote inside a word is an apostrophe. The end of a quoted part is missing in a text that was cut.
 _QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL)
 CAUSES: Final = (
@@ -106,14 +108,17 @@ CAUSES: Final = (
         ("host daemons are not moved", "moves host daemons back", "host daemons stay on claimed"),
         "see docs/exclusive.md, hostSlices; or set it to false",
     ),
-    Cause(("no instance of nri-backend has enforced",), "see driver.status"),
+    Cause(("no instance of nri-backend has enforced",), "run dra-frontend doctor: see driver.status"),
     Cause(("of its claim is offline",), "take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
     Cause(("claims hold every CPU",), "set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
     Cause(
         ("belongs to container", "is recorded for", "names a request", "is not what the claim was given"),
         "give the pod that is named a claim of its own, or remove the variables of the driver from it",
     ),
-    Cause(("has no record of it", "record cannot be read"), "see claims.recorded, claims.readable and api.reachable"),
+    Cause(
+        ("has no record of it", "record cannot be read"),
+        "run dra-frontend doctor: see claims.recorded, claims.readable and api.reachable",
+    ),
 )
 
 

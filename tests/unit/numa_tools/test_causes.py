@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from numa_contract.state.status import Notice, StatusCode
-from numa_tools.doctor.causes import _REMEDIES, CAUSES, EXPLAINED, cause_of, remedy_of
+from numa_tools.causes import _REMEDIES, CAUSES, EXPLAINED, cause_of, remedy_of
 
-BACKEND = Path(__file__).parents[4] / "services/nri-backend/src"
+BACKEND = Path(__file__).parents[3] / "services/nri-backend/src"
 # The kernel's words: errors of system calls, and what cpuset.cpus.partition contains.
 KERNEL = {
     "Enable partition not permitted",

@@ -93,8 +93,9 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     # A partition whose CPUs are all offline is made again when one of them is online.
-    superseded = bool(tracked.observed.partition) and tracked.identity.evidence == NO_EVIDENCE
-    releases = not partition and (superseded or state.is_partition(tracked))
+    superseded = tracked.identity.evidence == NO_EVIDENCE
+    ended = bool(tracked.observed.partition) and not partition
+    releases = ended and (superseded or state.is_partition(tracked))
     if not full:
         return Plan(tracked, desired, partition=partition, releases=releases, full=False)
     if partition:

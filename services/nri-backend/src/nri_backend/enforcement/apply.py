@@ -179,7 +179,8 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         look = partial(observe, tree, path, desired, full=plan.full)
         done.observed = _repair(tree, path, desired, look(), look, done)
         _apply_leaf(tree, path, desired, done, full=plan.full)
-        _apply_partition(tree, plan, done)
+        if plan.partition or plan.releases:
+            _apply_partition(tree, plan, done)
     except CgroupGoneError as error:
         # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
         done.observed = None if tree.is_mounted() else Observed()

@@ -4,23 +4,36 @@
 import re
 
 from tests.stage.pods import claim_pod, cpus
+from tests.stage.process import Process
 from tests.stage.settings import OUR_FRONTEND
 from tests.stage.stage import OpenStage
 from tests.stage.wires import ask_unix
+
+DOCUMENTS = ("fastapi", "dra_frontend.state_endpoint.api", "dra_frontend.state_endpoint.page")
+"""What serves the documents that people and tools read; the page is also served on a port, which is off by default."""
+
+
+def imported(service: Process) -> set[str]:
+    """The modules that a service with ``-X importtime`` has imported so far."""
+    log = service.log_file.read_text()
+    return set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log, re.MULTILINE))
 
 
 def test_a_running_service_has_imported_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
     """The import contract sees import statements. This sees what a service imported to prepare a claim and show it."""
     stage = open_stage(frontend=OUR_FRONTEND.replace(" -m ", " -X importtime -m ", 1))
-    instance = stage.add_ready_instance()
+    instance = stage.add_instance()
+    stage.wait_registered()  # and not wait_ready, which reads a document
     with claim_pod(stage, "one", cpus(1)) as pod:
         pod.prepare()
         pod.run()
-        for path in ("/v1/claims", "/v1/cpus", "/openapi.json", "/metrics", "/readyz"):
+        for path in ("/metrics", "/readyz"):
             ask_unix(instance.state_socket, path)
-    log = instance.frontend.log_file.read_text()
-    imported = set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log, re.MULTILINE))
-    assert {"dra_frontend.app", "dra_frontend.claims.store", "fastapi"} <= imported
-    assert {name for name in imported if name.startswith("numa_tools")} == {"numa_tools", "numa_tools.cli"}
+        assert not imported(instance.frontend).intersection(DOCUMENTS)
+        for path in ("/v1/claims", "/v1/cpus", "/openapi.json"):
+            ask_unix(instance.state_socket, path)
+    names = imported(instance.frontend)
+    assert {"dra_frontend.app", "dra_frontend.claims.store", *DOCUMENTS} <= names
+    assert {name for name in names if name.startswith("numa_tools")} == {"numa_tools", "numa_tools.cli"}
     unused = ("pydantic.v1.", "kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.")
-    assert not [name for name in imported if name.startswith(unused)]
+    assert not [name for name in names if name.startswith(unused)]

@@ -64,7 +64,6 @@ from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
 from dra_frontend.state_endpoint.application import state_application
-from dra_frontend.state_endpoint.page import serve_page
 from dra_frontend.state_endpoint.ports import pages, port_application, preflight_pages
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_port
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
@@ -237,10 +236,15 @@ class Service:
         return [
             # Raises where the process has to end: the CDI directory was replaced, or the port is taken.
             ("disk", self.reconciler.run_scans()),
-            *([("page", serve_page(self, self.page_port))] if self.page_port else []),
+            *([("page", self._serve_page(self.page_port))] if self.page_port else []),
             *((name, self.guard.endless(name, run)) for name, run in self._runs()),
             *((name, self.guard.each_tick(name, work)) for name, work in self._steps()),
         ]
+
+    async def _serve_page(self, port: int) -> None:
+        from dra_frontend.state_endpoint.page import serve_page  # noqa: PLC0415 - takes 0.5 MB, and is off by default
+
+        await serve_page(self, port)
 
     def _runs(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """Yields functions that run for ever, by name."""

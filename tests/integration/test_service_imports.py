@@ -12,6 +12,12 @@ from tests.stage.wires import ask_unix
 DOCUMENTS = ("fastapi", "dra_frontend.state_endpoint.api", "dra_frontend.state_endpoint.page")
 """What serves the documents that people and tools read; the page is also served on a port, which is off by default."""
 
+UNUSED = (
+    "pydantic.v1.",
+    *("kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.", "urllib3.", "dateutil.tz.", "ctypes"),
+)
+"""Modules that others import for features that the service does not use."""
+
 
 def imported(service: Process) -> set[str]:
     """The modules that a service with ``-X importtime`` has imported so far."""
@@ -35,5 +41,4 @@ def test_a_running_service_has_imported_no_tool_and_nothing_large_that_it_does_n
     names = imported(instance.frontend)
     assert {"dra_frontend.app", "dra_frontend.claims.store", *DOCUMENTS} <= names
     assert {name for name in names if name.startswith("numa_tools")} == {"numa_tools", "numa_tools.cli"}
-    unused = ("pydantic.v1.", "kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.")
-    assert not [name for name in names if name.startswith(unused)]
+    assert not [name for name in names if name.startswith(UNUSED)]

@@ -38,6 +38,22 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) <= 20, loaded
 
 
+def test_import_loads_neither_urllib3_nor_time_zones() -> None:
+    """They take 1.7 MB; the packages are there for other importers, with all names."""
+    run("""
+import sys
+import dra_frontend.app
+assert not [name for name in sys.modules if name.startswith(("urllib3.", "dateutil.tz.", "ctypes"))]
+import urllib3
+assert urllib3.util.make_headers(basic_auth="a:b") == {"authorization": "Basic YTpi"}
+assert urllib3.PoolManager.__module__ == "urllib3.poolmanager" and urllib3.__version__
+assert not hasattr(urllib3, "NoSuchName")
+from dateutil import tz
+from dateutil.parser import parse
+assert parse("2026-01-01T00:00:00+01:00").utcoffset() == tz.tzoffset(None, 3600).utcoffset(None)
+""")
+
+
 NAMES = f"""
 import importlib, json, sys
 def names(listed):

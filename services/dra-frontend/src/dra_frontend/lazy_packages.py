@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages of other projects whose ``__init__`` is executed when it is needed (docs/adr/0027-kubernetes-asyncio.md).
+
+To import a module of a package, Python executes the package's ``__init__`` first, and some of them import far more than
+that module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any other, and
+finds its names when they are first used (PEP 562). So every importer gets all of its names.
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_lazy_packages(*names: str) -> None:
+    """Adds packages to ``sys.modules`` without executing their ``__init__``. Parents must precede their children.
+
+    A package that has been imported before is left as it is. Raises ImportError.
+    """
+    for name in names:
+        if name not in sys.modules:
+            _add(name)
+
+
+def _add(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or spec.loader is None:
+        raise ImportError(f"{name} is not installed", name=name)
+    package, loader, source = importlib.util.module_from_spec(spec), spec.loader, Path(spec.origin)
+
+    def load(attribute: str) -> Any:
+        """Imports a name that the ``__init__`` imports in a line of its own, or a submodule. Else executes it all."""
+        line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
+        module = line[1] if line else f"{name}.{attribute}"
+        try:
+            value = importlib.import_module(module, name)
+        except ModuleNotFoundError as error:
+            if line or error.name != module:
+                raise
+            del vars(package)["__getattr__"]
+            loader.exec_module(package)
+            return getattr(package, attribute)
+        value = getattr(value, attribute) if line else value
+        setattr(package, attribute, value)
+        return value
+
+    vars(package)["__getattr__"] = load
+    sys.modules[name] = package
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, package)

@@ -249,6 +249,20 @@ async def test_connections_are_bounded_and_the_backend_keeps_its_own(
         writer.close()
 
 
+@pytest.mark.usefixtures("endpoint")
+@pytest.mark.parametrize("missing", range(5))
+async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
+    """Its beginning arrives together with the request before it, and the last bytes of its head arrive later."""
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
+    both = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 2
+    writer.write(both[: len(both) - missing])
+    await reader.readuntil(b"ok\n")
+    writer.write(both[len(both) - missing :])
+    async with asyncio.timeout(10):
+        await reader.readuntil(b"ok\n")
+    writer.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -59,6 +59,20 @@ def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tup
     assert read.present[A] == (names if len(names[0]) < 60 else ("", ""))
 
 
+def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> None:
+    """On a machine with 1,920 CPUs: 60 claims, each with 32 requests for one CPU that have the longest names."""
+    requests = [f"{n:063d}" for n in range(32)]
+    cpus = {
+        ("dra.cpu", f"{claim:036d}"): {name: frozenset({32 * claim + n}) for n, name in enumerate(requests)}
+        for claim in range(60)
+    }
+    journal = Journal(path)
+    journal.write(Entries(dict.fromkeys(cpus, NAMES[A]), LEAVING, cpus=cpus))
+    read = Journal(path).read()
+    assert (journal.problem, read.present.keys(), read.cpus) == ("", cpus.keys(), {})
+    assert read.releasing[A].cpus == {1, 2}
+
+
 def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
     """Allocated when it is made: a disk that is full later does not stop it."""
     journal = Journal(path)

@@ -163,11 +163,15 @@ class Journal:
 
 
 def _dump(entries: Entries) -> bytes:
-    """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
-    for whole in (True, False):
+    """Returns a line for each entry. If they do not fit, names and records are left out, then the CPUs of claims.
+
+    The author of a claim decides how many requests it has and how long their names are, and these are in the lists of
+    CPUs. Without the list a lost claim is still known to be lost.
+    """
+    for whole, listed in ((True, True), (False, True), (False, False)):
         lines = [_line({"unlisted": True})] if entries.unlisted else []
         for key, name in entries.present.items():
-            cpus = tuple(entries.cpus.get(key, {}).items())
+            cpus = tuple(entries.cpus.get(key, {}).items()) if listed else ()
             lines.append(_present_line(key, name if whole else ("", ""), cpus))
         lines += [_line(_releasing_value(file, whole=whole)) for file in entries.releasing.values()]
         data = b"".join(lines)

@@ -4,8 +4,10 @@
 import json
 import os
 import tempfile
+import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dra_frontend.claims.journal import SLOT_BYTES, Entries, Journal
@@ -188,6 +190,46 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
     assert "more claims than it has room for" in journal.problem
 
 
+def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:
+    """Writes entries as another program could, in the slot of a sequence number."""
+    line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+    slot = (b"dra-driver-numa journal 1 %d %d %d" % (sequence, len(line), zlib.crc32(line, sequence))).ljust(64) + line
+    assert len(slot) <= SLOT_BYTES
+    data, start = bytearray(path.read_bytes()), SLOT_BYTES * (sequence % 2)
+    data[start : start + len(slot)] = slot
+    path.write_bytes(data)
+
+
+MANY = [f"{first}-8191" for first in range(1, 1600)]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["dra.cpu", "a", "ns", "n", {text: text for text in MANY}]],
+        [["dra.cpu", text, "ns", "n", {"": text}] for text in MANY],
+        [{"driver": "dra.cpu", "uid": text, "cpus": text, "memory": {}} for text in MANY],
+    ],
+    ids=["requests of a claim", "claims", "releases"],
+)
+def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
+    """They would need a gigabyte of memory. What this process knows is written over it, and the next one reads that."""
+    journal = Journal(path)
+    journal.write(Entries(NAMES))
+    replace_slot(path, 2, entries)
+    tracemalloc.start()
+    read = journal.read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    assert (read, journal.foreign) == (Entries(NAMES), True)
+    assert "contains more than 131072 CPUs" in journal.problem
+    fresh = Journal(path)
+    assert (fresh.read(), fresh.found) == (Entries(), False)
+    journal.write(read)
+    assert (journal.problem, Journal(path).read()) == ("", Entries(NAMES))
+
+
 def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     """They are lines of their own: the others are understood."""
     journal = Journal(path)
@@ -196,9 +238,5 @@ def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     entries += [{"record": {"version": 99}}]
     held = {"driver": "dra.cpu", "uid": "b", "cpus": "0", "memory": {}}
     entries += [held | {"cpus": [0]}, held | {"memory": [5]}]
-    line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-    head = b"dra-driver-numa journal 1 2 %d %d" % (len(line), zlib.crc32(line, 2))
-    data = bytearray(path.read_bytes())
-    data[: 64 + len(line)] = head.ljust(64) + line
-    path.write_bytes(bytes(data))
+    replace_slot(path, 2, entries)
     assert Journal(path).read() == Entries({A: NAMES[A]}, cpus={A: CPUS[A]})

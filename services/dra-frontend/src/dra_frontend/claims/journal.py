@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError
 from numa_contract.names import ClaimKey
 from numa_contract.records import parse_record
 
 SLOT_BYTES: Final = 128 << 10
 """Some 1,200 claims. Where there are more, their names are left out."""
 _SLOTS: Final = (0, SLOT_BYTES)
+_MOST_CPUS: Final = 16 * (HIGHEST_CPU + 1)
+"""Maximum number of CPUs in all entries. Each CPU of a machine is in one or two entries. In 128 KiB of text there is
+room for 20 million, which would need a gigabyte of memory."""
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
 """Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
@@ -108,9 +112,12 @@ class Journal:
             self._stamp, self._former = stamp, (0, 0)
             self.problem = f"{self._path} is damaged"
             return
-        self._entries, self._stamp = _parse(data), stamp
-        self._former = slots[1][0] if len(slots) > 1 else (0, 0)
-        self.found, self.problem = True, ""
+        # The next write needs the sequence number also if the entries cannot be used.
+        self._stamp, self._former = stamp, slots[1][0] if len(slots) > 1 else (0, 0)
+        try:
+            self._entries, self.found, self.problem = _parse(data), True, ""
+        except MalformedError as error:
+            self.problem = f"{self._path} is not a journal of this release: it {error.reason}"
 
     def write(self, entries: Entries) -> None:
         """Makes the journal say this, as soon as the disk allows it. Raises nothing."""
@@ -198,10 +205,11 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
 
 
 def _parse(data: bytes) -> Entries:
+    """Returns the entries of a slot. Raises MalformedError if they contain more CPUs than a machine can have."""
     present: dict[ClaimKey, Name] = {}
     cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
-    unlisted = False
+    unlisted, left = False, _MOST_CPUS
     for line in data.splitlines():
         # What cannot be read is an entry of a newer release.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -210,13 +218,27 @@ def _parse(data: bytes) -> Entries:
                 driver, uid, namespace, name = map(str, value[:4])
                 present[driver, uid] = namespace, name
                 if len(value) > 4:
-                    cpus[driver, uid] = {str(request): parse_cpu_list(text) for request, text in value[4].items()}
+                    cpus[driver, uid], left = _cpu_lists(value[4], left)
             elif "unlisted" in value:
                 unlisted = value["unlisted"] is True
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
+                left -= len(file.cpus)
+        if left < 0:
+            raise MalformedError("journal", "", f"contains more than {_MOST_CPUS} CPUs")
     return Entries(present, releasing, unlisted, cpus)
+
+
+def _cpu_lists(lists: Any, left: int) -> tuple[dict[str, frozenset[int]], int]:
+    """Returns the CPUs by request, and what remains of ``left``. Ends when it is negative."""
+    found = {}
+    for request, text in lists.items():
+        found[str(request)] = parse_cpu_list(text)
+        left -= len(found[str(request)])
+        if left < 0:
+            break
+    return found, left
 
 
 def _releasing(value: Any) -> ClaimFile:

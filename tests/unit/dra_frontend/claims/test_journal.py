@@ -230,6 +230,16 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
     assert (journal.problem, Journal(path).read()) == ("", Entries(NAMES))
 
 
+def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None:
+    """Their CPUs would stay allocated for ever, or negative bytes would be allocated to another claim as well."""
+    Journal(path).write(Entries(NAMES))
+    gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
+    entries: list[Any] = [["dra.gpu", "u", "ns", "n", {"": "1"}], ["dra.cpu", "../u", "ns", "n", {"": "2"}], gone]
+    entries += [{**gone, "driver": "dra.gpu", "memory": {}}, {**gone, "uid": "", "memory": {}}]
+    replace_slot(path, 2, [["dra.cpu", "a", "ns", "claim-a"], *entries])
+    assert Journal(path).read() == Entries({A: NAMES[A]})
+
+
 def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     """They are lines of their own: the others are understood."""
     journal = Journal(path)

@@ -25,7 +25,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
-from numa_contract.names import ClaimKey
+from numa_contract.names import ClaimKey, cdi_file_name
 from numa_contract.records import parse_record
 
 SLOT_BYTES: Final = 128 << 10
@@ -211,11 +211,13 @@ def _parse(data: bytes) -> Entries:
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MOST_CPUS
     for line in data.splitlines():
-        # What cannot be read is an entry of a newer release.
+        # What cannot be read is an entry of a newer release. An entry about what cannot have a claim file would never
+        # end, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
                 driver, uid, namespace, name = map(str, value[:4])
+                cdi_file_name(driver, uid)
                 present[driver, uid] = namespace, name
                 if len(value) > 4:
                     cpus[driver, uid], left = _cpu_lists(value[4], left)
@@ -223,6 +225,7 @@ def _parse(data: bytes) -> Entries:
                 unlisted = value["unlisted"] is True
             else:
                 file = _releasing(value)
+                cdi_file_name(file.driver, file.uid)
                 releasing[file.driver, file.uid] = file
                 left -= len(file.cpus)
         if left < 0:
@@ -245,4 +248,6 @@ def _releasing(value: Any) -> ClaimFile:
     if "record" in value:
         return ClaimFile.of(parse_record(value["record"]))
     memory = {str(device): int(size) for device, size in value["memory"].items()}
+    if min(memory.values(), default=0) < 0:
+        raise ValueError("less than nothing would be free memory for other claims")
     return ClaimFile(str(value["driver"]), str(value["uid"]), None, parse_cpu_list(value["cpus"]), memory=memory)

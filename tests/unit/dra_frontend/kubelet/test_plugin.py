@@ -129,6 +129,19 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
     assert counted.calls == [("prepare", [False, True]), ("unprepare", [False, True]), ("prepare", [False] * 2000)]
 
 
+async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Path) -> None:
+    """Each claim costs a request to the API server or a write to the disk. The next call is served."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    door = Door()
+    async with KubeletPlugin("dra.cpu", door, paths):
+        for method in (prepare, unprepare):
+            with pytest.raises(grpc.aio.AioRpcError, match="4097 claims in one call, more than 4096") as rejected:
+                await method(paths.dra, *map(str, range(4097)))
+            assert rejected.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert door.prepared == []
+        assert len(await prepare(paths.dra, *map(str, range(4096)))) == 4096
+
+
 async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An unknown exception becomes the error of every claim, with a traceback in the log; the next call is served."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)

@@ -12,6 +12,7 @@ import grpc.aio
 from numa_contract.errors import cut_answer
 
 from dra_frontend._pb import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
+from dra_frontend.kubelet.errors import RequestRejectedError
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +21,9 @@ DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
 # The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go); stands in where a caller sets none.
 _RPC_SECONDS: Final = 45.0
+_MOST_CLAIMS: Final = 4096
+"""Maximum number of claims in a call, which is about one pod. To release so many takes some seconds, and no other
+claim can be prepared or released in the meantime. gRPC accepts a request with 600,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,12 @@ class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
 
 
 def claim_names(request: Any) -> tuple[ClaimName, ...]:
-    """Returns the claims of a request to prepare or to unprepare, of either version."""
+    """Returns the claims of a request to prepare or to unprepare, of either version.
+
+    Raises RequestRejectedError if there are too many.
+    """
+    if (count := len(request.claims)) > _MOST_CLAIMS:
+        raise RequestRejectedError(f"{count} claims in one call, more than {_MOST_CLAIMS}; use fewer in a pod")
     return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in request.claims])
 
 

@@ -14,11 +14,15 @@ _log = logging.getLogger(__name__)
 _NO_RESPONSES: Final[Mapping[str, Message]] = {}
 
 
+class RequestRejectedError(Exception):
+    """A request that is rejected as a whole; the text is the reason and the remedy."""
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """Makes a server answer a failed call with a status code and a plain text.
 
-    A request that cannot be parsed is answered with INVALID_ARGUMENT, an exception of the method with INTERNAL. gRPC
-    itself would answer UNKNOWN with the text of the Python exception.
+    A request that cannot be parsed or is rejected is answered with INVALID_ARGUMENT, another exception of the method
+    with INTERNAL. gRPC itself would answer UNKNOWN with the text of the Python exception.
     """
 
     def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:
@@ -42,6 +46,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
                     await self._reject(method, context)
                 _log.exception("request cannot be parsed", extra={"driver": self._driver, "call": method})
                 return bytes(handler.response_serializer(self._responses[method]))
+            except RequestRejectedError as error:
+                await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{self._driver}: {method}: {error}")
             except Exception:  # noqa: BLE001 - it becomes the answer
                 name = f"{self._driver}: {method}"
                 _log.exception("call failed", extra={"call": name})

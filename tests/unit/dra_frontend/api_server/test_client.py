@@ -4,6 +4,7 @@ import gzip
 import json
 import threading
 import time
+import traceback
 import tracemalloc
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -25,6 +26,7 @@ from dra_frontend.api_server.errors import (
     KubeError,
     NotFoundError,
     UnavailableError,
+    UnreachableError,
     UnreadableError,
     WatchExpiredError,
 )
@@ -854,6 +856,29 @@ async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch
             await KubeClient(connection).get_node("n")
         await connection.close()
     assert asked == ["/api/v1/nodes/n", "http://server.example/api/v1/nodes/n"]
+
+
+@pytest.mark.parametrize(
+    ("server", "proxy"),
+    [
+        ("https://127.0.0.1:1", "http://user:secret/2@proxy.example:3128"),
+        ("https://user:secret@127.0.0.1:https", None),
+        ("ftp://user:secret@127.0.0.1", None),
+    ],
+)
+async def test_the_error_about_an_invalid_url_contains_no_password(server: str, proxy: str | None) -> None:
+    """It is in the log, at /readyz and in Events."""
+
+    def load(configuration: Configuration) -> None:
+        configuration.host, configuration.proxy = server, proxy
+
+    connection = Connection(load)
+    await connection.open()
+    with pytest.raises(UnreachableError, match="check server and proxy-url in the kubeconfig") as caught:
+        await KubeClient(connection).get_node("n")
+    await connection.close()
+    assert "secret" not in "".join(traceback.format_exception(caught.value, chain=False))
+    assert caught.value.__suppress_context__
 
 
 async def test_only_whole_lines_are_events(pair: Pair) -> None:

@@ -186,6 +186,10 @@ class Connection:
             yield response
         except UnicodeEncodeError as error:
             raise InvalidError(call.operation, f"the document cannot be sent ({error.reason})") from error
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+            # The text of the exception is the URL, which may contain the password of a proxy.
+            text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
+            raise UnreachableError(call.operation, text) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token that no header can carry
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:

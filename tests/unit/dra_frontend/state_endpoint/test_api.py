@@ -331,6 +331,21 @@ def test_probes_and_backend_are_served_without_fastapi() -> None:
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True)
 
 
+async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint) -> None:
+    """The backend's reports are answered in the meantime, and requests at the same time get the same document."""
+    await endpoint.get("/v1/version")  # imports the library
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(endpoint.get("/openapi.json")) for _ in range(3)]
+        await asyncio.sleep(0)
+        answered = 0
+        while not all(one.done() for one in asked):
+            answered += (await endpoint.put("/v1/backend", LEASE))[0] == 200
+    documents = [one.result() for one in asked]
+    assert documents[0] == documents[1] == documents[2]
+    assert "BackendReport" in documents[0]["components"]["schemas"]
+    assert answered > 5
+
+
 async def test_probes(endpoint: Endpoint) -> None:
     """Alive is not ready; what is missing is named."""
     endpoint.problems = ["dra.cpu: not registered with the kubelet"]

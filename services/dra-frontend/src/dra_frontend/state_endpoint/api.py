@@ -8,10 +8,11 @@ of CPU time. It serves the probes and the backend's requests itself; here these 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, HTTPException, Path
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport, RecordsAnswer, StateAnswer
@@ -38,6 +39,8 @@ from dra_frontend.state_endpoint.views import (
 
 _SCHEMAS: Final = "#/components/schemas/"
 _JSON: Final = "application/json"
+_GENERATING: Final = Lock()
+"""Held while the OpenAPI document is generated, since requests for it run in threads."""
 _AFTER: Final = {
     "name": "after",
     "in": "query",
@@ -88,12 +91,13 @@ class _StateApi(FastAPI):
     """FastAPI whose OpenAPI document describes what the routes do by themselves: bodies and errors."""
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document; makes it at the first call."""
-        if self.openapi_schema is None:
-            document = super().openapi()
-            _add_report(document)
-            _drop_validation_errors(document)
-        return super().openapi()
+        """Returns the OpenAPI document; makes it at the first call, which takes half a second of CPU time."""
+        with _GENERATING:
+            if self.openapi_schema is None:
+                document = super().openapi()
+                _add_report(document)
+                _drop_validation_errors(document)
+            return super().openapi()
 
 
 def _add_report(document: dict[str, Any]) -> None:
@@ -188,6 +192,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         title="dra-driver-numa state",
         version=__version__,
         description=_TEXT,
+        openapi_url=None,  # a route of its own below
         docs_url=None,
         redoc_url=None,
         # Generated clients name their functions by these.
@@ -199,7 +204,14 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
     _add_claim(app, state)
     _add_link(app, link)
     _add_pages(app, state)
+    _add_schema(app)
     return app
+
+
+def _add_schema(app: FastAPI) -> None:
+    @app.get("/openapi.json", include_in_schema=False)
+    def schema() -> Response:  # FastAPI calls a function that is not a coroutine in a thread
+        return JSONResponse(app.openapi())
 
 
 def _add_claim(app: FastAPI, state: StateSource) -> None:

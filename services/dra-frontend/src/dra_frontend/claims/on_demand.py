@@ -115,6 +115,11 @@ class LabelledClaims:
                 self._complaints.say("claims", "claims for hugepages on demand not followed", error)
             await asyncio.sleep(waits.next())
 
+    async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
+        """Makes these the entries of this manager in the status of a claim. Raises KubeError."""
+        claim = view.claim
+        await self._api.apply_claim_devices(claim.namespace, claim.name, claim.uid, documents, _MANAGER)
+
     def _see(self, kind: str, document: dict[str, Any]) -> None:
         if self.by_uid is not None and kind != "BOOKMARK":
             uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
@@ -150,7 +155,6 @@ class HugepagesOnDemand:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``publish`` publishes the devices; it is called after each change of the shortages."""
-        self._api = api
         self._pools = pools
         self._ledger = ledger
         self._inventory = inventory
@@ -311,7 +315,7 @@ class HugepagesOnDemand:
         if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
-            await self._api.apply_claim_devices(view.claim.namespace, view.claim.name, uid, documents, _MANAGER)
+            await self.claims.apply(view, documents)
         self._answered[uid] = not any(problems.values())
         _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
 

@@ -13,7 +13,7 @@ DOCUMENTS = ("fastapi", "dra_frontend.state_endpoint.api", "dra_frontend.state_e
 """What serves the documents that people and tools read; the page is also served on a port, which is off by default."""
 
 UNUSED = (
-    "pydantic.v1.",
+    *("pydantic.v1.", "uvicorn.main", "click"),
     *("kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.", "urllib3.", "dateutil.tz.", "ctypes"),
 )
 """Modules that others import for features that the service does not use."""

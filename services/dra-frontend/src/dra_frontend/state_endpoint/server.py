@@ -18,10 +18,16 @@ from functools import partial
 from typing import Any, Final, cast
 
 import h11
-import uvicorn
 from numa_node.addresses import listen_tcp
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from dra_frontend.lazy_packages import add_lazy_packages
+
+add_lazy_packages("uvicorn")  # its __init__ imports the command line with click, 1.3 MB
+
+from uvicorn.config import Config  # noqa: E402 - needs the lazy package
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle  # noqa: E402
+from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
@@ -111,7 +117,7 @@ class BoundedConnection(H11Protocol):
         super().data_received(bytes(received))
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer(Server):
     """uvicorn without its main loop, which handles signals and polls ten times a second.
 
     The signals are those of app.py, and the loop would be a quarter of the CPU time of an idle frontend. It also sets
@@ -121,7 +127,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
         # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
         super().__init__(
-            uvicorn.Config(
+            Config(
                 app,
                 loop="asyncio",
                 http=partial(BoundedConnection, bounds, {}),  # type: ignore[arg-type]

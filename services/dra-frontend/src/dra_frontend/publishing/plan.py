@@ -7,8 +7,10 @@ all of them are there, and never a mixture; so what is superseded (such as slice
 generated names) is deleted last.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from numa_contract.state.status import StatusCode
 
 from dra_frontend.api_server.requests import Document
 from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
@@ -89,12 +91,12 @@ def _without_mapping(device: Document) -> Document:
     return {key: value for key, value in device.items() if key != ALLOCATABLE}
 
 
-MAPPING_REFUSED: Final = "NodeAllocatableMappingUnsupported"
-LISTS_REFUSED: Final = "ResourceSliceListsRefused"
+MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
+LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 # Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
 # attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and from 1.37 on while
 # the node's kubelet does not count claims.
-_REFUSED: Final = {
+_REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str, str]]] = {
     LISTS_REFUSED: (_without_lists, "list attributes", LISTS),
     MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING} in this node's kubelet,"),
 }
@@ -102,7 +104,7 @@ _DROPPED: Final = {
     f".{ALLOCATABLE}": f"{COUNTING} (Kubernetes 1.37)",
     f".{TAINTS_FIELD}": TAINTS,
 }
-CONDITIONS_DROPPED: Final = "BindingConditionsUnsupported"
+CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (
     f"drops bindingConditions; devices of hugepagesOnDemand are not published, they need {BINDING} there and in the "
     "scheduler (on by default from Kubernetes 1.36)"
@@ -144,12 +146,12 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
 
     ``conditions`` is False if the server drops binding conditions, so that their devices are left out.
     """
-    found = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
+    found: dict[str, str] = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
     for reason in sorted(filter(None, refused)):
         _, what, gate = _REFUSED[reason]
         found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
     if dropped:
         gates = sorted({gate for path in dropped for field, gate in _DROPPED.items() if field in path})
         remedy = f"; they need {', '.join(gates)} there and in the scheduler" if gates else ""
-        found["ResourceSliceFieldsDropped"] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
+        found[StatusCode.SLICE_FIELDS_DROPPED] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
     return found

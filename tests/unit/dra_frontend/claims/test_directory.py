@@ -9,6 +9,7 @@ from dra_frontend.claims.directory import ClaimFiles
 from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, Owner, PodReference
+from numa_node.claim_directory import MAX_CLAIM_FILES
 
 from tests.rigs.builders import record
 
@@ -133,3 +134,19 @@ def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, t
         files.write(record().model_copy(update={"reserved_for": pods}))
     assert (tmp_path / "cdi" / NAME).read_bytes() == before
     assert files.scan(thorough=True).files["dra.cpu", "u1"].record == record()
+
+
+def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Path) -> None:
+    """The backend would not know of one claim file more. A file that exists can be replaced."""
+    (tmp_path / "cdi").mkdir()
+    content = dump_claim_file(record("UID")).decode()
+    for number in range(MAX_CLAIM_FILES):
+        uid = f"u{number}"
+        (tmp_path / "cdi" / cdi_file_name("dra.cpu", uid)).write_text(content.replace("UID", uid))
+    assert len(scan(files)) == MAX_CLAIM_FILES
+    with pytest.raises(OSError, match="4096 claim files"):
+        files.write(record("one-more"))
+    files.write(record("u1"))
+    files.remove("dra.cpu", "u2")
+    files.write(record("one-more"))
+    assert len(scan(files)) == MAX_CLAIM_FILES

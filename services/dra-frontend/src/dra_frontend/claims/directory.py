@@ -18,7 +18,7 @@ from numa_contract.cdi import MAX_CLAIM_FILE, ClaimFile, dump_claim_file
 from numa_contract.names import ClaimKey, cdi_file_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
-from numa_node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.claim_directory import MAX_CLAIM_FILES, ClaimDirectory, DirectoryView
 from numa_node.files import read_regular, replace_file
 from numa_node.log import Complaints
 
@@ -71,11 +71,14 @@ class ClaimFiles(ClaimDirectory):
     def write(self, record: AllocationRecord) -> None:
         """Writes the record's file. When it is in its place the claim is held; OSError leaves all as it was.
 
-        A file that is larger than what is read of one is an OSError, too: its claim would be lost.
+        A file that is larger than what is read of one is an OSError, and so is a file more than are read: its claim
+        would be lost.
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
             raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_CLAIM_FILE}", str(path))
+        if len(self.view.files) >= MAX_CLAIM_FILES and (record.driver, record.claim.uid) not in self.view.files:
+            raise OSError(errno.ENOSPC, f"{MAX_CLAIM_FILES} claim files are read, and there are as many", str(path))
         self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         replace_file(str(path), data, 0o600, sync=True)
         self._sync()

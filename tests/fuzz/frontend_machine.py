@@ -20,6 +20,7 @@ from dra_frontend.api_server.errors import (
     UnavailableError,
     UnreadableError,
 )
+from dra_frontend.claims.journal import SLOT_BYTES
 from dra_frontend.devices.model import CpuDevice
 from hypothesis import strategies as st
 from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
@@ -274,7 +275,7 @@ class Trace(Node):
             path.unlink(missing_ok=True)
         elif path.exists():
             data = bytearray(path.read_bytes())
-            slots = (0, 1 << 17) if how == 1 else ((0,) if how == 2 else (1 << 17,))
+            slots = (0, SLOT_BYTES) if how == 1 else ((0,) if how == 2 else (SLOT_BYTES,))
             for slot in slots:
                 data[slot + 64 : slot + 80] = bytes(16)
             path.write_bytes(data)

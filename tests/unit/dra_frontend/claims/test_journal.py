@@ -14,6 +14,8 @@ from dra_frontend.claims.journal import SLOT_BYTES, Entries, Journal
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
+from numa_contract.names import DRIVERS
+from numa_node.claim_directory import MAX_CLAIM_FILES
 
 from tests.rigs.builders import record
 from tests.rigs.frontend import full_disk
@@ -54,7 +56,7 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
 @pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
 def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
     """Also when the names do not fit. A claim that is not listed has none."""
-    present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(1000)]], names)
+    present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
     Journal(path).write(Entries(present, cpus=CPUS))
     read = Journal(path).read()
     assert (read.present.keys(), read.cpus) == (present.keys(), CPUS)
@@ -62,11 +64,11 @@ def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tup
 
 
 def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> None:
-    """On a machine with 1,920 CPUs: 60 claims, each with 32 requests for one CPU that have the longest names."""
+    """On a machine with 3,840 CPUs: 120 claims, each with 32 requests for one CPU that have the longest names."""
     requests = [f"{n:063d}" for n in range(32)]
     cpus = {
         ("dra.cpu", f"{claim:036d}"): {name: frozenset({32 * claim + n}) for n, name in enumerate(requests)}
-        for claim in range(60)
+        for claim in range(120)
     }
     journal = Journal(path)
     journal.write(Entries(dict.fromkeys(cpus, NAMES[A]), LEAVING, cpus=cpus))
@@ -177,16 +179,17 @@ def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
 @pytest.mark.fault("frontend A21")
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
     """Nothing that keeps a promise is cut: UIDs and what is held stay, names can be asked for."""
-    many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(1000)}
+    many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)
     journal.write(Entries(many, LEAVING))
     assert Journal(path).read().present == many
-    more = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): ("n" * 60, "c" * 200) for n in range(1500)}
+    keys = [(driver, f"01234567-89ab-cdef-0123-{n:012d}") for n in range(MAX_CLAIM_FILES // 2) for driver in DRIVERS]
+    more = dict.fromkeys(keys, ("n" * 60, "c" * 200))
     journal.write(Entries(more, LEAVING))
     read = Journal(path).read()
     assert read.present == dict.fromkeys(more, ("", ""))
     assert (read.releasing[A].record, read.releasing[A].cpus) == (None, {1, 2})
-    journal.write(Entries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(2000)}))
+    journal.write(Entries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(4000)}))
     assert "more claims than it has room for" in journal.problem
 
 

@@ -28,8 +28,8 @@ from numa_contract.errors import MalformedError
 from numa_contract.names import ClaimKey, cdi_file_name
 from numa_contract.records import parse_record
 
-SLOT_BYTES: Final = 128 << 10
-"""Some 1,200 claims. Where there are more, their names are left out."""
+SLOT_BYTES: Final = 256 << 10
+"""Room for some 2,300 claim files with names and CPUs, and for MAX_CLAIM_FILES without."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MOST_CPUS: Final = 16 * (HIGHEST_CPU + 1)
 """Maximum number of CPUs in all entries. Each CPU of a machine is in one or two entries. In 128 KiB of text there is

@@ -40,7 +40,7 @@ _NO_CONFIGZ: Final = (
     "rights and passes it on (--kubelet-config); or let the driver read it: doctor.kubeletProxy: true in the chart's "
     "values grants get on nodes/proxy (docs/doctor.md)"
 )
-_GATE_OF: Final = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
+_GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
 """By reason for which fields were left out, the feature gate that they need."""
 _Answer = TypeVar("_Answer")
 

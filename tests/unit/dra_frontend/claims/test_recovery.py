@@ -519,6 +519,29 @@ async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
         assert instance.store.ledger.held_cpus() == held
 
 
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node: Frontend, *, runs: bool) -> None:
+    """Another instance had heard of the end of the container, and had allocated its CPUs. The next report decides."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    (node.root / "claims.journal").unlink()
+    again = await restarted(node)
+    again.report(unknownClaims=[use("u", held)])
+    await again.store.transact(lambda transaction: transaction.write(record("v", held)))
+    for _ in range(2):
+        again.now += 700
+        await again.recovery.round()
+        assert (again.cpus("u"), again.cpus("v")) == (frozenset(), held)
+    if not runs:
+        again.backend.containers = {}
+    again.enforce()
+    again.now += 700
+    await again.recovery.round()
+    assert again.cpus("u") == (held if runs else frozenset())
+    await again.recovery.round()
+    assert again.cpus("v").isdisjoint(held) if runs else again.cpus("v") == held
+
+
 async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -> None:
     """Both cannot be right; the living container keeps its CPUs, the other claim is prepared anew beside them."""
     await node.store.transact(lambda t: t.write(record("t", node.cpus("u"))))

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, ClaimKey
+from numa_contract.reports import BackendStatus
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
@@ -94,6 +95,8 @@ class Recovery:
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remain after the last list of all claims."""
+    _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
+    """The backend's last report when the container of a lost claim was found to be on CPUs of another claim."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
@@ -155,6 +158,7 @@ class Recovery:
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
         now = self.clock()
         due = {key for key in lost if self._due.get(key, now) <= now}
+        self._contested = {key: status for key, status in self._contested.items() if key in lost}
         self._waits = {key: self._waits.get(key) or Backoff(*_RETRY_SECONDS) for key in lost}
         self._due = {key: now + self._waits[key].next() if key in due else self._due[key] for key in lost}
         return sorted(due)
@@ -192,8 +196,18 @@ class Recovery:
             return
         counted = await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
-        restore = partial(_prepare_lost, parsed=parsed, devices=self._devices, metadata=self._metadata)
-        if await self._store.transact(restore):
+        # Two reports may be equal: each is another object.
+        reported = key in self._contested and self._contested[key] is not self._backend.status
+        restore = partial(
+            _prepare_lost, parsed=parsed, devices=self._devices, metadata=self._metadata, reported=reported
+        )
+        try:
+            written = await self._store.transact(restore)
+        except _ContestedError:
+            self._contested[key] = self._backend.status
+            raise
+        self._contested.pop(key, None)
+        if written:
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
     @property
@@ -255,13 +269,22 @@ class Recovery:
             self._complaints.well("overlap")
 
 
-def _prepare_lost(transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles) -> bool:
+class _ContestedError(Refused):
+    """The container of a lost claim was last reported on CPUs that are in the file of another claim."""
+
+
+def _prepare_lost(
+    transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles, *, reported: bool
+) -> bool:
     """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
 
     The inventory is read under the lock: CPUs and pages may have gone since the claim was read.
 
     If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
     be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
+
+    ``reported``: the backend has reported again since the claim was contested. Otherwise the container may have ended
+    before another instance, to which that was reported earlier, allocated its CPUs to the other claim.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)
@@ -273,6 +296,9 @@ def _prepare_lost(transaction: Transaction, parsed: DriverClaim, devices: NodeDe
     transaction.set_answers({**transaction.answered, key: memory})
     parsed.view.check_usable(uid)
     record = allocate_claim(parsed, inventory, transaction.ledger, rebuilding=True)
+    others = [file.cpus for other, file in transaction.files.items() if other[0] == CPU_DRIVER and other != key]
+    if not reported and record.cpus_of() & frozenset[int]().union(*others):
+        raise _ContestedError("its container was last seen on CPUs of another claim; the next report decides")
     transaction.write(metadata.describe(record, parsed.view, inventory))
     return True
 

@@ -83,6 +83,20 @@ def of(generation: int, *documents: Document) -> list[Document]:
         pytest.param(
             [A], [stored(A, name="00000-x-7k2p", generation=3)], [("00000", 4, 1)], ["00000-x-7k2p"], id="adopted"
         ),
+        pytest.param(
+            [A, B],
+            [*of(5, A, B), stored(C, name="foreign", generation=(1 << 63) - 1)],
+            [],
+            ["foreign"],
+            id="a generation that cannot be raised",
+        ),
+        pytest.param(
+            [A, B],
+            of((1 << 63) - 1, A, B),
+            [("00000", 1, 2), ("00001", 1, 2)],
+            [],
+            id="own slices with a generation that cannot be raised",
+        ),
     ],
 )
 def test_what_is_written(

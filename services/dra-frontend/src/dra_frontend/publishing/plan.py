@@ -17,6 +17,8 @@ from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TA
 
 Accepted = Mapping[str, tuple[Document, Document]]
 """By slice name, what was sent and what the server made of it: the same is not sent again, else it never ends."""
+_HIGHEST_GENERATION: Final = 1 << 62
+"""Highest generation that is followed by a higher one. The field has 63 bits; the server rejects a larger number."""
 
 
 def plan_pool(
@@ -24,9 +26,11 @@ def plan_pool(
 ) -> tuple[list[Document], list[Document]]:
     """Returns what to write and what to delete, in this order; ``desired`` and ``held`` are by slice name.
 
-    A document with a resourceVersion replaces that version, one without is new. ``held`` is what the server has.
+    A document with a resourceVersion replaces that version, one without is new. ``held`` is what the server has. A
+    generation that cannot be raised is another writer's; consumers see the new slices when it has been replaced.
     """
-    highest = max((document["spec"]["pool"].get("generation") or 0 for document in held.values()), default=0)
+    generations = [document["spec"]["pool"].get("generation") or 0 for document in held.values()]
+    highest = max((one for one in generations if one <= _HIGHEST_GENERATION), default=0)
     header = {"name": pool, "generation": highest or 1, "resourceSliceCount": len(desired)}
     deletes = [document for name, document in held.items() if name not in desired]
     changed = [

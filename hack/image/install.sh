@@ -12,7 +12,7 @@ common | libraries)
   pip --python /opt/app/bin/python3 install --require-hashes --only-binary :all: -r "locks/$lock.txt"
   # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0027).
   for part in api models; do
-    find /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part -type f ! -name __init__.py -delete
+    find /opt/app/lib -path "*/kubernetes_asyncio/client/$part/*" -type f ! -name __init__.py -delete
   done
   # It also requires these, which no module that the driver imports needs (tests/integration/test_release.py).
   unused="certifi"

@@ -33,16 +33,18 @@ def _add(name: str) -> None:
     def load(attribute: str) -> Any:
         """Imports a name that the ``__init__`` imports in a line of its own, or a submodule. Else executes it all."""
         line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
-        module = line[1] if line else f"{name}.{attribute}"
         try:
-            value = importlib.import_module(module, name)
-        except ModuleNotFoundError as error:
-            if line or error.name != module:
-                raise
-            del vars(package)["__getattr__"]
-            loader.exec_module(package)
-            return getattr(package, attribute)
-        value = getattr(value, attribute) if line else value
+            if line:
+                value = getattr(importlib.import_module(line[1], name), attribute)
+            elif importlib.util.find_spec(f"{name}.{attribute}"):
+                value = importlib.import_module(f"{name}.{attribute}")
+            else:
+                del vars(package)["__getattr__"]
+                loader.exec_module(package)
+                return getattr(package, attribute)
+        except ImportError as error:  # the image has no generated modules (hack/image/install.sh)
+            vars(package)["__getattr__"] = load
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from error
         setattr(package, attribute, value)
         return value
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages whose ``__init__`` is executed when it is needed."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from dra_frontend.lazy_packages import add_lazy_packages
+
+NAME = "lazy_package_of_a_test"
+INIT = f"""
+import sys
+from {NAME}.first import one
+from {NAME}.second import (
+    two,
+)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A lazy package of the modules ``first``, ``second`` and ``third``."""
+    folder = tmp_path / NAME
+    folder.mkdir()
+    files = {"__init__": INIT, "first": "one = 1", "second": "two = 2", "third": "three = 3"}
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    add_lazy_packages(NAME)
+    yield importlib.import_module(NAME)
+    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+def imported() -> set[str]:
+    """The modules of the package that have been imported."""
+    return {name.rpartition(".")[2] for name in sys.modules if name.startswith(f"{NAME}.")}
+
+
+def test_a_name_imports_its_module_alone(package: ModuleType) -> None:
+    assert imported() == set()
+    assert package.one == 1
+    assert imported() == {"first"}
+
+
+def test_a_submodule_is_found(package: ModuleType) -> None:
+    assert package.third.three == 3
+    assert imported() == {"third"}
+
+
+def test_another_name_executes_the_init(package: ModuleType) -> None:
+    assert package.two == 2
+    assert imported() == {"first", "second"}
+    assert not hasattr(package, "four")
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_name_without_its_module_is_an_attribute_error(package: ModuleType, name: str) -> None:
+    """The image contains packages whose generated modules are removed."""
+    Path(package.__path__[0], "first.py").unlink()
+    importlib.invalidate_caches()
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(package, name)
+    assert package.third.three == 3
+
+
+def test_a_package_that_was_imported_stays_as_it_is(package: ModuleType) -> None:
+    add_lazy_packages(NAME)
+    assert sys.modules[NAME] is package
+
+
+def test_a_package_that_is_not_installed_is_an_import_error() -> None:
+    with pytest.raises(ImportError, match="no_such_package_of_a_test is not installed"):
+        add_lazy_packages("no_such_package_of_a_test")

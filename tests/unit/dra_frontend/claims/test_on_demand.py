@@ -65,6 +65,7 @@ class Kernel(KernelPools):
 
     most = 1000
     silent = False
+    checks = 0
     broken = ""
     """Part of the names of NUMA nodes whose pools cannot be read."""
 
@@ -76,6 +77,7 @@ class Kernel(KernelPools):
 
     def check(self, node: int, page_bytes: int) -> None:
         """Answers unless the helper is away."""
+        self.checks += 1
         if self.silent:
             raise HelperError("/run/pools.sock", "Connection refused")
         super().check(node, page_bytes)
@@ -378,6 +380,20 @@ async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> N
     node.now += SILENCE_SECONDS
     await node.provide()
     assert node.published[-1][0] == {}
+
+
+async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
+    """A helper that hangs takes a timeout for each check, and the claims wait. All pools are tainted all the same."""
+    entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
+    node = Node(tmp_path, Api(), hugepages_on_demand=entries)
+    node.kernel.silent = True
+    await node.on_demand.provide()
+    assert (node.kernel.checks, node.published) == (1, [])
+    node.now += SILENCE_SECONDS
+    await node.on_demand.provide()
+    assert node.kernel.checks == 2
+    (published,) = node.published
+    assert sorted(published[0].values()) == ["helper-unavailable"] * 2
 
 
 async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: Path) -> None:

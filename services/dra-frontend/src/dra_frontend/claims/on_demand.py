@@ -76,10 +76,10 @@ class Pools(Protocol):
         """Returns the pages of a pool, without surplus ones."""
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Returns if the pool can be resized."""
+        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not answer in time."""
 
-    def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Makes a pool smaller."""
+    def shrink(self, node: int, page_bytes: int, pages: int) -> None:
+        """Requests a smaller pool."""
 
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
         """Makes a pool larger, as far as the kernel finds memory while seconds are ``left``."""
@@ -193,21 +193,28 @@ class HugepagesOnDemand:
         self._shortages.expire()
         if self._clock() >= self._next_check:
             self._next_check = self._clock() + _CHECK_SECONDS
-            for _, device in self._devices():
-                try:
-                    await asyncio.to_thread(self._pools.check, device.numa_node, device.page_bytes)
-                except HelperError as error:
-                    self._shortages.helper_silent(device.name, str(error))
-                except HostTreeError as error:
-                    self._shortages.helper_failed(device.name, str(error))
-                else:
-                    self._shortages.helper_answered(device.name)
+            await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
             # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
             # conditions; and records may lack pages. Both are tried again now, since nothing else starts a retry.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)
+
+    async def _check_helper(self) -> None:
+        """Asks the helper whether it can write each pool, until it does not answer for one."""
+        devices = [device for _, device in self._devices()]
+        for number, device in enumerate(devices):
+            try:
+                await asyncio.to_thread(self._pools.check, device.numa_node, device.page_bytes)
+            except HelperError as error:
+                for one in devices[number:]:
+                    self._shortages.helper_silent(one.name, str(error))
+                return
+            except HostTreeError as error:
+                self._shortages.helper_failed(device.name, str(error))
+            else:
+                self._shortages.helper_answered(device.name)
 
     def _publish_shortages(self, before: object) -> None:
         """Publishes the shortages if they are others than before."""
@@ -238,7 +245,7 @@ class HugepagesOnDemand:
             with self._complaints.about(device.name, "pool of hugepages on demand not resized"):
                 target = pool_target(pool, device, waiting, self._ledger(), self._config)
                 outcome = await asyncio.to_thread(self._resize, target)
-                if self._is_settled(target, outcome):
+                if self._record_outcome(target, outcome):
                     retry.discard(device.name)
                     for key, uid, problem in shares(target, outcome):
                         problems[uid][key] = problem
@@ -281,7 +288,7 @@ class HugepagesOnDemand:
             made = self._pools.pages(node, page)
             wanted = target.pages(made)
             if made > wanted and target.may_shrink:
-                self._pools.resize(node, page, wanted)
+                self._pools.shrink(node, page, wanted)
             elif made < wanted:
                 grown, end = True, self._clock() + _GROWTH_SECONDS
                 self._pools.grow(node, page, wanted, lambda: end - self._clock())
@@ -289,8 +296,8 @@ class HugepagesOnDemand:
         except HostTreeError as error:
             return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
 
-    def _is_settled(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
-        """Records whether the device could get its pages. Returns False if the helper may be restarting."""
+    def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
+        """Updates the shortages from the outcome. Returns False to retry it, since the helper may be restarting."""
         name = target.device.name
         if outcome.helper_silent:
             return self._shortages.helper_silent(name, outcome.problem)

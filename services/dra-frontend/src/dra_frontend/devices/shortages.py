@@ -17,7 +17,10 @@ from numa_contract.state.status import Notice, StatusCode
 FIRST_SECONDS: Final = 300.0
 MOST_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
-"""How long the helper may be silent before that is a shortage: its container needs some seconds to restart."""
+"""Time from the first request without an answer to the shortage: the helper's container needs some seconds to restart.
+
+A request that the helper accepts and does not answer counts from its timeout (``node/pool_client.py``).
+"""
 
 
 class ShortageKind(StrEnum):

@@ -56,6 +56,10 @@ class KernelPools:
         except OSError as error:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
+    def shrink(self, node: int, page_bytes: int, pages: int) -> None:
+        """Requests a smaller pool. Raises HostTreeError."""
+        self.resize(node, page_bytes, pages)
+
     def compact(self, node: int) -> None:
         """Compacts the node, or all of them if the kernel has no file for one; nothing if neither can be written."""
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):

@@ -11,6 +11,8 @@ from dra_frontend.node.pool_requests import LONGEST_ANSWER, MOST_SECONDS, PoolAn
 
 _PATIENCE_SECONDS: Final = 30.0
 """How much longer than requested the helper may take: one write can block in the kernel while it frees memory."""
+_CHECK_SECONDS: Final = 5.0
+"""Time for the answer to a check, which writes nothing. Claims wait for it."""
 
 
 class HelperError(HostTreeError):
@@ -24,33 +26,44 @@ class HelperError(HostTreeError):
 class HelperPools:
     """The pools of the machine. Calls block, and raise HostTreeError or HelperError."""
 
-    def __init__(self, kernel: KernelPools, path: str, patience: float = _PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        kernel: KernelPools,
+        path: str,
+        patience: float = _PATIENCE_SECONDS,
+        check_seconds: float = _CHECK_SECONDS,
+    ) -> None:
         """``path`` is the helper's socket."""
         self._kernel = kernel
         self._path = path
         self._patience = patience
+        self._check_seconds = check_seconds
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Returns the pages of a pool, without surplus ones."""
         return self._kernel.pages(node, page_bytes)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Returns if the helper could write the pool."""
-        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes))
+        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not answer in time."""
+        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes), self._check_seconds)
 
-    def resize(self, node: int, page_bytes: int, pages: int) -> None:
+    def shrink(self, node: int, page_bytes: int, pages: int) -> None:
         """Requests a smaller pool."""
-        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages))
+        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages), self._patience)
 
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
-        """Requests a larger pool. The helper tries as long as seconds are ``left`` now."""
-        seconds = min(max(0.0, left()), MOST_SECONDS)
-        self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds))
+        """Requests a larger pool.
 
-    def _ask(self, request: PoolRequest) -> None:
+        The helper retries for the time that ``left()`` returns now, at most MOST_SECONDS.
+        """
+        seconds = min(max(0.0, left()), MOST_SECONDS)
+        request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds)
+        self._ask(request, seconds + self._patience)
+
+    def _ask(self, request: PoolRequest, timeout: float) -> None:
         try:
             with pool_socket() as connection:
-                connection.settimeout(request.seconds + self._patience)
+                connection.settimeout(timeout)
                 connection.connect(self._path)
                 connection.send(request.model_dump_json(exclude_none=True).encode())
                 data = connection.recv(LONGEST_ANSWER)

@@ -72,7 +72,7 @@ class PoolHelper:
         if pages < min(-(-reserved // page), has):
             raise HostTreeError("reservedMemory", f"keeps {reserved} bytes in {what}, {pages} pages were requested")
         if pages < has:
-            self._pools.resize(node, page, pages)
+            self._pools.shrink(node, page, pages)
         elif pages > has:
             end = time.monotonic() + request.seconds
             self._pools.grow(node, page, pages, lambda: end - time.monotonic())

@@ -55,7 +55,7 @@ def provision(
     for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
             if before[target] > target.pages:
-                pools.resize(target.node, target.page_bytes, target.pages)
+                pools.shrink(target.node, target.page_bytes, target.pages)
             elif before[target] < target.pages:
                 pools.grow(target.node, target.page_bytes, target.pages, lambda: end - now(), sleep)
         except HostTreeError as error:

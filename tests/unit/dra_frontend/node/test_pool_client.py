@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a helper that accepts them and does not answer."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.pool_client import HelperError, HelperPools
+from dra_frontend.node.pool_requests import pool_socket
+
+MIB2 = 2 << 20
+SHORT, LONG = 0.05, 600.0
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Callable[[float, float], HelperPools]]:
+    """Builds pools whose helper hangs, with the time for the answer to a write and to a check."""
+    path = str(tmp_path / "pools.sock")
+    with pool_socket() as listening:
+        listening.bind(path)
+        listening.listen()
+        yield lambda write, check: HelperPools(KernelPools(HostTree(tmp_path)), path, write, check)
+
+
+def test_a_check_has_a_time_of_its_own(hung: Callable[[float, float], HelperPools]) -> None:
+    """A write may block in the kernel for much longer, but a check writes nothing, and claims wait for it."""
+    with pytest.raises(HelperError, match="timed out"):
+        hung(LONG, SHORT).check(0, MIB2)
+
+
+def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], HelperPools]) -> None:
+    """The time for a check does not count for it."""
+    with pytest.raises(HelperError, match="timed out"):
+        hung(SHORT, LONG).shrink(0, MIB2, 0)
+    with pytest.raises(HelperError, match="timed out"):
+        hung(SHORT, LONG).grow(0, MIB2, 1, lambda: SHORT)

@@ -34,7 +34,8 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Time between two requests to move the same containers while a hook waits for them."""
 MAX_TRIES: Final = 3
-"""Jobs of one start: the plan may change that often while the job is at work."""
+"""Maximum number of jobs of a start that are run because of its plan: the first one, and one more after each change of
+the plan during a job. Repetitions for other reasons are not counted."""
 
 JOB_SECONDS: Final = 0.01
 """Time after which a job of the audit leaves the rest of its steps to the next one."""

@@ -93,7 +93,7 @@ class Enforcer:
         await self._auditor.run_forever()
 
     def records_changed(self) -> None:
-        """Reads the claim files at once, since the frontend has reported a change.
+        """Requests that the audit reads the claim files now, since the frontend has reported a change.
 
         They are also read by each creation, start and tick.
         """
@@ -135,7 +135,7 @@ class Enforcer:
             rejection = self._standby.check_created(tracked, container.resources)
         if rejection is not None:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
-            raise self._reject(tracked, rejection)
+            raise self._rejected_error(tracked, rejection)
         self.state.put(tracked)
         await self._supersede(tracked)
         if not active:
@@ -155,7 +155,7 @@ class Enforcer:
                 tracked, rejection = await self._standby.check_started(tracked, container)
             if rejection is not None:
                 await self._kill_rejected(tracked)
-                raise self._reject(tracked, rejection)
+                raise self._rejected_error(tracked, rejection)
             if active and tracked.entitlement.claims:
                 # The thread that writes the record also reads the kills in the pod so far: none is of this container.
                 look = partial(self._kills.look, [pod.uid])
@@ -297,7 +297,8 @@ class Enforcer:
         own_pod = pod.uid == self._own_pod_uid != ""
         return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
 
-    def _reject(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
+    def _rejected_error(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
+        """Stores, counts and logs a rejection. Returns the error to raise."""
         self._observer.refused(rejection.reason)
         self.state.reject(replace(tracked, rejection=rejection))
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}

@@ -4,15 +4,16 @@
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
 may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
-(containers/overlap.py), wakes the audit, which moves them, and waits for ``progressed()`` until the CLEAR time of
-budgets.py at most. If a container is still there, the hook rejects its own container with a text that names the other
-one, and the kubelet retries.
+(containers/overlap.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
+until the CLEAR time of budgets.py at most. If a container is still there, the hook rejects its own container with a
+text that names the other one, and the kubelet retries.
 
 CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
 StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first
 reads the effective CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now
 on the container's CPUs: then the wait begins again. A job applies the plan as of the moment when it begins. If the plan
-has changed when it ends, another job applies the new one, MAX_TRIES jobs at most.
+has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container starts with the plan
+of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed: a runtime may start it
 in spite of the error.

@@ -135,7 +135,7 @@ async def test_a_sibling_leaves_the_cpus_of_an_ended_partition_at_the_event_of_t
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
         await overlap(node, db, sidecar)
         node.enforcer._auditor._next.tick += 1000
-        node.enforcer._auditor.partitions._take({db})
+        node.enforcer._auditor.partitions._add_changed({db})
         await eventually(lambda: node.cpus(sidecar) == "1,4-7")
 
 

@@ -307,7 +307,7 @@ async def test_no_partition_is_made_in_a_cgroup_that_is_being_removed(tmp_path: 
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
         node.kernel.set(db, PARTITION, "member")
-        node.enforcer._auditor.partitions._take({db})
+        node.enforcer._auditor.partitions._add_changed({db})
         await node.until(lambda: [one.phase for one in node.enforcer.state if one.id == "db"] == [Phase.VANISHED])
         assert node.kernel.get(db, PARTITION) == "member"
         assert isinstance(node.kernel, PartitionTree)
@@ -401,7 +401,7 @@ async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_p
         partitions, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
         await eventually(lambda: partitions._watch.follows([db]))
         partitions._watch.follow([])
-        partitions._followed = -1
+        partitions._watched_at_generation = -1
         file.rename(file.with_name("away"))
         partitions.follow()
         assert not partitions._watch.follows([db])
@@ -420,8 +420,8 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
         assert await reconciler.work("db", partial(go_on.wait, 10)) == []
         file = node.kernel.path(db) / PARTITION
         file.write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
-        partitions.suspect(tracked)
-        await node.enforcer._auditor._look(partitions.take_changed(), full=False, final=True)
+        partitions.mark_invalid(tracked)
+        await node.enforcer._auditor._look(partitions.pop_containers_to_audit(), full=False, final=True)
         assert node.partition(db) != "root"
         assert db in partitions._changed
         go_on.set()
@@ -441,7 +441,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
     partitions = PartitionManager(node.enforcer.state, node.enforcer.reconciler, node.kernel)
     partitions.follow()
     assert node.enforcer.signals.audit.is_set()
-    assert partitions.take_changed() == ["db"]
+    assert partitions.pop_containers_to_audit() == ["db"]
 
 
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(

@@ -186,7 +186,7 @@ class Auditor:
                 # Reading it again soon spares the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
-            await self._look(self.partitions.take_changed(), full=False, final=True)
+            await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
             await self.partitions.release_ended(every=everyone)
             await self.move()
             if tick:
@@ -251,11 +251,11 @@ class Auditor:
             for outcome in outcomes if not final else ():
                 tracked = self._state.containers.get(outcome.id)
                 if outcome.fallback and tracked is not None and tracked.observed.partition:
-                    self.partitions.suspect(tracked)
+                    self.partitions.mark_invalid(tracked)
                     outcome.fallback = ""
             done = self._taken(plan[:LOOKS], outcomes)
             if final:
-                self.partitions.suspect_all(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
+                self.partitions.mark_hanging(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
             plan = [container_id for container_id in plan if container_id not in done]
 
     async def _audit_groups(self) -> None:

@@ -3,7 +3,7 @@
 
 The kernel invalidates a partition if the cpuset of a sibling overlaps with it, and wakes every process that polls its
 partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
-be moved before the partition can be restored (``take_changed``).
+be moved before the partition can be restored (``pop_containers_to_audit``).
 
 The partition of a container that has ended is not restored, since its cgroup may be removed at any moment
 (docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive all the same. If the kernel
@@ -37,13 +37,17 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import PARTITION, CgroupTree
 
-_LEFT: Final = ENDED & OCCUPYING
+_ENDED_AND_OCCUPYING: Final = ENDED & OCCUPYING
 """Phases of a container that has ended and of which a process may still run."""
 _log = logging.getLogger(__name__)
 
 
 class PartitionManager:
-    """Follows the kernel's events. It only writes the files of cgroups above partitions."""
+    """Follows the kernel's events. Creates no partition.
+
+    It writes ``cpuset.cpus.exclusive`` of the cgroups above partitions, and turns the invalid partition of an ended
+    container into a member.
+    """
 
     def __init__(
         self, state: NodeState, reconciler: Reconciler, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
@@ -54,8 +58,10 @@ class PartitionManager:
         self._clock = clock
         self._watch = CgroupWatch(tree.root, PARTITION, lambda content: content in (b"root", b"isolated"))
         self._changed: set[str] = set()
-        self._followed = -1
-        self._suspect: frozenset[int] = frozenset()
+        self._watched_at_generation = -1
+        """``NodeState.changes`` at the time when all partitions were watched, or -1 if one may not be watched."""
+        self._possibly_lost_cpus: frozenset[int] = frozenset()
+        """CPUs that were in no cgroup at the last reading."""
         self._unsettled = True
         self._unsettled_for = ""
         """Reason why the last ``settle`` failed, which is retried at the next tick; empty if it did not fail."""
@@ -88,37 +94,39 @@ class PartitionManager:
         self._watch.close()
 
     def _changed_by_kernel(self, changed: set[str]) -> None:
-        self._take(changed)
-        self._followed = -1  # a partition whose file could not be read is not watched any more
+        self._add_changed(changed)
+        self._watched_at_generation = -1  # a partition whose file could not be read is not watched any more
 
-    def _take(self, changed: set[str]) -> None:
+    def _add_changed(self, changed: set[str]) -> None:
         self._changed |= changed
         self._unsettled = True
         if self._clock() >= self._next_repair:
             self._reconciler.signals.audit.set()
 
-    def suspect(self, tracked: Tracked) -> None:
-        """Marks a partition that was found invalid: take_changed() returns it again, after its siblings."""
+    def mark_invalid(self, tracked: Tracked) -> None:
+        """Marks a partition that was found invalid. It is audited again, after its siblings."""
         self._changed.add(tracked.identity.cgroup)
 
-    def suspect_all(self, hanging: Iterable[Tracked]) -> None:
+    def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
         """Marks the containers whose job hangs, since the outcome of the job is lost.
 
         Without this they would not be audited again at each tick, since audits leave out valid partitions.
         """
         for tracked in hanging:
-            self.suspect(tracked)
+            self.mark_invalid(tracked)
 
     def follow(self) -> None:
         """Watches the present partitions. If a partition file cannot be opened, the next round retries it."""
-        if self._followed != self._state.changes:
+        if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):
-                self._take(ended)
-            self._followed = self._state.changes if self._watch.follows(live) else -1
+                self._add_changed(ended)
+            self._watched_at_generation = self._state.changes if self._watch.follows(live) else -1
 
-    def take_changed(self) -> list[str]:
+    def pop_containers_to_audit(self) -> list[str]:
         """Returns the containers to audit after the kernel has changed partitions: those of their pods.
+
+        The next call does not return them again, unless another change has been added.
 
         Partitions come last: an overlapping sibling is what invalidates a partition, so it must be moved before the
         partition is restored.
@@ -145,20 +153,20 @@ class PartitionManager:
 
         With ``every``, this includes ended containers whose partition was invalid before this instance started.
         """
-        for one in [one for one in self._state if one.phase in _LEFT]:
+        for one in [one for one in self._state if one.phase in _ENDED_AND_OCCUPYING]:
             unknown = every and self._state.host.partitions and one.identity.evidence != NO_EVIDENCE
             if not (one.observed.partition or unknown):
                 continue
             if True in await self._reconciler.work(one.id, partial(release_partition, self._tree, one.identity.cgroup)):
                 self._unsettled = True
                 now = self._state.containers.get(one.id)
-                if now is not None and now.phase in _LEFT:
+                if now is not None and now.phase in _ENDED_AND_OCCUPYING:
                     self._state.put(now.seen(partition=""))
 
     async def settle(self, *, always: bool = False) -> None:
         """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.
 
-        With ``always``, it does so without a change. It also checks whether the kernel has lost CPUs.
+        With ``always``, it does so without a change. It also forbids further partitions if the kernel has lost CPUs.
         """
         if not (self._unsettled or always) or not self._state.host.partitions:
             return
@@ -170,16 +178,23 @@ class PartitionManager:
 
         done = await self._reconciler.work("cgroups above partitions", work)
         # There is no result if the kernel call hangs or every thread is busy.
-        failure, found = done[0] if done else ("the kernel does not answer", None)
-        if found is not None:
-            # A CPU that is just going offline is not lost, so a CPU counts as lost if two readings show it.
-            lost, self._suspect = found & self._suspect, found
-            self._unsettled = self._unsettled or bool(found - lost)
-            if lost and not self._state.kernel_damage:
-                self._state.forbid_partitions(lost_text(lost))
-                _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})
+        failure, missing = done[0] if done else ("the kernel does not answer", None)
+        if missing is not None:
+            self._check_lost_cpus(missing)
         if failure and failure != self._unsettled_for:
             text = "the exclusive CPUs of cgroups above partitions cannot be reduced"
             _log.warning(text, extra={"error": failure})
         self._unsettled_for = failure
         self._unsettled = self._unsettled or bool(failure)
+
+    def _check_lost_cpus(self, missing: frozenset[int]) -> None:
+        """Forbids further partitions if CPUs are in no cgroup at two readings in a row.
+
+        A CPU that is just going offline is missing at one reading only. If a CPU is missing for the first time, the
+        files are read again at the next tick.
+        """
+        lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing
+        self._unsettled = self._unsettled or bool(missing - lost)
+        if lost and not self._state.kernel_damage:
+            self._state.forbid_partitions(lost_text(lost))
+            _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})

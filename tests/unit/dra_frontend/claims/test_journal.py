@@ -36,10 +36,10 @@ def path(tmp_path: Path) -> Path:
 def test_another_instance_reads_what_was_written(path: Path) -> None:
     """Names of what has a file, and records of what is being released; the other one learns of each write."""
     first, second = Journal(path), Journal(path)
-    assert (first.read(), first.found) == (Entries(), False)
+    assert (first.read(), first.was_read) == (Entries(), False)
     first.write(Entries(NAMES, LEAVING | NAMELESS))
     read = second.read()
-    assert (read.present, second.found, second.problem) == (NAMES, True, "")
+    assert (read.present, second.was_read, second.problem) == (NAMES, True, "")
     assert read.releasing[A].record == record("a")
     assert (read.releasing[B].cpus, read.releasing[B].memory) == ({4, 5}, {"hugepages-2m-numa000": 1 << 21})
     second.write(Entries({A: NAMES[A]}))
@@ -156,7 +156,7 @@ def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     journal = Journal(path)
-    assert (journal.read(), journal.found) == (Entries(), False)
+    assert (journal.read(), journal.was_read) == (Entries(), False)
     assert "is not a journal" in journal.problem
     journal.write(Entries(NAMES))
     assert Journal(path).read() == Entries(NAMES)
@@ -228,7 +228,7 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
     assert (read, journal.foreign) == (Entries(NAMES), True)
     assert "contains more than 131072 CPUs" in journal.problem
     fresh = Journal(path)
-    assert (fresh.read(), fresh.found) == (Entries(), False)
+    assert (fresh.read(), fresh.was_read) == (Entries(), False)
     journal.write(read)
     assert (journal.problem, Journal(path).read()) == ("", Entries(NAMES))
 

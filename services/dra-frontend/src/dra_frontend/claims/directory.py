@@ -57,8 +57,8 @@ class ClaimFiles(ClaimDirectory):
     def scan(self, *, thorough: bool) -> DirectoryView:
         """Returns every claim file. Copies what cannot be used to quarantine: the file stays, a pod may need it.
 
-        Not thorough: believes the directory's time, which does not tell of what other instances did within the tick of
-        a change of ours. Raises nothing.
+        If not ``thorough``, skips the scan if the directory's time stamp is unchanged. That misses a change by another
+        instance in the same clock tick as a change by this one. Raises nothing.
         """
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
@@ -69,10 +69,10 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file. When it is in its place the claim is held; OSError leaves all as it was.
+        """Writes the record's file. From then on the claim is held. Raises OSError and then has changed nothing.
 
-        A file that is larger than what is read of one is an OSError, and so is a file more than are read: its claim
-        would be lost.
+        Also raises OSError for a file that would not be read again, because it is too large or the node has as many
+        files as are read: its claim would be lost.
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
@@ -86,7 +86,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
-        """Removes the claim's file, if there is one. OSError leaves all as it was."""
+        """Removes the claim's file, if there is one. Raises OSError and then has changed nothing."""
         name = cdi_file_name(driver, uid)
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
@@ -174,7 +174,8 @@ class Transaction:
     """Claims that shall have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """What files held that are gone, or damaged, behind our back: held until they are written again."""
+    """Content of files that were removed or damaged by another program; their CPUs and memory stay held until the files
+    are written again."""
     changes: list[Change] = field(default_factory=list)
     _ledger: Ledger | None = None
     """The ledger as of the last change; None if it must be built."""
@@ -306,9 +307,9 @@ class Transaction:
         self.changes.append(Change("quarantined", record.driver, record.claim.uid))
 
     def restore(self) -> None:
-        """Writes again what vanished, and metadata files that did: without its source a mount keeps a container down.
+        """Writes vanished claim files and missing metadata files again.
 
-        What cannot be written now stays held.
+        A container cannot start if the source of a mount is missing. A claim whose file cannot be written stays held.
         """
         missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:

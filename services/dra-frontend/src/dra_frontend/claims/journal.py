@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instances that share the CDI directory tell each other and their successors: which claims have a file, and what
-is held by claims whose files are gone on purpose (docs/adr/0004-journal.md).
+"""A file shared by all instances on the node and their successors (docs/adr/0004-journal.md).
 
-The file has one size, allocated when it is made, so that a full disk cannot keep it from being written. It has two
-slots that are written in turn, in place, each with a sequence number and a checksum: a death in the middle of a write
-leaves the other one.
+It lists the claims that have a file, with their CPUs, and the resources of claims that were released and whose
+containers may still run.
+
+The file has a fixed size and is allocated when it is created, so that it can be written while the disk is full. It has
+two slots that are written in turn, in place, each with a sequence number and a checksum: if an instance dies during a
+write, the other slot is still valid.
 """
 
 import errno
@@ -46,7 +48,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What the journal says."""
+    """Content of the journal."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     """Claims that have a file. One whose file is gone was not released: it is lost."""
@@ -60,7 +62,7 @@ class Entries:
 
 
 class Journal:
-    """The journal's file. Blocks; wants the claims lock to be held."""
+    """The journal's file. Every method blocks and requires the claims lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,19 +72,20 @@ class Journal:
         self._former = (0, 0)
         """Those of the other slot, which contains the entries before these; (0, 0) if it cannot be read."""
         self.problem = ""
-        """Why the file does not say what it should; that is kept in memory, and written when it can be."""
-        self.found = False
-        """Whether there was ever a journal; without one nobody knows what former instances have prepared."""
+        """Reason why the file could not be read or written, or empty. The entries are kept in memory then."""
+        self.was_read = False
+        """True once this instance has read entries. If an instance ran before this one and this is False, the entries
+        of that instance are lost."""
         self.foreign = True
-        """Whether another instance may have written the journal since this one did, and so have changed claims."""
+        """True if another instance may have written the journal, and so changed claims, since this one last did."""
 
     def read(self) -> Entries:
-        """Returns what the journal says, or what it should say if it cannot be read. Raises nothing."""
+        """Returns the entries of the file, or the last known ones if it cannot be read. Raises nothing."""
         known = self._stamp
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
             try:
-                self._take(descriptor)
+                self._read_slots(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -90,7 +93,7 @@ class Journal:
         self.foreign = self._stamp != known or bool(self.problem)
         return self._entries
 
-    def _take(self, descriptor: int) -> None:
+    def _read_slots(self, descriptor: int) -> None:
         heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
         matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
         found = [(*map(int, match.groups()), start) for match, start in matches if match]
@@ -115,19 +118,22 @@ class Journal:
         # The next write needs the sequence number also if the entries cannot be used.
         self._stamp, self._former = stamp, slots[1][0] if len(slots) > 1 else (0, 0)
         try:
-            self._entries, self.found, self.problem = _parse(data), True, ""
+            self._entries, self.was_read, self.problem = _parse(data), True, ""
         except MalformedError as error:
             self.problem = f"{self._path} is not a journal of this release: it {error.reason}"
 
     def write(self, entries: Entries) -> None:
-        """Makes the journal say this, as soon as the disk allows it. Raises nothing."""
+        """Writes the entries to the older slot, unless the file contains them already.
+
+        If that fails, sets ``problem``; the next call writes them. Raises nothing.
+        """
         if entries == self._entries and not self.problem:
             return
         self._entries = entries
         try:
             data = _dump(entries)
             sequence = self._stamp[0] + 1
-            # Of the sequence, too: a header of which only the beginning was written must not make old lines the newest.
+            # The CRC covers the sequence number as well, so a torn header cannot make an old slot look newest.
             checksum = zlib.crc32(data, sequence)
             slot = (b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)).ljust(_HEADER) + data
             descriptor = self._open()
@@ -143,7 +149,7 @@ class Journal:
             self.problem = ""
 
     def _open(self) -> int:
-        """Returns the file, made anew where there is none of our size."""
+        """Opens the file. Creates it if it is missing, is not a regular file or has another size."""
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDWR)
             status = os.fstat(descriptor)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of this node: directory and journal on disk, what this instance remembers of them, one change at a time.
+"""The claims of this node: directory and journal on disk, the state in memory, and one transaction at a time.
 
 Lifetime of a claim's CPUs and pages: held from the moment its file is in its place; after Unprepare held further,
-without a file, as long as a container of the claim is alive or nobody can tell; free from then on.
+without a file, as long as a container of the claim is alive or that is unknown; free from then on.
 """
 
 import asyncio
@@ -50,8 +50,9 @@ class RecordNews:
         """Records a change and wakes all waiters."""
         if change.kind != "freed":  # its record went before
             self.generation += 1
-            told = RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
-            self._changes.append(told)
+            self._changes.append(
+                RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
+            )
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -83,7 +84,8 @@ class ClaimStore:
     _lock: FileLock
     _backend: BackendView
     _metadata: MetadataFiles = field(default_factory=MetadataFiles)
-    _held: Ledger = field(default_factory=partial(Ledger, {}))
+    _ledger: Ledger = field(default_factory=partial(Ledger, {}))
+    """The ledger as of the last transaction, without containers."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
@@ -95,12 +97,12 @@ class ClaimStore:
     @property
     def ledger(self) -> Ledger:
         """Returns who holds what, as of the last transaction and the latest reports."""
-        return replace(self._held, containers=tuple(self._backend.containers.values()))
+        return replace(self._ledger, containers=tuple(self._backend.containers.values()))
 
     @property
     def journal_lost(self) -> bool:
         """True if the journal of former instances was lost and no instance has listed the claims since then."""
-        return self._held.unlisted
+        return self._ledger.unlisted
 
     @property
     def unconfirmed(self) -> frozenset[ClaimKey]:
@@ -108,14 +110,14 @@ class ClaimStore:
 
         No CPUs are allocated in the meantime, since nothing else on the node contains those of the claims.
         """
-        heard = self._heard
-        return frozenset(key for key, at in self._lost_at.items() if heard is not None and at > heard)
+        acked = self._acked_generation
+        return frozenset(key for key, at in self._lost_at.items() if acked is not None and at > acked)
 
     @property
-    def _heard(self) -> int | None:
-        """The generation of the news that the backend has read.
+    def _acked_generation(self) -> int | None:
+        """Generation of the latest change that the backend has read.
 
-        None if it cannot read them, or has not reported yet. Its reports are believed then.
+        None if it cannot read changes, or has not reported yet. Its reports are believed then.
         """
         return None if self._backend.status is None else self._backend.status.records
 
@@ -144,17 +146,17 @@ class ClaimStore:
         return self._journal.problem
 
     async def start(self) -> None:
-        """Loads the directory and clears away what nobody needs any more. Raises OSError."""
+        """Loads the claims and removes leftovers of former instances. Raises OSError."""
         followed = self._lock.path.exists()
         await self.transact(partial(self._clean_up, followed=followed), thorough=True)
 
     def _clean_up(self, transaction: Transaction, *, followed: bool) -> None:
-        """Removes what a death in the middle of a write has left, and metadata of claims that are gone.
+        """Removes temporary files left by a crash during a write, and metadata of claims without a file.
 
-        ``followed``: there was an instance before this one. If its journal is gone, the new journal contains that: the
-        other instances must know it, and the next one if this one ends before it has listed the claims.
+        ``followed``: there was an instance before this one. If its journal is lost, the claims are marked as unlisted
+        in the new one, for other instances and for the next one in case this one ends before it has listed them.
         """
-        transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.found))
+        transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
         self._files.clear_leftovers()
         self._journal.clear_leftovers()
         self._metadata.sweep(transaction.files.values())
@@ -172,31 +174,37 @@ class ClaimStore:
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
-            backend, answered = self._backend, dict(self._held.answered)
+            backend, answered = self._backend, dict(self._ledger.answered)
             reports = tuple(backend.containers.values())
             certain = not backend.problem
             transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
             status = backend.status
-            heard, transaction.unconfirmed = self._heard, self.unconfirmed
-            if heard is not None:
-                self._lost_at = {key: at for key, at in self._lost_at.items() if at > heard}
-            unheard = frozenset(key for key, at in self._released_at.items() if heard is not None and at > heard)
+            acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
+            if acked is not None:
+                self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}
+            unacked = frozenset(key for key, at in self._released_at.items() if acked is not None and at > acked)
             restoring = certain and status is not None and status.active
             run = partial(
-                self._run, transaction, change, unheard, restoring=restoring, thorough=thorough, hears=heard is not None
+                self._run,
+                transaction,
+                change,
+                unacked,
+                restoring=restoring,
+                thorough=thorough,
+                reads_changes=acked is not None,
             )
             job = asyncio.get_running_loop().run_in_executor(None, run)
         except BaseException:
             self._lock.release()
             raise
-        job.add_done_callback(partial(self._finish, transaction, unheard))
+        job.add_done_callback(partial(self._finish, transaction, unacked))
         return await asyncio.shield(job)
 
-    def _finish(self, transaction: Transaction, unheard: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
+    def _finish(self, transaction: Transaction, unacked: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # raised to the caller, if there still is one
-        kept = self._held.releasing.keys() | unheard | transaction.ended
+        kept = self._ledger.releasing.keys() | unacked | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
             self.news.publish(change)
@@ -209,13 +217,13 @@ class ClaimStore:
         self,
         transaction: Transaction,
         change: Callable[[Transaction], T],
-        unheard: frozenset[ClaimKey],
+        unacked: frozenset[ClaimKey],
         *,
         restoring: bool,
         thorough: bool,
-        hears: bool,
+        reads_changes: bool,
     ) -> T:
-        self._load(transaction, unheard, thorough=thorough, hears=hears)
+        self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
         try:
             # Whether a file of metadata is gone is looked at only when everything is.
             if restoring and (transaction.vanished or thorough) and not self.detached:
@@ -223,55 +231,85 @@ class ClaimStore:
             return change(transaction)
         finally:
             self._write_journal(transaction)
-            self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
+            self._ledger, self._present = replace(transaction.ledger, containers=()), transaction.present
 
-    def _load(self, transaction: Transaction, unheard: frozenset[ClaimKey], *, thorough: bool, hears: bool) -> None:
-        """Rereads directory and journal. What went missing without a release stays held.
+    def _load(
+        self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
+    ) -> None:
+        """Fills the transaction from the disk, and ends the releases that are confirmed.
 
-        ``hears``: the backend reads the news of this instance.
+        ``unacked``: claims with a release that the backend has not read yet. ``reads_changes``: the backend reads the
+        changes that this instance publishes.
         """
+        self._read_disk(transaction, thorough=thorough)
+        self._find_ended(transaction, unacked, reads_changes=reads_changes)
+        transaction.drop_contradicted()
+        newly_released = self._find_newly_released(transaction)
+        self._find_lost(transaction, reads_changes=reads_changes)
+        self._end_releases(transaction, unacked | newly_released)
+
+    def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
+        """Reads journal and directory. Content of files that were removed without a release goes to ``vanished``."""
         entries = self._journal.read()
         # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
-        known = self._held.files if view.files is not self._held.files else {}
+        known = self._ledger.files if view.files is not self._ledger.files else {}
         transaction.vanished = _vanished(view.files, known, entries)
         for key in view.files.keys() - transaction.present.keys():
             record = view.files[key].record
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
-        # A release can have ended for another instance, whose backend has confirmed that no container is left, while
-        # the reports of this one's backend are from before. By these the claim would be a lost one, to be rebuilt on
-        # CPUs that another claim may have by now. Newer reports are believed: the end is news to this one's backend.
-        # While the claims of the node are not listed, a release that has ended keeps an entry.
+
+    def _find_ended(self, transaction: Transaction, unacked: frozenset[ClaimKey], *, reads_changes: bool) -> None:
+        """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
+
+        The backend of that instance has confirmed that no container of the claim is left, but the latest reports of
+        this instance's backend may be older. By these the claim would be lost, and would be rebuilt with CPUs that
+        another claim may have by now. Reports that follow the change are believed. While the claims of the node are not
+        listed, a release that has ended keeps an entry.
+        """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
-        before = self._held.files.keys() | self._held.releasing.keys() | self._present.keys()
-        other = hears and self._journal.foreign and not transaction.unlisted
+        before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
+        other = reads_changes and self._journal.foreign and not transaction.unlisted
         gone = frozenset(before - listed) if other else frozenset[ClaimKey]()
         transaction.changes += [Change("released", *key) for key in sorted(gone)]
-        transaction.ended = unheard - listed | gone
-        transaction.drop_contradicted()
-        # What another instance has released is news to this one's backend.
-        fresh = transaction.releasing.keys() - self._held.releasing.keys()
-        transaction.changes += [Change("released", *key) for key in sorted(fresh)]
-        # A container of a lost claim may have been started just before, with its report still on its way.
+        transaction.ended = unacked - listed | gone
+
+    def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
+        """Adds a change for each release by another instance, for this instance's backend. Returns these claims."""
+        newly_released = frozenset(transaction.releasing.keys() - self._ledger.releasing.keys())
+        transaction.changes += [Change("released", *key) for key in sorted(newly_released)]
+        return newly_released
+
+    def _find_lost(self, transaction: Transaction, *, reads_changes: bool) -> None:
+        """Adds a change for each CPU claim that is newly lost, and updates the claims that are ``unconfirmed``.
+
+        A container of a lost claim may have been started just before, and not be in the latest reports.
+        """
         absent = transaction.present.keys() - transaction.files.keys()
-        lost = frozenset(key for key in absent - self._held.absent if key[0] == CPU_DRIVER)
+        lost = frozenset(key for key in absent - self._ledger.absent if key[0] == CPU_DRIVER)
         transaction.changes += [Change("lost", *key) for key in sorted(lost)]
         transaction.unconfirmed -= transaction.files.keys()
-        if hears:
+        if reads_changes:
             transaction.unconfirmed |= lost
-        if transaction.releasing and transaction.certain:
-            # A container may have been started just before the release, with its report still on its way: only a
-            # backend that knows of the release can say that there is none.
-            ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
-            ended = [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]
-            for key in ended:
-                transaction.free(key, remember=transaction.unlisted)
-            if ended:
-                # Before the CPUs and pages are allocated again. If this instance died after that, the next one would
-                # find the release in the journal, and return them to the released claim if it is prepared again.
-                self._write_journal(transaction)
+
+    def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> None:
+        """Frees the released claims without containers and writes the journal, if the reports are complete.
+
+        Claims in ``unacked`` stay held: their containers may have been started just before the release, and only the
+        reports of a backend that has read the release must contain them.
+        """
+        if not (transaction.releasing and transaction.certain):
+            return
+        ledger, confirmed = transaction.ledger, transaction.releasing.keys() - unacked
+        ended = [key for key in transaction.releasing if key in confirmed and not ledger.users(key[1])]
+        for key in ended:
+            transaction.free(key, remember=transaction.unlisted)
+        if ended:
+            # Before the CPUs and pages are allocated again. If this instance died after that, the next one would
+            # find the release in the journal, and return them to the released claim if it is prepared again.
+            self._write_journal(transaction)
 
     def _write_journal(self, transaction: Transaction) -> None:
         # Copies, since the transaction may go on and the journal compares them with its next entries.
@@ -282,7 +320,7 @@ class ClaimStore:
 def _vanished(
     files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
 ) -> dict[ClaimKey, ClaimFile]:
-    """Returns what the lost files of claims contained: from the memory of this instance, or else from the journal.
+    """Returns the content of the lost files of claims: from the memory of this instance, or else from the journal.
 
     Memory contains whole records, but it may be older than the journal: if a file is lost twice, another instance may
     have rebuilt its record with other CPUs in between. The journal contains CPUs and no record, as a damaged file does
@@ -299,7 +337,7 @@ def _vanished(
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:
-    """Tells whether a file that was known is gone behind our back, or damaged and still holding what it held."""
+    """Returns True if a known file was removed without a release, or is damaged and still holds the same resources."""
     if found is None:
         return not released
     damaged = found.record is None and known.record is not None

@@ -11,7 +11,7 @@ from typing import Final, cast
 import pytest
 from dra_frontend.state_endpoint.api import state_app
 from dra_frontend.state_endpoint.backend_link import BackendLink
-from dra_frontend.state_endpoint.ports import pages
+from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.source import StateSource
 from kubectl_numa import cli as plugin
 from nri_backend import settings as backend
@@ -119,7 +119,9 @@ def test_addresses_that_pages_ask_are_served() -> None:
     """A path of the state socket or of the probes has a route."""
     state = SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i")
     app = state_app(cast("StateSource", state), BackendLink(cast("StateSource", state)))
-    routes = {route.path for route in app.routes if hasattr(route, "path")} | set(pages(cast("StateSource", state)))
+    routes = {route.path for route in app.routes if hasattr(route, "path")} | set(
+        probe_endpoints(cast("StateSource", state))
+    )
     text = "\n".join(page.read_text() for page in PAGES)
     asked = set(re.findall(r"(?:http://node|localhost:80\d\d)(/[\w/.]*)", text))
     assert asked

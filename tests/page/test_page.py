@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from dra_frontend.state_endpoint.page import LOOPBACK, page
+from dra_frontend.state_endpoint.page import LOOPBACK, browser_endpoints
 from dra_frontend.state_endpoint.ports import LocalOnly, port_application
 from dra_frontend.state_endpoint.server import serve_port
 from starlette.responses import Response
@@ -45,8 +45,8 @@ async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) 
 
         return counted
 
-    pages = {path: counting(path, look) for path, look in page(state).items()}
-    async with serve_port((LOOPBACK, 0), LocalOnly(port_application(pages))) as port:
+    endpoints = {path: counting(path, look) for path, look in browser_endpoints(state).items()}
+    async with serve_port((LOOPBACK, 0), LocalOnly(port_application(endpoints))) as port:
         await tab.open(f"http://localhost:{port}/")
         yield
 

@@ -64,7 +64,7 @@ from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
 from dra_frontend.state_endpoint.application import state_application
-from dra_frontend.state_endpoint.ports import pages, port_application, preflight_pages
+from dra_frontend.state_endpoint.ports import port_application, preflight_endpoints, probe_endpoints
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_port
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
@@ -171,10 +171,11 @@ class Service:
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 
     def unready(self) -> tuple[Notice, ...]:
-        """Returns the problems because of which the pod is not ready, or nothing if it is ready.
+        """Updates the readiness of the pod, and logs a change of it.
 
-        A problem counts after it has lasted for 10 s (numa_node/readiness.py). A backend is a problem once it has been
-        silent for LEASE_SECONDS, so the pod is unready 20 s after its last report.
+        Returns the problems because of which the pod is not ready, or nothing if it is ready. A problem counts after it
+        has lasted for 10 s (numa_node/readiness.py). A backend is a problem once it has been silent for LEASE_SECONDS,
+        so the pod is unready 20 s after its last report.
         """
         return self.readiness.update(self._problems())
 
@@ -333,7 +334,7 @@ async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
     told: list[Fault] = []
     async with AsyncExitStack() as stack:
         if settings.bind is not None:
-            await stack.enter_async_context(serve_port(settings.bind, port_application(preflight_pages(told))))
+            await stack.enter_async_context(serve_port(settings.bind, port_application(preflight_endpoints(told))))
         while any(one.fatal for one in faults) and not stop.is_set():
             if faults != told:
                 told[:] = faults
@@ -381,7 +382,7 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
         await serve_state()
         async with AsyncExitStack() as stack:
             if bind is not None:
-                await stack.enter_async_context(serve_port(bind, port_application(pages(service))))
+                await stack.enter_async_context(serve_port(bind, port_application(probe_endpoints(service))))
             keep = partial(service.run_directory.keep, lambda: service.backend.leads, serve_state)
             link = service.guard.endless("link", keep)
             endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]

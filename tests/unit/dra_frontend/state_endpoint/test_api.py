@@ -22,7 +22,7 @@ from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.state_endpoint.application import state_application
 from dra_frontend.state_endpoint.backend_link import Bodies
-from dra_frontend.state_endpoint.ports import pages
+from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
@@ -378,4 +378,4 @@ async def test_the_page_is_served(endpoint: Endpoint) -> None:
 def test_tcp_serves_probes_and_metrics_only() -> None:
     """What is open to the network tells nothing about claims."""
     state: Any = None
-    assert set(pages(state)) == {"/healthz", "/readyz", "/metrics"}
+    assert set(probe_endpoints(state)) == {"/healthz", "/readyz", "/metrics"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.state_endpoint import page as module
-from dra_frontend.state_endpoint.page import LOOPBACK, page, page_application, serve_page
+from dra_frontend.state_endpoint.page import LOOPBACK, browser_endpoints, page_application, serve_page
 from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 
@@ -124,7 +124,7 @@ def test_names_are_data_and_never_markup() -> None:
 def test_the_browser_may_load_nothing_from_elsewhere() -> None:
     """The policy of every answer allows this server's own files alone, and these name no other server."""
     state = populated("2i386-2t-hugepagesizecount")
-    for path in page(state):
+    for path in browser_endpoints(state):
         status, headers, body = get(state, path)
         policy = headers["content-security-policy"]
         assert status == 200
@@ -160,8 +160,8 @@ def test_a_foreign_name_for_this_machine_is_refused(hosts: tuple[str, ...], stat
 def test_over_tcp_is_looked_at_and_nothing_else() -> None:
     """No other method, and none of what the backend or a person at the socket may ask."""
     state = populated("2i386-2t-hugepagesizecount")
-    assert set(page(state)) >= {"/", "/v1/node", "/page.js"}
-    assert not set(page(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}
+    assert set(browser_endpoints(state)) >= {"/", "/v1/node", "/page.js"}
+    assert not set(browser_endpoints(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}
     for method in ("PUT", "POST", "DELETE"):
         assert get(state, "/v1/node", method=method)[0] == 405
     assert get(state, "/../settings.py")[0] == 404

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from dra_frontend.state_endpoint.ports import pages, port_application, preflight_pages
+from dra_frontend.state_endpoint.ports import port_application, preflight_endpoints, probe_endpoints
 from dra_frontend.state_endpoint.server import PORT, serve_port
 from numa_node.addresses import BindError
 from starlette.responses import PlainTextResponse
@@ -62,7 +62,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
     """The answer is made at the request, and no cache keeps it."""
     state = populated("2i386-2t-hugepagesizecount")
-    async with serve_port(ANY, port_application(pages(state))) as port:
+    async with serve_port(ANY, port_application(probe_endpoints(state))) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert {b"connection: close", b"cache-control: no-store"} <= set(head.splitlines())
@@ -77,7 +77,7 @@ async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
 
 async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> None:
     """The kubelet must not restart it, and an operator sees the reason; there are no metrics yet."""
-    async with serve_port(ANY, port_application(preflight_pages(["no /sys", "no token"]))) as port:
+    async with serve_port(ANY, port_application(preflight_endpoints(["no /sys", "no token"]))) as port:
         assert await is_healthy(port)
         assert (await get(port, "/readyz")).endswith(b"\r\n\r\nno /sys\nno token\n")
         assert (await get(port, "/metrics")).startswith(b"HTTP/1.1 404 ")
@@ -181,7 +181,7 @@ async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> N
 async def test_a_connection_has_a_few_seconds() -> None:
     """One that sends nothing, or a byte now and then, ends all the same."""
     async with (
-        serve_port(ANY, APP, replace(PORT, seconds=0.2)) as port,
+        serve_port(ANY, APP, replace(PORT, single_request_seconds=0.2)) as port,
         peer(port) as (silent, _),
         peer(port) as (slow, writer),
     ):
@@ -212,7 +212,7 @@ async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
 @pytest.mark.fault("security S5")
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
     """A large answer is not kept for long; a peer that reads it has it whole."""
-    async with serve_port(ANY, APP, replace(PORT, seconds=0.5)) as port:
+    async with serve_port(ANY, APP, replace(PORT, single_request_seconds=0.5)) as port:
         assert len((await get(port, "/huge")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):
             reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own way of not reading

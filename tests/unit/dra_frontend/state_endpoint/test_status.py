@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.state_endpoint.node_view import node_view
-from dra_frontend.state_endpoint.ports import pages
+from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.status_view import status_view
 from numa_contract.descriptions import attribute_docs
 from numa_contract.state.status import Notice, StatusCode, StatusDocument
@@ -112,7 +112,7 @@ def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
     state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
     state.backend.containers["r"] = report("r", refused="CPU 3 is gone")
     found = status_view(state)
-    lines = bytes(pages(state)["/readyz"]().body).decode().splitlines()
+    lines = bytes(probe_endpoints(state)["/readyz"]().body).decode().splitlines()
     assert lines == [
         *(one.text for one in found.problems if one.unready),
         *(f"warning: {one.text}" for one in found.warnings),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state endpoint for people and tools, and its OpenAPI document. Each route declares the model of its answer.
 
-application.py imports this module at the first request for one of its documents, because FastAPI takes 9 MB and 0.1 s
+application.py imports this module at the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
 of CPU time. It serves the probes and the backend's requests itself; here these are declared, with the same endpoints.
 """
 
@@ -24,8 +24,8 @@ from numa_contract.state.status import StatusDocument
 from pydantic import TypeAdapter
 
 from dra_frontend.state_endpoint.backend_link import BackendLink
-from dra_frontend.state_endpoint.page import page
-from dra_frontend.state_endpoint.ports import pages
+from dra_frontend.state_endpoint.page import browser_endpoints
+from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.source import StateSource
 from dra_frontend.state_endpoint.status_view import status_view
 from dra_frontend.state_endpoint.views import (
@@ -203,7 +203,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         app.add_api_route(f"/v1/{name}", show, name=name, description=view.text, response_model=view.model)
     _add_claim(app, state)
     _add_link(app, link)
-    _add_pages(app, state)
+    _add_endpoints(app, state)
     _add_schema(app)
     return app
 
@@ -247,10 +247,10 @@ def _add_link(app: FastAPI, link: BackendLink) -> None:
     )
 
 
-def _add_pages(app: FastAPI, state: StateSource) -> None:
+def _add_endpoints(app: FastAPI, state: StateSource) -> None:
     """Adds probes and metrics, the page with its files, and the document that the page draws."""
-    for path, look in {**pages(state), **page(state)}.items():
-        show = _answering(look)
+    for path, make in {**probe_endpoints(state), **browser_endpoints(state)}.items():
+        show = _answering(make)
         if path == "/v1/node":
             text = "The node as the page draws it."
             app.add_api_route(path, show, name="node", description=text, response_model=NodeDocument)

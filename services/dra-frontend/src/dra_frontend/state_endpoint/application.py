@@ -11,7 +11,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dra_frontend.state_endpoint.backend_link import BackendLink
-from dra_frontend.state_endpoint.ports import page_routes, pages
+from dra_frontend.state_endpoint.ports import port_routes, probe_endpoints
 from dra_frontend.state_endpoint.source import StateSource
 
 
@@ -19,17 +19,17 @@ def state_application(state: StateSource) -> Starlette:
     """Returns the application of the state socket."""
     link = BackendLink(state)
     routes = [
-        *page_routes(pages(state)),
+        *port_routes(probe_endpoints(state)),
         Route("/v1/records", link.records),
         Route("/v1/backend", link.report, methods=["PUT"]),
         Mount("", _Documents(state, link)),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _error_response})
     app.router.redirect_slashes = False
     return app
 
 
-def _refused(_request: Request, error: Exception) -> Response:
+def _error_response(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
@@ -37,7 +37,7 @@ def _refused(_request: Request, error: Exception) -> Response:
 class _Documents:
     """The documents for people and tools. FastAPI is imported when one of them is requested for the first time.
 
-    On most nodes that never happens, and FastAPI takes 9 MB and 0.1 s of CPU time.
+    On most nodes that never happens, and FastAPI takes 8 MB and 0.1 s of CPU time.
     """
 
     def __init__(self, state: StateSource, link: BackendLink) -> None:

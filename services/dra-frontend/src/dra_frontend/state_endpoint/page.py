@@ -15,7 +15,7 @@ from numa_node.log import Complaints
 from starlette.responses import Response
 
 from dra_frontend.state_endpoint.node_view import node_view
-from dra_frontend.state_endpoint.ports import LocalOnly, Pages, port_application
+from dra_frontend.state_endpoint.ports import Endpoints, LocalOnly, port_application
 from dra_frontend.state_endpoint.server import serve_port
 from dra_frontend.state_endpoint.source import StateSource
 
@@ -37,8 +37,8 @@ _RETRY_SECONDS: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
-def page(state: StateSource) -> Pages:
-    """Returns the page, its files and ``/v1/node``, by path."""
+def browser_endpoints(state: StateSource) -> Endpoints:
+    """Returns the endpoints of the page, its files and ``/v1/node``."""
     files = {f"/{file.name}": file for file in sorted(_FILES.iterdir())}
     files["/"] = files.pop("/index.html")
     return {path: partial(_file, file) for path, file in files.items()} | {"/v1/node": partial(_document, state)}
@@ -55,7 +55,7 @@ def _document(state: StateSource) -> Response:
 
 def page_application(state: StateSource) -> LocalOnly:
     """Returns the application of the page's port."""
-    return LocalOnly(port_application(page(state)))
+    return LocalOnly(port_application(browser_endpoints(state)))
 
 
 async def serve_page(state: StateSource, port: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The applications of the TCP ports: a few pages by path, for the kubelet, Prometheus and a browser on this machine.
+"""The applications of the TCP ports: a few endpoints each, for the kubelet, Prometheus and a browser on this machine.
 
 An application contains the routes of its port only, so no request reaches the other documents of the state socket.
 """
@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dra_frontend.state_endpoint.source import StateSource
 
-Pages = Mapping[str, Callable[[], Response]]
-"""Functions that make a page, by path."""
+Endpoints = Mapping[str, Callable[[], Response]]
+"""Functions that return the response to a request, by path."""
 _LOCAL: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _FOREIGN: Final = "use localhost or 127.0.0.1: the Host header names another machine\n"
 
 
-def pages(state: StateSource) -> Pages:
+def probe_endpoints(state: StateSource) -> Endpoints:
     """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served on the port of the probes."""
 
     def ready() -> Response:
@@ -37,8 +37,8 @@ def pages(state: StateSource) -> Pages:
     return {"/healthz": _healthy, "/readyz": ready, "/metrics": metrics}
 
 
-def preflight_pages(faults: Iterable[object]) -> Pages:
-    """Returns the pages of a service that cannot start: it is healthy, and /readyz contains the faults."""
+def preflight_endpoints(faults: Iterable[object]) -> Endpoints:
+    """Returns the endpoints of a service that cannot start: it is healthy, and ``/readyz`` contains the faults."""
 
     def reasons() -> Response:
         return PlainTextResponse("\n".join([*map(str, faults), ""]), 503)
@@ -50,9 +50,9 @@ def _healthy() -> Response:
     return PlainTextResponse("ok\n")
 
 
-def page_routes(served: Pages) -> list[Route]:
-    """Returns a route for each page."""
-    return [Route(path, _endpoint(make)) for path, make in served.items()]
+def port_routes(endpoints: Endpoints) -> list[Route]:
+    """Returns a route for each endpoint."""
+    return [Route(path, _endpoint(make)) for path, make in endpoints.items()]
 
 
 def _endpoint(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
@@ -62,14 +62,14 @@ def _endpoint(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Res
     return answer
 
 
-def port_application(served: Pages) -> Starlette:
-    """Returns an application that serves these pages and nothing else."""
+def port_application(endpoints: Endpoints) -> Starlette:
+    """Returns an application that serves these endpoints and nothing else."""
 
     def absent(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
-        return PlainTextResponse(f"only {' and '.join(served)}\n", error.status_code, error.headers)
+        return PlainTextResponse(f"only {' and '.join(endpoints)}\n", error.status_code, error.headers)
 
-    app = Starlette(routes=page_routes(served), exception_handlers={HTTPException: absent})
+    app = Starlette(routes=port_routes(endpoints), exception_handlers={HTTPException: absent})
     app.router.redirect_slashes = False
     return app
 

@@ -3,7 +3,7 @@
 
 uvicorn limits neither the number of connections, except by turning new ones away, nor the time that a peer takes to
 send a request or to read the answer. h11, its parser, applies the limit of a head only while the head is incomplete,
-and takes milliseconds of CPU time for some heads of 8 KiB (docs/adr/0025-one-http-server.md has the figures). Hence
+and takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the figures). Hence
 BoundedConnection: it makes room for the newest connection by ending another one, it ends a connection when its time is
 over, and it passes a head to h11 only when the head is complete and has been checked.
 """
@@ -44,53 +44,59 @@ class Bounds:
     """What the peers of one listening socket may use."""
 
     connections: int
-    """Maximum number of connections at the same time. A further one ends the oldest that no request keeps busy."""
+    """Maximum number of connections at the same time. A further one ends another one: the oldest if each connection is
+    for a single request, even while it is being answered; else the oldest before its first request, or the oldest
+    between two requests, or the oldest that is being answered."""
     head_bytes: int
     """Maximum size of a request line with its headers."""
-    seconds: float | None = None
-    """Time of a whole connection, which is for one request without a body. None: as many requests as the peer makes."""
+    single_request_seconds: float | None = None
+    """If set, a connection serves one request without a body and ends after this time. If None, it may serve any number
+    of requests."""
 
 
 STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)
 """For root alone: the backend has two connections, and the others are commands of people."""
-PORT: Final = Bounds(connections=64, head_bytes=8 << 10, seconds=5.0)
+PORT: Final = Bounds(connections=64, head_bytes=8 << 10, single_request_seconds=5.0)
 """For every process that reaches the port: the kubelet and Prometheus need one connection each."""
 
 
 class BoundedConnection(H11Protocol):
     """A connection within the bounds of its listening socket."""
 
-    def __init__(self, bounds: Bounds, others: dict["BoundedConnection", None], **options: Any) -> None:
+    def __init__(self, bounds: Bounds, connections: dict["BoundedConnection", None], **options: Any) -> None:
         super().__init__(**options)
         self._bounds = bounds
-        self._others = others
-        """All connections of the listening socket, the oldest first."""
+        self._connections = connections
+        """All connections of the listening socket, this one included, the oldest first."""
         self._head = bytearray()
         """The beginning of a request that is not complete."""
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def _rank(self) -> int:
-        """The lowest is ended first: before the first request, between two requests, while one is being answered."""
+        """0 before the first request, 1 between two requests, 2 while one is being answered; the lowest is ended first.
+
+        Always 0 if the connection is for a single request.
+        """
         request = cast("RequestResponseCycle | None", self.cycle)  # None before the first one
-        if request is None or self._bounds.seconds is not None:
+        if request is None or self._bounds.single_request_seconds is not None:
             return 0
         return 1 if request.response_complete else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection, and ends another one if there are too many."""
         super().connection_made(transport)
-        if self._bounds.seconds is not None:
-            self._deadline = self.loop.call_later(self._bounds.seconds, transport.abort)
-        if len(self._others) >= self._bounds.connections:
-            oldest = min(self._others, key=lambda one: one._rank)  # noqa: SLF001  the first of the lowest rank
-            del self._others[oldest]
+        if self._bounds.single_request_seconds is not None:
+            self._deadline = self.loop.call_later(self._bounds.single_request_seconds, transport.abort)
+        if len(self._connections) >= self._bounds.connections:
+            oldest = min(self._connections, key=lambda one: one._rank)  # noqa: SLF001  the first of the lowest rank
+            del self._connections[oldest]
             oldest.transport.abort()
-        self._others[self] = None
+        self._connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
-        self._others.pop(self, None)
+        self._connections.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
@@ -110,7 +116,7 @@ class BoundedConnection(H11Protocol):
         if end < 0 or received.count(b"\n", 0, end) >= _MAX_LINES or _SLOW.search(received, 0, end):
             self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
             return
-        if self._bounds.seconds is not None:
+        if self._bounds.single_request_seconds is not None:
             # The first request is the only one. Whatever follows stays in the kernel until the answer is sent.
             del received[end + len(_HEAD_END) :]
             self.flow.pause_reading()
@@ -118,10 +124,10 @@ class BoundedConnection(H11Protocol):
 
 
 class HttpServer(Server):
-    """uvicorn without its main loop, which handles signals and polls ten times a second.
+    """uvicorn without its main loop.
 
-    The signals are those of app.py, and the loop would be a quarter of the CPU time of an idle frontend. It also sets
-    the headers date and server, so answers have neither.
+    That loop handles signals, polls ten times a second, which would be a quarter of the CPU time of an idle frontend,
+    and sets the headers ``date`` and ``server``. app.py handles the signals; answers have neither header.
     """
 
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
@@ -142,7 +148,7 @@ class HttpServer(Server):
                 backlog=_CONNECTIONS_PER_TURN,
             )
         )
-        if bounds.seconds is not None:
+        if bounds.single_request_seconds is not None:
             self.server_state.default_headers = [(b"connection", b"close"), (b"cache-control", b"no-store")]
         self._listening = listening
 

@@ -26,7 +26,10 @@ class StateSource(Protocol):
         """Called after each report of the backend."""
 
     def unready(self) -> Sequence[Notice]:
-        """Returns the problems because of which the pod is not ready, or nothing if it is ready."""
+        """Updates the readiness of the pod with the problems of this moment, and logs a change of it.
+
+        Returns the problems because of which the pod is not ready, or nothing if it is ready.
+        """
 
     def warnings(self) -> Sequence[Notice]:
         """Returns what an operator should know of, although the service is ready."""

@@ -14,7 +14,8 @@ from dra_frontend.state_endpoint.source import StateSource
 
 _MOST: Final = 100
 """Problems and warnings that are listed, of each."""
-_WORST: Final = ("True", "Unknown", "False")
+_BY_SEVERITY: Final = ("True", "Unknown", "False")
+"""Statuses of the condition ``Enforced``, the best first."""
 
 
 def status_view(state: StateSource) -> StatusDocument:
@@ -41,15 +42,18 @@ def claim_conditions(state: StateSource) -> dict[str, Condition]:
     entries = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
     found = {}
     for record in ledger.records:
-        said = [entry.conditions["Enforced"] for entry in entries.get(record.claim.uid, {}).values()]
-        found[record.claim.uid] = max(said, key=lambda one: _WORST.index(one.status), default=NO_CONTAINER)
+        conditions = [entry.conditions["Enforced"] for entry in entries.get(record.claim.uid, {}).values()]
+        found[record.claim.uid] = max(conditions, key=lambda one: _BY_SEVERITY.index(one.status), default=NO_CONTAINER)
     return found
 
 
 def notices(
     state: StateSource, conditions: Mapping[str, Condition]
 ) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
-    """Returns problems and warnings, each once, and the number of those that are left out."""
+    """Returns problems and warnings, each once, and the number of those that are left out.
+
+    A problem that only makes the pod unready is listed once it has done so, which takes 10 s.
+    """
     unready = tuple(dict.fromkeys(state.unready()))
     known = {(one.code, one.subject) for one in unready}
     others = [one for one in _problems(state, conditions) if (one.code, one.subject) not in known]
@@ -86,13 +90,13 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterat
 def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str, Condition]) -> Iterator[Notice]:
     for name, uid in dict.fromkeys((f"{one.claim.namespace}/{one.claim.name}", one.claim.uid) for one in records):
         condition = conditions[uid]
-        # The notice about the container has the reason for a refused one.
+        # For a rejected container, its own notice contains the reason.
         if condition.status == "False" and condition.reason != StatusCode.CONTAINER_REFUSED:
             yield Notice(code=StatusCode.CLAIM_NOT_ENFORCED, subject=name, text=f"claim {name}: {condition.message}")
 
 
 def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notice]:
-    """Yields a problem for each container that was refused, or whose CPUs the kernel does not keep."""
+    """Yields a problem for each container that was rejected, or whose CPUs the kernel does not keep."""
     for one in containers:
         subject = f"{one.pod_namespace}/{one.pod_name}/{one.name}"
         name = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"

@@ -32,12 +32,12 @@ def version_view(node: str, instance: str) -> VersionDocument:
     return VersionDocument(version=__version__, node=node, instance=instance, formats=formats)
 
 
-def machine_view(live: MachineWatch) -> MachineDocument:
+def machine_view(watch: MachineWatch) -> MachineDocument:
     """Returns the machine by NUMA node."""
-    machine = live.machine
+    machine = watch.machine
     return MachineDocument(
-        problem=live.problem,
-        warnings=tuple(live.warnings),
+        problem=watch.problem,
+        warnings=tuple(watch.warnings),
         cpus=machine.online,
         offline=machine.offline,
         isolated=machine.isolated,
@@ -45,9 +45,9 @@ def machine_view(live: MachineWatch) -> MachineDocument:
         packages=len({cpu.package for cpu in machine.cpus.values()}),
         smt=machine.smt,
         base_page_bytes=machine.base_page_bytes,
-        kubelet_reserved_bytes=live.inventory.reserve.kubelet_bytes,
-        numa_nodes=tuple(_node_view(machine, node, live.host_pages) for node in machine.numa_nodes.values()),
-        errors=tuple(map(_errors_view, live.errors.counters)),
+        kubelet_reserved_bytes=watch.inventory.reserve.kubelet_bytes,
+        numa_nodes=tuple(_node_view(machine, node, watch.host_pages) for node in machine.numa_nodes.values()),
+        errors=tuple(map(_errors_view, watch.errors.counters)),
     )
 
 
@@ -142,13 +142,13 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)
     devices = (device for pool in inventory.pools for device in pool.devices)
-    whats: dict[str, tuple[MemoryDevice | MemoryAllocation, int]] = {
+    by_device: dict[str, tuple[MemoryDevice | MemoryAllocation, int]] = {
         device.name: (device, device.amount) for device in devices if isinstance(device, MemoryDevice)
     }
     for record in ledger.records:
         for allocation in record.memory:
             claims[allocation.device].add(f"{record.claim.namespace}/{record.claim.name}")
-            whats.setdefault(allocation.device, (allocation, 0))
+            by_device.setdefault(allocation.device, (allocation, 0))
     return [
         MemoryDocument(
             device=name,
@@ -161,7 +161,7 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
             **({} if what.hugepages else _reserved(inventory, what.numa_node)),
             claims=tuple(sorted(claims[name])),
         )
-        for name, (what, capacity) in whats.items()
+        for name, (what, capacity) in by_device.items()
     ]
 
 

@@ -41,7 +41,7 @@ class PageCpu(CpuDocument):
     """One CPU that is present, with one word for its use."""
 
     use: str
-    """``exclusive``, ``isolated``, ``shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see the
+    """``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see the
     table of the page."""
     isolcpus: bool | None = None
     """True if the kernel was booted with the CPU as isolated; else left out."""

@@ -63,14 +63,14 @@ def test_every_cpu_has_one_use(name: str) -> None:
     assert uses["offline"] == len(machine.offline)
     assert uses["pool"] == sum(
         d.amount for p in state.watch.inventory.pools if p.driver == "dra.cpu" for d in p.devices
-    ) - (uses["exclusive"] + uses["isolated"] + uses["shared"] + uses["held"])
+    ) - (uses["exclusive"] + uses["isolated"] + uses["pod-shared"] + uses["held"])
 
 
 def test_the_document_says_how_a_cpu_is_held() -> None:
     """Exclusively, isolated, by a pod, for a claim that is released, by nobody, or for the system."""
     view = document(populated(LARGEST))
     uses = Counter(cpu["use"] for cpu in view["cpus"])
-    assert uses.keys() == {"exclusive", "isolated", "shared", "held", "pool", "reserved"}
+    assert uses.keys() == {"exclusive", "isolated", "pod-shared", "held", "pool", "reserved"}
     enforced = Counter(claim["enforced"]["status"] for claim in view["claims"])
     assert enforced.keys() == {"True", "False", "Unknown"}
 

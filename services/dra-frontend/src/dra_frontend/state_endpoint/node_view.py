@@ -93,7 +93,7 @@ def _use(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
     if record is None:
         return "held"
     if record.sharing == "pod":
-        return "shared"
+        return "pod-shared"
     request = next((one.request for one in record.cpus if cpu in one.cpus), "")
     isolated = exclusivity == "isolated" or (not exclusivity and record.parameters_of(request).isolation == "isolated")
     return "isolated" if isolated else "exclusive"

@@ -4,7 +4,7 @@
 export const USES = {
   exclusive: ["E", "one container of a claim has it"],
   isolated: ["I", "as exclusive, and the kernel balances no threads there"],
-  shared: ["S", "the containers of one pod share it"],
+  "pod-shared": ["S", "the containers of one pod share it"],
   held: ["H", "kept for a claim that ends or whose record is lost"],
   pool: ["", "free to claim; all containers without a claim run here"],
   withheld: ["W", "in the pool for ever: no claim can have it"],

@@ -106,7 +106,7 @@ class ContainerReport(Document):
     pooled: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
     pool_requested: Text = ""
-    """Setting of its claims that asks for the pool, if the kernel could enforce them without it; empty otherwise."""
+    """Setting of its claims that requests the pool, if the kernel could enforce them without it; empty otherwise."""
     mems: CpuSet = frozenset()
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
     format."""

@@ -58,9 +58,9 @@ class CpuDocument(StateDocument):
     """What keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver). Left out if
     no container of the claim runs."""
     pooled: str | None = None
-    """Reason why that is the pool although the kernel could enforce it; else left out."""
+    """Reason why the shared pool enforces the claim although the kernel could. Left out otherwise."""
     pool_requested: str | None = None
-    """Setting of the claim that asks for the pool; else left out."""
+    """Setting of the claim that requests the shared pool, if there is one. Left out otherwise."""
 
 
 class MemoryDocument(StateDocument):

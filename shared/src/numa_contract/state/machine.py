@@ -58,16 +58,16 @@ class ErrorCounterDocument(StateDocument):
     uncorrected: int
     """Number of uncorrected errors since the counter was reset."""
     numa_nodes: tuple[int, ...]
-    """IDs of the NUMA nodes of which one has the errors."""
+    """IDs of the NUMA nodes that the counter covers; the errors are on one of them."""
     cpus: CpuSet
-    """CPUs of which one has the errors, in the kernel's list format."""
+    """CPUs that the counter covers, in the kernel's list format; the errors are on one of them."""
 
 
 class MachineDocument(StateDocument):
     """The machine as of the latest read, which is at most two seconds old."""
 
     problem: str
-    """Reason why the machine cannot be read; the last machine that was read stays in force then. Empty if it can."""
+    """Reason why the last read failed, or empty. The result of the last successful read stays in use."""
     warnings: tuple[str, ...]
     """What does not fit the configuration, or cannot be read, although the driver works: one sentence each."""
     cpus: CpuSet

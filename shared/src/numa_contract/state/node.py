@@ -41,8 +41,8 @@ class PageCpu(CpuDocument):
     """One CPU that is present, with one word for its use."""
 
     use: str
-    """``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see the
-    table of the page."""
+    """``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see
+    the table of the page."""
     isolcpus: bool | None = None
     """True if the kernel was booted with the CPU as isolated; else left out."""
     socket: int | None = None
@@ -121,7 +121,8 @@ class NodeDocument(StateDocument):
     runtime: str
     """Name and version of the container runtime; empty if it is not known."""
     live: bool
-    """Whether claims can be prepared."""
+    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons."""
     problems: tuple[ProblemDocument, ...]
     """Problems, then warnings, at most 100, and one entry with the number of those that are left out."""
     numa_nodes: tuple[PageNumaNode, ...]
@@ -133,6 +134,6 @@ class NodeDocument(StateDocument):
     claims: tuple[PageClaim, ...]
     """Claims with a record."""
     containers: tuple[PageContainer, ...]
-    """Containers that may run and were not refused."""
+    """Containers that may run and were not rejected."""
     lost: tuple[str, ...]
     """UIDs of the claims whose record is lost."""

@@ -32,12 +32,13 @@ class VersionDocument(StateDocument):
 
 
 class BackendDocument(StateDocument):
-    """The backend's lease. It is live for 10 s after each report."""
+    """The backend's last report, and whether a backend of this node enforces."""
 
     live: bool
-    """Whether claims can be prepared."""
+    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons."""
     problem: str
-    """Reason why no claim can be prepared; empty if they can."""
+    """Reason why ``live`` is false; empty if it is true."""
     age: float | None = None
     """Seconds since the backend's last report; null before the first one."""
     status: BackendStatus | None = None

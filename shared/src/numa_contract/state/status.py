@@ -59,9 +59,10 @@ class StatusCode(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     """A device is unhealthy. Subject: the device."""
     CONTAINER_REFUSED = "ContainerRefused"
-    """The backend has refused to let a container run. Subject: the container, ``namespace/pod/container``."""
+    """The backend has rejected the creation or start of a container. Subject: the container,
+    ``namespace/pod/container``."""
     CLAIM_NOT_ENFORCED = "ClaimNotEnforced"
-    """The condition ``Enforced`` of a claim is ``False``, for another reason than a refused container. Subject: the
+    """The condition ``Enforced`` of a claim is ``False``, for another reason than a rejected container. Subject: the
     claim, ``namespace/name``."""
     CPUS_KEPT_BY_POOL = "CPUsKeptByPool"
     """The kernel has refused a partition for a container's CPUs, so the shared pool enforces its claim. Subject: the
@@ -149,9 +150,11 @@ class StatusDocument(StateDocument):
     ready: bool
     """Whether the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
     live: bool
-    """Whether claims can be prepared."""
+    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons."""
     problems: tuple[Notice, ...]
-    """What does not work: problems that make the pod unready, then others."""
+    """What does not work: problems that make the pod unready, then others. Some that make a ready pod
+    unready, such as a missing registration or an unusable journal, are listed only after they have lasted for 10 s."""
     warnings: tuple[Notice, ...]
     """What an operator should know although the driver works."""
     left_out: int = 0

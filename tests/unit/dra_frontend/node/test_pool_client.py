@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dra_frontend.claims import on_demand
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_client import HelperError, HelperPools
@@ -36,3 +37,9 @@ def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], 
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).grow(0, MIB2, 1, lambda: SHORT)
+
+
+def test_a_check_ends_before_the_next_one_is_due(tmp_path: Path) -> None:
+    """Otherwise a helper that hangs would be checked without a pause."""
+    pools = HelperPools(KernelPools(HostTree(tmp_path)), str(tmp_path / "pools.sock"))
+    assert pools._check_seconds == 5.0 < on_demand._CHECK_SECONDS

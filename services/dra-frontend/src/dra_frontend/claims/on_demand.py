@@ -49,7 +49,7 @@ _MOST_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Maximum time for the growth of one pool; the scheduler waits for 600."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval at which the helper is asked whether it can write the pools."""
+"""Interval at which the helper is asked whether it can write the pools; longer than a check may take."""
 
 
 class ClaimApi(Protocol):
@@ -82,7 +82,7 @@ class Pools(Protocol):
         """Requests a smaller pool."""
 
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
-        """Makes a pool larger, as far as the kernel finds memory while seconds are ``left``."""
+        """Requests a larger pool. Missing pages are requested again while seconds are ``left``."""
 
 
 class LabelledClaims:

@@ -77,7 +77,7 @@ class KernelPools:
         left: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Makes pages until there are so many, the kernel finds none any more, or no seconds are ``left``."""
+        """Grows a pool to this many pages, or until the kernel finds no more of them or no seconds are ``left``."""
         step = max(1, STEP_BYTES // page_bytes)
         waits = iter(WAITS)
         has = self.pages(node, page_bytes)

@@ -75,6 +75,14 @@ def test_the_document_says_how_a_cpu_is_held() -> None:
     assert enforced.keys() == {"True", "False", "Unknown"}
 
 
+def test_the_page_knows_every_word_for_the_use_of_a_cpu() -> None:
+    """The browser script has a mark and a meaning for each word that the document contains, and draws it by class."""
+    uses = {cpu["use"] for cpu in document(populated(LARGEST))["cpus"]}
+    table = (BROWSER / "values.js").read_text().partition("USES = {")[2].partition("};")[0]
+    assert uses <= set(re.findall(r'^  "?([a-z-]+)"?: \[', table, re.MULTILINE))
+    assert uses - {"pool"} <= set(re.findall(r"^\.cpu\.([a-z-]+) \{", (BROWSER / "cpus.css").read_text(), re.MULTILINE))
+
+
 def test_memory_adds_up() -> None:
     """What is claimed and what is free of a device are what is offered, and that is not more than there is."""
     for one in document(populated("memorysidecaches"))["memory"]:

@@ -28,7 +28,7 @@ from dra_frontend.claims.metadata import MetadataFiles
 
 _log = logging.getLogger(__name__)
 
-# Copies in quarantine, which lies on a tmpfs: the newest are the ones that somebody wants to see.
+# Bounds of the copies in quarantine, which is on a tmpfs. The newest copies are kept.
 _MOST_COPIES: Final = 64
 _MOST_COPIED_BYTES: Final = 16 << 20
 _MOST_SET_ASIDE: Final = 64
@@ -37,9 +37,9 @@ _MOST_TOMBSTONES: Final = 256
 
 
 class ClaimFiles(ClaimDirectory):
-    """The claim files of this node. Every method blocks on the disk and wants the claims lock to be held.
+    """The claim files of this node. Every method blocks on the disk and requires the claims lock.
 
-    The view is of the last scan, with what was written since.
+    The view is that of the last scan, with the changes of this instance since then.
     """
 
     def __init__(self, directory: Path, quarantine: Path) -> None:
@@ -51,11 +51,11 @@ class ClaimFiles(ClaimDirectory):
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong with files, by name; copies of them lie in quarantine."""
+        """Reasons why files cannot be used, by file name; copies of the files are in quarantine."""
         return {**self._set_aside, **self.view.problems}
 
     def scan(self, *, thorough: bool) -> DirectoryView:
-        """Returns every claim file. Copies what cannot be used to quarantine: the file stays, a pod may need it.
+        """Returns every claim file. Copies unusable files to quarantine, and leaves them, since a pod may need them.
 
         If not ``thorough``, skips the scan if the directory's time stamp is unchanged. That misses a change by another
         instance in the same clock tick as a change by this one. Raises nothing.
@@ -94,7 +94,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Takes a readable record out of the directory, keeping a copy: it contradicts another one that is in use."""
+        """Removes the file of a record that contradicts another one in use. A copy goes to quarantine."""
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
@@ -112,7 +112,7 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("CDI directory not synced", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
-        """Keeps a copy in quarantine, one for each content; a full disk must not stop the other claims."""
+        """Copies a file to quarantine, once for each content. Raises nothing, since the disk may be full."""
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
             self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class ClaimFiles(ClaimDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record appeared, changed or went."""
+    """A change of a record."""
 
     kind: str
     """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined``, ``lost`` or ``freed``."""
@@ -161,7 +161,7 @@ class Transaction:
     _complaints: Complaints
     containers: tuple[ContainerReport, ...]
     certain: bool
-    """Whether the reports are complete, so that silence about a container means that there is none."""
+    """Whether the reports are complete, so that a container that they do not contain does not run."""
     answered: Mapping[ClaimKey, Mapping[str, int]]
     """As in the ledger. An entry ends when the claim gets a record or is released."""
     unlisted: bool = False
@@ -171,7 +171,7 @@ class Transaction:
     unconfirmed: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims of which a container may run that the reports do not contain yet. No CPUs are allocated then."""
     present: dict[ClaimKey, Name] = field(default_factory=dict)
-    """Claims that shall have a file."""
+    """Claims that must have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Content of files that were removed or damaged by another program; their CPUs and memory stay held until the files
@@ -227,7 +227,7 @@ class Transaction:
         return record
 
     def release(self, driver: str, uid: str) -> None:
-        """Takes a claim back. What it has stays held until it is certain that no container of it runs.
+        """Releases a claim. Its resources stay held until it is certain that no container of the claim runs.
 
         A claim without a file gets an entry without resources for the same time: a container that is ending may still
         name the claim, and recovery must not take the release for a loss.
@@ -300,7 +300,7 @@ class Transaction:
                 _log.warning("lost record not restored, its CPUs were allocated again", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Takes the file of a record away that contradicts another one, keeping a copy. The claim is lost then."""
+        """Removes the file of a record that contradicts another one. The claim is lost then."""
         self._ledger = None
         self._files.set_aside(record, reason)
         self._metadata.remove(record, self.files.values())

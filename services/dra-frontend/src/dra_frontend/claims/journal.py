@@ -217,8 +217,8 @@ def _parse(data: bytes) -> Entries:
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MOST_CPUS
     for line in data.splitlines():
-        # What cannot be read is an entry of a newer release. An entry about what cannot have a claim file would never
-        # end, and its CPUs would stay allocated.
+        # A line that cannot be parsed is an entry of a newer release. An entry with a name that no claim file can have
+        # is skipped as well: it would never end, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):

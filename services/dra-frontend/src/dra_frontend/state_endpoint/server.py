@@ -31,7 +31,7 @@ from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
-"""What h11 needs long for: a control character at the end of a long line, and a long run of blanks."""
+"""Heads that h11 parses slowly: with a control character at the end of a long line, or a long run of blanks."""
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Connections of a flood that are accepted before other work of the event loop has its turn."""
@@ -41,7 +41,7 @@ _BACKLOG: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the peers of one listening socket may use."""
+    """Limits for the peers of one listening socket."""
 
     connections: int
     """Maximum number of connections at the same time. A further one ends another one: the oldest if each connection is

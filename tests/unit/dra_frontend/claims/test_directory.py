@@ -150,3 +150,11 @@ def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Pa
     files.remove("dra.cpu", "u2")
     files.write(record("one-more"))
     assert len(scan(files)) == MAX_CLAIM_FILES
+
+
+def test_a_problem_of_the_directory_is_not_one_of_a_file(files: ClaimFiles, tmp_path: Path) -> None:
+    """The status reports it by a code of its own."""
+    (tmp_path / "cdi").write_text("not a directory")
+    files.scan(thorough=True)
+    assert files.problems == {}
+    assert "cannot be read" in files.view.problems[""]

@@ -52,7 +52,8 @@ class ClaimFiles(ClaimDirectory):
     @property
     def problems(self) -> dict[str, str]:
         """Reasons why files cannot be used, by file name; copies of the files are in quarantine."""
-        return {**self._set_aside, **self.view.problems}
+        files = {name: problem for name, problem in self.view.problems.items() if name}
+        return {**self._set_aside, **files}
 
     def scan(self, *, thorough: bool) -> DirectoryView:
         """Returns every claim file. Copies unusable files to quarantine, and leaves them, since a pod may need them.

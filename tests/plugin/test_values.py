@@ -14,7 +14,7 @@ from kubectl_numa.kubectl import MAX_NESTING, shallow
 from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
 from kubectl_numa.tables import document, safe, table
 from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
-from numa_contract import nesting, quantity
+from numa_contract import documents, quantity
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -166,7 +166,7 @@ def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
 
 def test_the_limit_on_nesting_is_the_drivers() -> None:
     """The plugin is installed without the packages of the driver, so it repeats the number."""
-    assert MAX_NESTING == nesting.MAX_NESTING
+    assert MAX_NESTING == documents.MAX_NESTING
 
 
 @given(JSON)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 from numa_contract.config import Config, ConfigError, parse_config
-from numa_contract.nesting import MAX_NESTING, TOO_DEEP
+from numa_contract.documents import MAX_NESTING, TOO_DEEP
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.events import AliasEvent

@@ -5,7 +5,7 @@ import re
 import tomllib
 from typing import Any, Final
 
-from numa_contract.nesting import MAX_NESTING, TOO_DEEP, brackets_too_deep, value_too_deep
+from numa_contract.documents import MAX_NESTING, TOO_DEEP, brackets_too_deep, value_too_deep
 
 # Strings and comments. A string that is not closed ends with the text, so no alternative fails late, nothing is matched
 # twice and the time is linear. No possessive quantifiers: Python before 3.11.5 mishandles them if their content

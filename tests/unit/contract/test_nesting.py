@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.nesting import MAX_NESTING, json_too_deep, value_too_deep
+from numa_contract.documents import MAX_NESTING, json_too_deep, value_too_deep
 
 from tests.rigs.cpu_time import cpu_seconds
 

@@ -4,7 +4,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.nesting import MAX_NESTING
+from numa_contract.documents import MAX_NESTING
 from numa_node.toml_text import parse_toml
 
 from tests.rigs.cpu_time import cpu_seconds

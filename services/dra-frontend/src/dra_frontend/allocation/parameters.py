@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from numa_contract.documents import TOO_DEEP, value_too_deep
 from numa_contract.errors import shown
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
-from numa_contract.nesting import TOO_DEEP, value_too_deep
 from numa_contract.records import MemoryMount
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel

@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from numa_contract.documents import parse_json
+from numa_contract.documents import TOO_DEEP, parse_json
 from numa_contract.errors import MalformedError, shown
-from numa_contract.nesting import TOO_DEEP
 
 from dra_frontend.api_server.errors import (
     ConflictError,

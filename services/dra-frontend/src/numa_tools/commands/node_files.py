@@ -19,7 +19,7 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.node.host_tree import HostTree, on_node
 from dra_frontend.settings import Settings, open_host
 from numa_contract.config import Config
-from numa_contract.nesting import TOO_DEEP, json_too_deep
+from numa_contract.documents import TOO_DEEP, json_too_deep
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from numa_tools.state_client import NoServiceError, StateClient

@@ -206,8 +206,8 @@ def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: p
     ]
     assert shown[-1].splitlines() == [
         "NODE  MEMORY  HUGEPAGES  RESERVED  FOR CLAIMS",
-        "0     4 GiB   512 MiB    256 MiB   3.2 GiB",
-        "1     4 GiB   1.5 GiB    256 MiB   2.2 GiB",
+        "0     4Gi     512Mi      256Mi     3.2Gi",
+        "1     4Gi     1.5Gi      256Mi     2.2Gi",
     ]
     (tmp_path / "config.yaml").write_text("reservedMemory: [{numaNode: 1, limits: {memory: 1Gi}}]\n")
     assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml"), "-o", "json"]) == 0
@@ -255,12 +255,12 @@ def test_the_table() -> None:
         "CPUs:       8 online (0-7)",
         "Topology:   2 packages, 4 cores, SMT on",
         "Isolated:   3",
-        "Memory:     8 GiB",
-        "Base page:  4 KiB",
+        "Memory:     8Gi",
+        "Base page:  4Ki",
         "",
         "NODE  CPUS  CORES  L3  MEMORY  KIND  NEAREST  2Mi FREE/TOTAL  1Gi FREE/TOTAL  DISTANCES",
-        "0     0-3   2      1   4 GiB   dram  0        200/256         0/0             0:10 1:21",
-        "1     4-7   2      1   4 GiB   dram  1        200/256         1/1             0:21 1:10",
+        "0     0-3   2      1   4Gi     dram  0        200/256         0/0             0:10 1:21",
+        "1     4-7   2      1   4Gi     dram  1        200/256         1/1             0:21 1:10",
     ]
 
 
@@ -282,7 +282,7 @@ def test_the_table_of_an_uneven_machine() -> None:
     lines = machine_table(discover(tree)).splitlines()
     assert "Core types: p-core 0-3, e-core 4-7" in lines
     assert "Offline:    8" in lines
-    assert lines[-1] == "2     -     0      0   1.4 GiB  unknown  0-1      -               -               -"
+    assert lines[-1] == "2     -     0      0   1.4Gi   unknown  0-1      -               -               -"
 
 
 def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:

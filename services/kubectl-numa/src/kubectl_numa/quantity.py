@@ -14,7 +14,8 @@ _SCALES: Final = {
     **{f"{letter}i": Decimal(1 << (10 * power)) for power, letter in enumerate("KMGTPE", 1)},
 }
 
-
+UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
+"""Units of amounts of memory, the same as in the driver's commands and on the page of a node."""
 _MOST: Final = (1 << 63) - 1
 """The largest that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
 
@@ -31,13 +32,10 @@ def parse_quantity(text: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Returns bytes with one digit behind the point at most, ``1.5Gi``."""
-    amount, unit = Decimal(size), ""
-    for larger in ("Ki", "Mi", "Gi", "Ti", "Pi"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount.quantize(Decimal('0.1')).normalize():f}{unit}"
+    """Returns bytes with at most one decimal, cut and not rounded, as the driver's commands do: ``1.5Gi``."""
+    power = min(max(size.bit_length() - 1, 0) // 10, len(UNITS))
+    tenths = size * 10 >> (10 * power)
+    return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
 
 
 @dataclass(frozen=True, slots=True)

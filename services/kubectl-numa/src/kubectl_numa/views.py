@@ -10,7 +10,8 @@ from kubectl_numa.quantity import Amount, parse_quantity
 from kubectl_numa.tables import Row
 
 NO_POD: Final = Pod(())
-_ENFORCED = {"True": "yes", "False": "no", "Unknown": "not known"}
+ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
+"""Words for the status of a claim's condition ``Enforced``, the same as on the page of a node."""
 
 
 def node_rows(cluster: Cluster) -> list[Row]:
@@ -65,7 +66,7 @@ def claim_rows(cluster: Cluster, namespace: str = "") -> list[Row]:
             ),
             "memory": ", ".join(_memory(cluster, claim)),
             "pods": ", ".join(claim.pods),
-            "enforced": _ENFORCED.get(claim.enforced, "not said"),
+            "enforced": ENFORCED.get(claim.enforced, "not reported"),
             "+reason": claim.reason,
             "+message": claim.message,
         }
@@ -123,7 +124,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
         return f"enforced: not for this pod: container {', '.join(pod.refused)} was refused, see above"
     if not claim.enforced:
         return "enforced: not reported; the claim is not prepared yet, or the node does not write status.devices"
-    return f"enforced: {_ENFORCED[claim.enforced]}: {claim.message or claim.reason}"
+    return f"enforced: {ENFORCED[claim.enforced]}: {claim.message or claim.reason}"
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:

@@ -126,7 +126,7 @@ def test_who_enforces_it() -> None:
     found, problems = told(knowing([record], user(record, **said)), "pod/ns/p")
     assert problems == []
     (container,) = found["containers"]
-    assert container["keptBy"] == "the driver (shared pool without these CPUs)"
+    assert container["keptBy"] == "the shared pool"
     assert container["why"] == "the kernel is too old"
     backend = {"live": True, "status": {"exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}}
     whole_node = knowing([record], user(record, **{**said, "pooled": ""}), backend=backend)

@@ -13,8 +13,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import kubernetes_page_size
 
 from numa_tools.commands.forms import table
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from numa_tools.render import format_bytes
 
 
 def report(machine: Machine) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def claimable_table(inventory: Inventory) -> str:
     for node in inventory.machine.numa_nodes.values():
         huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
         parts = (node.memory_bytes, huge, reserve.by_node.get(node.id, 0), offered[node.id])
-        rows.append([node.id, *map(_size, parts)])
+        rows.append([node.id, *map(format_bytes, parts)])
     cpus = format_cpu_list(inventory.reserved_cpus) or "none"
     lines = [f"Reserved CPUs:    {cpus}", f"Reserved memory:  {reserve.text}", ""]
     return "\n".join([*lines, table([["NODE", "MEMORY", "HUGEPAGES", "RESERVED", "FOR CLAIMS"], *rows])])
@@ -137,8 +136,8 @@ def _summary(machine: Machine) -> Iterable[tuple[str, str]]:
     yield "Core types", "" if kinds[0].startswith(CoreType.STANDARD) else ", ".join(kinds)
     yield "Offline", format_cpu_list(machine.offline)
     yield "Isolated", format_cpu_list(machine.isolated)
-    yield "Memory", _size(sum(node.memory_bytes for node in machine.numa_nodes.values()))
-    yield "Base page", _size(machine.base_page_bytes)
+    yield "Memory", format_bytes(sum(node.memory_bytes for node in machine.numa_nodes.values()))
+    yield "Base page", format_bytes(machine.base_page_bytes)
 
 
 def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[object]:
@@ -149,16 +148,9 @@ def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[object]
         format_cpu_list(node.cpus) or "-",
         len({cpu.core for cpu in cpus}),
         len({cpu.l3 for cpu in cpus} - {None}),
-        _size(node.memory_bytes) if node.online else "offline",
+        format_bytes(node.memory_bytes) if node.online else "offline",
         node.traits.kind.value if node.memory_bytes else "-",
         format_cpu_list(nearest_nodes(machine, node)) or "-",
         *(f"{pools[size].free}/{pools[size].total}" if size in pools else "-" for size in sizes),
         " ".join(f"{other}:{distance}" for other, distance in node.distances.items()) or "-",
     ]
-
-
-def _size(amount: int) -> str:
-    """Returns bytes with one decimal, cut and not rounded, so that nothing looks larger than it is."""
-    unit = min(max(amount.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    tenths = amount * 10 >> (10 * unit)
-    return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''} {_UNITS[unit]}"

@@ -33,12 +33,12 @@ from numa_tools.doctor.gather import read_machine
 from numa_tools.doctor.model import Unread, known
 from numa_tools.doctor.sources.directories import read_claims
 from numa_tools.doctor.sources.endpoint import find_service, read_service
+from numa_tools.render import format_bytes, kept_by
 from numa_tools.state_client import NoServiceError
 
 Document = dict[str, Any]
 _POOL: Final = "; kept apart by the pool"
 _REFUSED: Final = "; claims for one container are refused (cpuExclusivity: partition)"
-_KEPT_BY: Final = {"partition": "kernel", "isolated": "kernel, isolated", "pool": "pool"}
 
 
 def read_status(settings: Settings) -> Document:
@@ -177,7 +177,8 @@ def _devices(status: Document) -> str:
     for one in status["devices"]:
         huge = amounts.get(one["name"])
         capacity, claimed = (huge["capacityBytes"], huge["claimedBytes"]) if huge else (one["capacity"], one["claimed"])
-        shown = [_size(amount) if huge else str(amount) for amount in (capacity, claimed, max(0, capacity - claimed))]
+        numbers = (capacity, claimed, max(0, capacity - claimed))
+        shown = map(format_bytes if huge else str, numbers)
         rows.append([one["name"], *shown, " ".join(filter(None, (one["health"], one["message"], *one["taints"])))])
     return table(rows)
 
@@ -185,12 +186,8 @@ def _devices(status: Document) -> str:
 def _claims(status: Document) -> str:
     rows = [["CLAIM", "HAS", "CONTAINERS", "KEPT BY"]]
     for one in status["claims"]:
-        memory = [f"{_size(part['bytes'])} of {part['device']}" for part in one["memory"]]
-        kept = ", ".join(_KEPT_BY.get(word, word) for word in one["exclusivity"])
+        memory = [f"{format_bytes(part['bytes'])} of {part['device']}" for part in one["memory"]]
+        kept = ", ".join(map(kept_by, one["exclusivity"]))
         has = ", ".join(filter(None, (f"CPUs {one['cpus']}" if one["cpus"] else "", *memory)))
         rows.append([one["claim"], has, ", ".join(one["containers"]) or "-", kept or "-"])
     return table(rows) if len(rows) > 1 else "no claims"
-
-
-def _size(amount: int) -> str:
-    return f"{amount >> 20} MiB"

@@ -12,6 +12,7 @@ from numa_contract.reports import ContainerReport
 
 from numa_tools.causes import REFUSED, cause_of
 from numa_tools.explain.known import Known
+from numa_tools.render import kept_by
 
 KERNEL_FILES: Final = (
     "cpuset.cpus.effective",
@@ -22,11 +23,6 @@ KERNEL_FILES: Final = (
     "memory.min",
 )
 """Files of a container's cgroup that are shown."""
-_KEEPERS: Final = {
-    "partition": "the kernel (cpuset partition)",
-    "isolated": "the kernel (isolated cpuset partition)",
-    "pool": "the driver (shared pool without these CPUs)",
-}
 Problem = dict[str, str]
 
 
@@ -50,7 +46,7 @@ def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
         "numaNodes": format_cpu_list(report.mems),
     }
     if report.exclusivity:
-        found["keptBy"] = _KEEPERS.get(report.exclusivity, report.exclusivity)
+        found["keptBy"] = kept_by(report.exclusivity)
     node_reason = known.exclusivity_reason if report.exclusivity == "pool" else ""
     why = report.pooled or report.pool_requested or node_reason
     shown = {"why": why, "refused": report.refused, "limits": dict(report.limits)}

@@ -5,7 +5,11 @@ import { enforcedOf, memoryOf } from "./lists.js";
 import { listOf, make, numbersOf, USES } from "./values.js";
 
 const MOST = 12;
-const KEPT_BY = { partition: "the kernel (partition)", isolated: "the kernel (isolated partition)", pool: "the shared pool" };
+const KEPT_BY = {
+  partition: "the kernel (cpuset partition)",
+  isolated: "the kernel (isolated cpuset partition)",
+  pool: "the shared pool",
+};
 
 /** Returns what is known of one CPU. */
 export function cpuDetails(view, number) {

@@ -4,7 +4,7 @@
 import { kindOf, listOf, make, numbersOf, sizeOf, USES } from "./values.js";
 
 const ENFORCED = { True: ["✓", "yes"], False: ["✗", "no"], Unknown: ["?", "not known"] };
-const LEVELS = { fault: ["✗", "Fault"], warning: ["!", "Warning"] };
+const LEVELS = { fault: ["✗", "Problem"], warning: ["!", "Warning"] };
 
 /** Returns the problems as list items, faults first; the code is what the documentation explains. */
 export function problemsOf(view) {

@@ -12,6 +12,8 @@ export const USES = {
   offline: ["×", "switched off in the kernel"],
 };
 
+export const UNITS = ["Ki", "Mi", "Gi", "Ti", "Pi"];
+
 /** Makes an element: properties, then children; a string is a text. Data attributes are given as `data`. */
 export function make(tag, properties = {}, ...children) {
   const { data = {}, aria = {}, ...plain } = properties;
@@ -43,21 +45,21 @@ export function listOf(numbers) {
   return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(", ");
 }
 
-/** Returns bytes with three digits or so: "512 MiB", "62.8 GiB". */
+/** Returns bytes with at most one decimal, cut and not rounded, as the commands do: "512Mi", "62.8Gi". */
 export function sizeOf(bytes) {
-  let size = bytes / 1024;
-  let unit = "KiB";
-  for (const larger of ["MiB", "GiB", "TiB"]) {
+  let size = bytes;
+  let unit = "";
+  for (const larger of UNITS) {
     if (size < 1024) break;
     size /= 1024;
     unit = larger;
   }
-  return `${Number.isInteger(size) || size >= 100 ? Math.round(size) : size.toFixed(1)} ${unit}`;
+  return `${Math.floor(size * 10) / 10}${unit}`;
 }
 
 /** Returns what the memory of a device or a part of a claim is called. */
 export function kindOf(pageSize) {
-  return pageSize ? `hugepages ${pageSize.toUpperCase()}i` : "memory";
+  return pageSize ? `hugepages-${pageSize.toUpperCase()}i` : "memory";
 }
 
 /** Groups a list by a key, in the order in which keys first appear. */

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that people read for values of the documents.
+
+The commands import this module. The page and ``kubectl numa`` import no Python of this package and contain the same
+words; tests compare them.
+"""
+
+from typing import Final
+
+USES: Final = {
+    "exclusive": "one container of a claim has it",
+    "isolated": "as exclusive, and the kernel balances no threads there",
+    "pod-shared": "the containers of one pod share it",
+    "held": "kept for a claim that ends or whose record is lost",
+    "pool": "free to claim; all containers without a claim run here",
+    "withheld": "in the pool for ever: no claim can have it",
+    "reserved": "kept for the system",
+    "offline": "switched off in the kernel",
+}
+"""Meaning of each use of a CPU in ``/v1/node``."""
+KEPT_BY: Final = {
+    "partition": "the kernel (cpuset partition)",
+    "isolated": "the kernel (isolated cpuset partition)",
+    "pool": "the shared pool",
+}
+"""Names of what keeps others off the CPUs of a claim, by ``exclusivity``."""
+ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
+"""Answers to whether a claim is enforced, by the status of its condition ``Enforced``."""
+LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
+"""Names of the levels of problems in ``/v1/node``."""
+UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
+"""Units of amounts of memory, as in Kubernetes' quantities."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client of the state socket, against real sockets."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from numa_contract.names import STATE_SOCKET
+from numa_contract.state.devices import CpuDocument
+from numa_contract.state.node import ProblemDocument
 from numa_tools.state_client import NoServiceError, StateClient
 
 
@@ -82,3 +85,18 @@ def test_no_service(short_root: Path) -> None:
             client.text("/healthz")
     with pytest.raises(NoServiceError, match="kernel allows"):
         StateClient(short_root / ("x" * 200)).text("/healthz")
+
+
+def test_documents_are_read_as_models(short_root: Path) -> None:
+    """Fields of a newer release are ignored; an answer of another form is named with its first fault."""
+    cpu = {"cpu": 1, "use": "pool", "fieldOfANewerRelease": 1}
+    with answering(short_root, http(json.dumps([cpu]).encode())) as client:
+        assert client.read_list("/v1/cpus", CpuDocument) == (CpuDocument(cpu=1, use="pool"),)
+    for body in (b'{"cpu": 1}', b"[1]", b'[{"cpu": 1}]'):
+        with answering(short_root, http(body)) as client, pytest.raises(NoServiceError, match="/v1/cpus"):
+            client.read_list("/v1/cpus", CpuDocument)
+    with (
+        answering(short_root, http(b'{"level": "fault", "code": "\\u001b"}')) as client,
+        pytest.raises(NoServiceError, match="ProblemDocument: 'subject': Field required"),
+    ):
+        client.read("/v1/node", ProblemDocument)

@@ -4,17 +4,20 @@
 import http.client
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
 from numa_contract.names import STATE_SOCKET
+from numa_contract.records import Document
 from numa_node.addresses import SocketPathError, check_socket_path
+from pydantic import ValidationError
 
 _SECONDS: Final = 5.0
 # A node with 500 containers needs a hundredth of it.
 _MOST_BYTES: Final = 16 << 20
 _OK: Final = 200
+_Model = TypeVar("_Model", bound=Document)
 
 
 class NoServiceError(Exception):
@@ -74,3 +77,23 @@ class StateClient:
             return parse_json(self.text(path).encode(), _MOST_BYTES, "answer to", path)
         except MalformedError as error:
             raise NoServiceError(f"{self.socket}: {error}") from error
+
+    def read(self, path: str, model: type[_Model]) -> _Model:
+        """Returns the document of ``GET path``. Raises NoServiceError, also if the answer is not such a document."""
+        return self._validated(path, model, self.document(path))
+
+    def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:
+        """Returns the documents of ``GET path``, which is a list. Raises NoServiceError as ``read`` does."""
+        found = self.document(path)
+        if not isinstance(found, list):
+            raise NoServiceError(f"{self.socket}: the answer to {path} is not a list")
+        return tuple(self._validated(path, model, one) for one in found)
+
+    def _validated(self, path: str, model: type[_Model], document: Any) -> _Model:
+        try:
+            return model.model_validate(document)
+        except ValidationError as error:
+            (first, *_) = error.errors(include_url=False, include_input=False)
+            where = shown(".".join(map(str, first["loc"])))
+            text = f"the answer to {path} cannot be read as {model.__name__}: {where}: {first['msg']}"
+            raise NoServiceError(f"{self.socket}: {text}") from error

@@ -6,7 +6,7 @@ The service is asked. While it is down, the claim files, the journal and the mac
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.base import StateDocument
+from numa_contract.state.devices import CpuDocument, MemoryDocument
 from numa_contract.state.status import Notice, StatusCode
 
 from numa_tools.commands.forms import table
@@ -49,7 +50,7 @@ def read_status(settings: Settings) -> Document:
     if isinstance(service, Unread):
         return _from_files(settings, run, service.why)
     try:
-        cpus, memory = client.document("/v1/cpus"), client.document("/v1/memory")
+        cpus, memory = client.read_list("/v1/cpus", CpuDocument), client.read_list("/v1/memory", MemoryDocument)
     except NoServiceError as error:
         return _from_files(settings, run, str(error))
     lease = known(backend)
@@ -60,8 +61,8 @@ def read_status(settings: Settings) -> Document:
         "version": service.status.version,
         "problems": _dumped(service.status.problems),
         "warnings": _dumped(service.status.warnings),
-        "devices": list(service.devices),
-        "memory": memory,
+        "devices": _dumped(service.devices),
+        "memory": _dumped(memory),
         "cpus": _uses(cpus) | kept,
         "cpuExclusivity": settings.config.cpu_exclusivity,
         "exclusivity": lease.exclusivity if lease else "",
@@ -95,7 +96,7 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
         warnings += [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in machine.warnings]
         found["devices"] = _dumped(devices_view(snapshot(machine, ledger, Snapshot())))
         found["memory"] = _dumped(memory_view(machine, ledger))
-        found["cpus"] = _uses(_dumped(cpus_view(machine, ledger, BackendView(time.monotonic))))
+        found["cpus"] = _uses(cpus_view(machine, ledger, BackendView(time.monotonic)))
     records = [*ledger.records, *(file.record for file in noted.releasing.values() if file.record)]
     found |= {"problems": _dumped(problems), "warnings": _dumped(warnings)}
     return {**found, "claims": [_claim(record, ()) for record in records]}
@@ -123,11 +124,11 @@ def _dumped(documents: Iterable[StateDocument]) -> list[Document]:
     return [one.model_dump(mode="json", exclude_none=True) for one in documents]
 
 
-def _uses(cpus: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def _uses(cpus: Iterable[CpuDocument]) -> dict[str, str]:
     """Returns the CPUs by use, as lists."""
     found: dict[str, set[int]] = defaultdict(set)
     for cpu in cpus:
-        found[str(cpu["use"])].add(int(cpu["cpu"]))
+        found[cpu.use].add(cpu.cpu)
     return {use: format_cpu_list(members) for use, members in found.items()}
 
 

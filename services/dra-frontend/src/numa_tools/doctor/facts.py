@@ -12,6 +12,7 @@ from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.state.devices import DeviceDocument
 from numa_contract.state.status import PREVENTS_PREPARE, StatusDocument
 
 from numa_tools.doctor.model import Unread
@@ -108,8 +109,8 @@ class Service:
     records: tuple[AllocationRecord, ...]
     containers: tuple[ContainerReport, ...]
     quarantine: Mapping[str, str]
-    devices: tuple[Document, ...]
-    """As ``GET /v1/devices`` shows them."""
+    devices: tuple[DeviceDocument, ...]
+    """``/v1/devices``: the devices that the service offers."""
 
     @property
     def hindrances(self) -> tuple[str, ...]:

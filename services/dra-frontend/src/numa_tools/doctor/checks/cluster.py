@@ -181,7 +181,7 @@ def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[s
         for one in slices
         for device in one["spec"].get("devices") or []
     }
-    ours = {(one.get("driver"), one.get("pool"), one.get("name")) for one in service.devices}
+    ours = {(one.driver, one.pool, one.name) for one in service.devices}
     for what, found in (("lack", ours - served), ("still have", served - ours)):
         if found:
             yield f"the slices {what} {', '.join(sorted({str(name) for *_, name in found}))}"

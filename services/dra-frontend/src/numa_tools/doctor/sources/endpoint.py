@@ -8,6 +8,7 @@ from typing import Final
 from dra_frontend.allocation.ledger import Ledger
 from numa_contract.names import STATE_SOCKET
 from numa_contract.reports import BackendStatus
+from numa_contract.state.devices import DeviceDocument
 from numa_contract.state.status import StatusDocument
 from pydantic import ValidationError
 
@@ -41,11 +42,11 @@ def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus |
     try:
         backend = client.document("/v1/backend")
         service = Service(
-            status=StatusDocument.model_validate(client.document("/v1/status")),
+            status=client.read("/v1/status", StatusDocument),
             records=tuple(Ledger(read_records(client.document("/v1/claims"))).records),
             containers=read_containers(client.document("/v1/containers")),
             quarantine=dict(client.document("/v1/quarantine")),
-            devices=tuple(client.document("/v1/devices")),
+            devices=client.read_list("/v1/devices", DeviceDocument),
         )
         said = backend["status"]
     except (NoServiceError, KeyError, TypeError, ValueError, AttributeError) as error:

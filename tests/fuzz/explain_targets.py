@@ -24,8 +24,10 @@ _MOST_SUBJECTS = 6
 def _explained(data: bytes) -> None:
     """Explains what is in the documents; every line can be shown on a terminal."""
     try:
-        said = read_backend(json.loads(data))
+        said = json.loads(data)
     except (ValueError, RecursionError):
+        return
+    if not isinstance(said, dict):
         return
     known = Known(
         _INVENTORY,

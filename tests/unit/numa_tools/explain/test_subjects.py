@@ -14,6 +14,7 @@ from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 from numa_contract.reports import ContainerReport
+from numa_contract.state.service import BackendDocument
 from numa_tools.commands.classes import known_classes
 from numa_tools.explain.enforced import problems_of
 from numa_tools.explain.known import Known, read_backend, read_containers, read_devices, read_records
@@ -27,6 +28,7 @@ from tests.strategies.machines import assemble, even_cores
 
 # Two L3 groups of four cores with two threads on each of two NUMA nodes: CPUs 0-15, their second threads 16-31.
 MACHINE = assemble(even_cores(2, 1, 2, 4, 2), memory=8 << 30)
+ENFORCING = BackendDocument(live=True, problem="")
 INVENTORY = build_inventory(MACHINE, Config(reserved_cpus=frozenset({0})), NODE)
 
 
@@ -48,7 +50,7 @@ def asked(count: int, **fields: Any) -> dict[str, Any]:
 def knowing(records: list[AllocationRecord], *containers: ContainerReport, **more: Any) -> Known:
     """What is known of the node."""
     files = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in records}
-    return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", {"live": True}), **more)
+    return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", ENFORCING), **more)
 
 
 def told(known: Known, subject: str) -> tuple[Any, list[str]]:
@@ -128,7 +130,8 @@ def test_who_enforces_it() -> None:
     (container,) = found["containers"]
     assert container["keptBy"] == "the shared pool"
     assert container["why"] == "the kernel is too old"
-    backend = {"live": True, "status": {"exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}}
+    status = {"instance": "i", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
+    backend = read_backend({"live": True, "problem": "", "status": status})
     whole_node = knowing([record], user(record, **{**said, "pooled": ""}), backend=backend)
     (container,) = told(whole_node, "pod/ns/p")[0]["containers"]
     assert container["why"] == "nri-backend lacks the capability SYS_ADMIN"
@@ -183,7 +186,7 @@ def test_what_another_container_of_the_claim_has_is_foreign() -> None:
 def test_nobody_enforces_or_nobody_answers() -> None:
     """Both are findings, and the claim's CPUs are told all the same."""
     (record,) = prepared(asked(2))
-    dead = knowing([record], backend={"live": False, "problem": "no lease for 12 s"})
+    dead = knowing([record], backend=BackendDocument(live=False, problem="no lease for 12 s"))
     assert told(dead, "u0")[1] == ["nothing enforces claims"]
     found, problems = told(knowing([record], silent="no such socket"), "u0")
     assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is not known"])
@@ -264,7 +267,7 @@ def test_what_another_release_says_is_left_out() -> None:
     good = record.model_dump(mode="json")
     assert list(read_records([{"version": 9}, 7, good])) == [("dra.cpu", "u0")]
     assert [one.id for one in read_containers([{}, None, report("c").model_dump(mode="json")])] == ["c"]
-    assert (read_records(None), read_containers({}), read_backend([1])) == ({}, (), {})
+    assert (read_records(None), read_containers({}), read_backend([1])) == ({}, (), None)
     device = {"driver": "dra.cpu", "name": "d", "taints": ["t"], "of tomorrow": 1}
     odd = [1, "d", {"name": "d"}, {**device, "taints": 5}, {**device, "taints": [1]}, {**device, "health": 0}]
     assert [one.taints for one in read_devices([*odd, device])] == [("t",)]

@@ -63,8 +63,8 @@ def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Probl
     if known.silent:
         return [problem("enforcement is not known", known.silent, "start the driver's pod on this node")]
     found = []
-    if not known.backend.get("live", True):
-        why = str(known.backend.get("problem") or "its lease is over")
+    if known.backend and not known.backend.live:
+        why = known.backend.problem or "its lease is over"
         found.append(problem("nothing enforces claims", why, "see the nri-backend container's log"))
     cpus, uid = frozenset[int]().union(*(one.cpus_of() for one in records)), records[0].claim.uid
     for report in known.users(uid):

@@ -15,6 +15,7 @@ from numa_contract.errors import ContractError
 from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord, Document, parse_record
 from numa_contract.reports import ContainerReport
+from numa_contract.state.service import BackendDocument
 from pydantic import ValidationError
 
 STATE_PATHS = ("claims", "containers", "backend", "devices")
@@ -44,8 +45,8 @@ class Known:
     files: Mapping[ClaimKey, ClaimFile]
     """Claims, as the service says, and those of claim files of which it says nothing: damaged ones, or all."""
     containers: tuple[ContainerReport, ...] = ()
-    backend: Mapping[str, Any] = field(default_factory=dict)
-    """As ``/v1/backend`` shows it."""
+    backend: BackendDocument | None = None
+    """``/v1/backend``; None if it is not known or cannot be read."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
     """Why the service could not be asked: then files alone are known, and nothing of containers."""
@@ -59,8 +60,8 @@ class Known:
     @property
     def exclusivity_reason(self) -> str:
         """Reason why the pool enforces all claims of the node; empty if the kernel can or nothing is reported."""
-        status = self.backend.get("status")
-        return str(status.get("exclusivityReason") or "") if isinstance(status, dict) else ""
+        status = self.backend.status if self.backend else None
+        return status.exclusivity_reason if status else ""
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -94,9 +95,9 @@ def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
     return found
 
 
-def read_backend(document: Any) -> dict[str, Any]:
-    """Returns ``/v1/backend``; nothing where it cannot be read."""
-    return document if isinstance(document, dict) else {}
+def read_backend(document: Any) -> BackendDocument | None:
+    """Returns ``/v1/backend``, or None if it cannot be read."""
+    return next(_readable(BackendDocument, [document]), None)
 
 
 def read_containers(documents: Any) -> tuple[ContainerReport, ...]:

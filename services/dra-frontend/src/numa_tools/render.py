@@ -4,7 +4,7 @@
 ``kubectl numa`` (``kubectl_numa.quantity``) and the page (``values.js``) format amounts of memory by the same rule.
 """
 
-from numa_contract.state.words import KEPT_BY, UNITS
+from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS
 
 
 def format_bytes(amount: int) -> str:
@@ -20,3 +20,8 @@ def format_bytes(amount: int) -> str:
 def kept_by(exclusivity: str) -> str:
     """Returns what keeps others off the CPUs of a claim; the word itself if it is of a newer release."""
     return KEPT_BY.get(exclusivity, exclusivity)
+
+
+def enforced_word(status: str) -> str:
+    """Returns whether a claim is enforced, by the status of its condition ``Enforced``."""
+    return ENFORCED.get(status, ENFORCED["Unknown"])

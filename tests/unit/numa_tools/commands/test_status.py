@@ -2,9 +2,11 @@
 """One screen of a node, by the service or by files."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
+from numa_contract.state.words import ENFORCED
 from numa_tools.commands.status import read_status, status_screen
 
 from tests.rigs.ailing_node import AilingNode
@@ -32,12 +34,28 @@ async def test_who_has_what(serving: bool, node: AilingNode) -> None:
         "claimed": "2-3",
         "shared": "1,4-7",
     }
+    assert status["uses"] == {"exclusive": "2-3", "pool": "1,4-7", "reserved": "0"}
     assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 2
     screen = status_screen(status)
+    assert "CPUs: exclusive 2-3  pool 1,4-7  reserved 0" in screen
     assert "ns/work  CPUs 2-3" in screen
     assert ("no problems" in screen) == serving == (not status["problems"])
     assert ("the service is down" in screen.splitlines()[0]) != serving
     assert ("kernel" in screen) == serving, "who keeps others off is known to the backend alone"
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node: AilingNode) -> None:
+    """In the words of the page, from the claim's condition; it is not known while the service is down."""
+    node.serving = serving
+    async with node.up() as settings:
+        status = await asyncio.to_thread(read_status, settings)
+    (claim,) = status["claims"]
+    assert (claim["enforced"]["status"], claim["enforced"]["reason"]) == ("Unknown", "NoContainer" if serving else "")
+    for condition, word in ENFORCED.items():
+        claim["enforced"]["status"] = condition
+        (line,) = (line for line in status_screen(status).splitlines() if line.startswith("ns/work"))
+        assert re.split(" {2,}", line)[3] == word
 
 
 async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:

@@ -3,30 +3,28 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from numa_contract import __version__
 from numa_contract.pagesize import parse_page_size, short_page_size
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
-from numa_contract.state.devices import CpuDocument
 from numa_contract.state.node import (
     EnforcedDocument,
     NodeDocument,
     PageClaim,
     PageClaimMemory,
     PageContainer,
-    PageCpu,
     PageMemory,
     PageNumaNode,
     ProblemDocument,
 )
 
 from dra_frontend.allocation.device_status import Condition
-from dra_frontend.machine.model import Cpu, Machine
+from dra_frontend.machine.model import Machine
 from dra_frontend.state_endpoint.source import StateSource
 from dra_frontend.state_endpoint.status_view import claim_conditions, notices
-from dra_frontend.state_endpoint.views import cpus_view, memory_view
+from dra_frontend.state_endpoint.views import cpu_uses_view, memory_view
 
 _MOST_PROBLEMS: Final = 100
 
@@ -43,7 +41,7 @@ def node_view(state: StateSource) -> NodeDocument:
         problems=tuple(_problems(state, conditions)),
         numa_nodes=tuple(_numa_nodes(state.watch.machine)),
         memory=tuple(_memory(state)),
-        cpus=tuple(_cpus(state)),
+        cpus=tuple(cpu_uses_view(state.watch.inventory, ledger, backend)),
         claims=tuple(_claims(state, conditions)),
         containers=tuple(_container(one) for one in backend.containers.values() if one.alive and not one.refused),
         lost=tuple(sorted({uid for _, uid in ledger.lost()})),
@@ -62,41 +60,6 @@ def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
             tier=node.tier,
             memory_kind=node.traits.kind.value,
         )
-
-
-def _cpus(state: StateSource) -> Iterator[PageCpu]:
-    """Yields one entry for each CPU that is present, with one word for its use."""
-    inventory, ledger = state.watch.inventory, state.store.ledger
-    machine = inventory.machine
-    records = {record.claim.uid: record for record in ledger.records if record.cpus}
-    shown = list(cpus_view(inventory, ledger, state.backend))
-    gone = machine.offline - {entry.cpu for entry in shown}
-    for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(gone))):
-        number, use = entry.cpu, entry.use
-        if use == "claimed":
-            use = _use(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
-        elif use == "shared":
-            use = "withheld" if number in inventory.withheld_cpus else "pool"
-        fields = {**dict(entry), "use": use, **_place(machine.cpus.get(number) or machine.known.get(number))}
-        yield PageCpu(**fields, isolcpus=True if number in machine.isolated else None)
-
-
-def _place(cpu: Cpu | None) -> dict[str, Any]:
-    if cpu is None:
-        return {}
-    where = {"socket": cpu.package, "numa_node": cpu.numa_node, "l3": cpu.l3_id, "core": cpu.core}
-    return where | {"core_type": cpu.core_type.value}
-
-
-def _use(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
-    """Returns how a claimed CPU is held: for a claim without a record, by a pod, isolated or exclusively."""
-    if record is None:
-        return "held"
-    if record.sharing == "pod":
-        return "pod-shared"
-    request = next((one.request for one in record.cpus if cpu in one.cpus), "")
-    isolated = exclusivity == "isolated" or (not exclusivity and record.parameters_of(request).isolation == "isolated")
-    return "isolated" if isolated else "exclusive"
 
 
 def _memory(state: StateSource) -> Iterator[PageMemory]:

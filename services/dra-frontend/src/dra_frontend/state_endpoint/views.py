@@ -7,11 +7,12 @@ from typing import Any
 
 from numa_contract import __version__
 from numa_contract.pagesize import short_page_size
-from numa_contract.records import RECORD_VERSION, MemoryAllocation
+from numa_contract.records import RECORD_VERSION, AllocationRecord, MemoryAllocation
 from numa_contract.reports import REPORT_VERSION
 from numa_contract.state import STATE_VERSION
 from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
 from numa_contract.state.machine import ErrorCounterDocument, HugepagesDocument, MachineDocument, NumaNodeDocument
+from numa_contract.state.node import PageCpu
 from numa_contract.state.service import BackendDocument, FormatsDocument, VersionDocument
 
 from dra_frontend.allocation.ledger import Ledger
@@ -127,6 +128,39 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
         yield CpuDocument(cpu=cpu.id, use=use, **_place(cpu), **holder, **kept)
     for number in sorted(holders.keys() - inventory.machine.online):
         yield CpuDocument(cpu=number, use="offline", **holder_of(number))
+
+
+def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[PageCpu]:
+    """Yields one entry for each CPU that is present, with one word for its use, a key of ``words.USES``."""
+    machine = inventory.machine
+    records = {record.claim.uid: record for record in ledger.records if record.cpus}
+    shown = list(cpus_view(inventory, ledger, backend))
+    gone = machine.offline - {entry.cpu for entry in shown}
+    for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(gone))):
+        number, use = entry.cpu, entry.use
+        if use == "claimed":
+            use = _use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
+        elif use == "shared":
+            use = "withheld" if number in inventory.withheld_cpus else "pool"
+        fields = {**dict(entry), "use": use, **_last_place(machine.cpus.get(number) or machine.known.get(number))}
+        yield PageCpu(**fields, isolcpus=True if number in machine.isolated else None)
+
+
+def _last_place(cpu: Cpu | None) -> dict[str, Any]:
+    if cpu is None:
+        return {}
+    return {"socket": cpu.package, **_place(cpu), "core_type": cpu.core_type.value}
+
+
+def _use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
+    """Returns how a claimed CPU is held: for a claim without a record, by a pod, isolated or exclusively."""
+    if record is None:
+        return "held"
+    if record.sharing == "pod":
+        return "pod-shared"
+    request = next((one.request for one in record.cpus if cpu in one.cpus), "")
+    isolated = exclusivity == "isolated" or (not exclusivity and record.parameters_of(request).isolation == "isolated")
+    return "isolated" if isolated else "exclusive"
 
 
 def _place(cpu: Cpu) -> dict[str, Any]:

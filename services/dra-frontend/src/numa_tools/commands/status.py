@@ -6,7 +6,7 @@ The service is asked. While it is down, the claim files, the journal and the mac
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from dra_frontend.node.host_tree import on_node
 from dra_frontend.pod_faults import seen_faults
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from dra_frontend.settings import Settings
-from dra_frontend.state_endpoint.views import cpus_view, devices_view, memory_view
+from dra_frontend.state_endpoint.views import cpu_uses_view, cpus_view, devices_view, memory_view
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import printable
 from numa_contract.names import CLAIMS_JOURNAL
@@ -26,7 +26,9 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.base import StateDocument
 from numa_contract.state.devices import CpuDocument, MemoryDocument
+from numa_contract.state.node import EnforcedDocument, NodeDocument
 from numa_contract.state.status import Notice, StatusCode
+from numa_contract.state.words import USES
 
 from numa_tools.commands.forms import table
 from numa_tools.doctor.facts import Claims
@@ -34,10 +36,12 @@ from numa_tools.doctor.gather import read_machine
 from numa_tools.doctor.model import Unread, known
 from numa_tools.doctor.sources.directories import read_claims
 from numa_tools.doctor.sources.endpoint import find_service, read_service
-from numa_tools.render import format_bytes, kept_by
+from numa_tools.render import enforced_word, format_bytes, kept_by
 from numa_tools.state_client import NoServiceError
 
 Document = dict[str, Any]
+_BY_KERNEL: Final = "kept by the kernel"
+_NOT_KNOWN: Final = EnforcedDocument(status="Unknown", reason="", message="")
 _POOL: Final = "; kept apart by the pool"
 _REFUSED: Final = "; claims for one container are refused (cpuExclusivity: partition)"
 
@@ -51,10 +55,12 @@ def read_status(settings: Settings) -> Document:
         return _from_files(settings, run, service.why)
     try:
         cpus, memory = client.read_list("/v1/cpus", CpuDocument), client.read_list("/v1/memory", MemoryDocument)
+        node = client.read("/v1/node", NodeDocument)
     except NoServiceError as error:
         return _from_files(settings, run, str(error))
     lease = known(backend)
-    kept = {"kept by the kernel": format_cpu_list(lease.partitioned)} if lease and lease.partitioned else {}
+    kept = {_BY_KERNEL: format_cpu_list(lease.partitioned)} if lease and lease.partitioned else {}
+    enforced = {one.uid: one.enforced for one in node.claims}
     return {
         "node": settings.node_name,
         "source": "service",
@@ -64,10 +70,11 @@ def read_status(settings: Settings) -> Document:
         "devices": _dumped(service.devices),
         "memory": _dumped(memory),
         "cpus": _uses(cpus) | kept,
+        "uses": _uses(node.cpus),
         "cpuExclusivity": settings.config.cpu_exclusivity,
         "exclusivity": lease.exclusivity if lease else "",
         "exclusivityReason": lease.exclusivity_reason if lease else "",
-        "claims": [_claim(record, service.containers) for record in service.records],
+        "claims": [_claim(record, service.containers, enforced) for record in service.records],
     }
 
 
@@ -90,16 +97,18 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
         problems.append(Notice(code=StatusCode.FILE_MISSING, subject=name, text=text))
     warnings = [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if not one.fatal]
     found: Document = {"node": settings.node_name, "source": "files", "version": ""}
-    found |= {"devices": [], "memory": [], "cpus": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
+    found |= {"devices": [], "memory": [], "cpus": {}, "uses": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
     found |= {"exclusivity": "", "exclusivityReason": ""}
     if not isinstance(machine, Unread):
         warnings += [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in machine.warnings]
         found["devices"] = _dumped(devices_view(snapshot(machine, ledger, Snapshot())))
         found["memory"] = _dumped(memory_view(machine, ledger))
-        found["cpus"] = _uses(cpus_view(machine, ledger, BackendView(time.monotonic)))
+        nothing_reported = BackendView(time.monotonic)
+        found["cpus"] = _uses(cpus_view(machine, ledger, nothing_reported))
+        found["uses"] = _uses(cpu_uses_view(machine, ledger, nothing_reported))
     records = [*ledger.records, *(file.record for file in noted.releasing.values() if file.record)]
     found |= {"problems": _dumped(problems), "warnings": _dumped(warnings)}
-    return {**found, "claims": [_claim(record, ()) for record in records]}
+    return {**found, "claims": [_claim(record, (), {}) for record in records]}
 
 
 def _machine_problems(machine: Inventory | Unread) -> Iterator[Notice]:
@@ -129,10 +138,13 @@ def _uses(cpus: Iterable[CpuDocument]) -> dict[str, str]:
     found: dict[str, set[int]] = defaultdict(set)
     for cpu in cpus:
         found[cpu.use].add(cpu.cpu)
-    return {use: format_cpu_list(members) for use, members in found.items()}
+    order = [*USES, *sorted(found.keys() - USES.keys())]
+    return {use: format_cpu_list(found[use]) for use in order if use in found}
 
 
-def _claim(record: AllocationRecord, containers: Sequence[ContainerReport]) -> Document:
+def _claim(
+    record: AllocationRecord, containers: Sequence[ContainerReport], enforced: Mapping[str, EnforcedDocument]
+) -> Document:
     users = [one for one in containers if any(_is(use, record) for use in one.claims) and one.alive and not one.refused]
     return {
         "claim": f"{record.claim.namespace}/{record.claim.name}",
@@ -141,6 +153,7 @@ def _claim(record: AllocationRecord, containers: Sequence[ContainerReport]) -> D
         "cpus": format_cpu_list(record.cpus_of()),
         "memory": [{"device": one.device, "bytes": one.size} for one in record.memory],
         "containers": [f"{one.pod_namespace}/{one.pod_name}/{one.name}" for one in users],
+        "enforced": enforced.get(record.claim.uid, _NOT_KNOWN).model_dump(mode="json"),
         "exclusivity": sorted({one.exclusivity for one in users if record.cpus} - {""}),
     }
 
@@ -152,7 +165,8 @@ def _is(use: Any, record: AllocationRecord) -> bool:
 def status_screen(status: Document) -> str:
     """Returns the status for a person."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
-    cpus = "  ".join(f"{use} {members or '-'}" for use, members in status["cpus"].items())
+    kept = {_BY_KERNEL: status["cpus"][_BY_KERNEL]} if _BY_KERNEL in status["cpus"] else {}
+    cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())
     head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
     parts = [*map(printable, head), _devices(status), _claims(status)]
     lines = [f"PROBLEM  {one['text']} [{one['code']}]" for one in status["problems"]] or ["no problems"]
@@ -185,10 +199,11 @@ def _devices(status: Document) -> str:
 
 
 def _claims(status: Document) -> str:
-    rows = [["CLAIM", "HAS", "CONTAINERS", "KEPT BY"]]
+    rows = [["CLAIM", "HAS", "CONTAINERS", "ENFORCED", "KEPT BY"]]
     for one in status["claims"]:
         memory = [f"{format_bytes(part['bytes'])} of {part['device']}" for part in one["memory"]]
         kept = ", ".join(map(kept_by, one["exclusivity"]))
         has = ", ".join(filter(None, (f"CPUs {one['cpus']}" if one["cpus"] else "", *memory)))
-        rows.append([one["claim"], has, ", ".join(one["containers"]) or "-", kept or "-"])
+        users, enforced = ", ".join(one["containers"]), enforced_word(one["enforced"]["status"])
+        rows.append([one["claim"], has, users or "-", enforced, kept or "-"])
     return table(rows) if len(rows) > 1 else "no claims"

@@ -66,7 +66,7 @@ def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
         (container,) = found["containers"]
         assert container["cpus"] == container["kernel"]["cpuset.cpus.effective"] == given["cpus"]["cpus"]
         assert document(flags, f"pod/{pod.name}")[1]["claims"][0]["claim"] == found["claim"]
-        assert document(flags, str(held[0]))[1]["use"] == f"claimed by default/{name}"
+        assert document(flags, str(held[0]))[1]["use"] == f"exclusive: claimed by default/{name}"
         assert document(flags, "cpudevnuma000")[1]["claims"] == {f"default/{name}": "4"}
         status, text, _ = explain(flags, pod.claim_uid)
         assert (status, f"CPUs {given['cpus']['cpus']} of cpudevnuma000" in text) == (0, True)

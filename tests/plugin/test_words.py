@@ -66,3 +66,10 @@ def test_a_page_size_is_written_as_an_amount(page_bytes: int) -> None:
 def test_an_amount_never_looks_larger_than_it_is() -> None:
     sizes = (0, 1023, 1536, (1 << 30) - 1, 3 << 29, (1 << 63) - 1)
     assert [render.format_bytes(one) for one in sizes] == ["0", "1023", "1.5Ki", "1023.9Mi", "1.5Gi", "8191.9Pi"]
+
+
+def test_explain_and_the_page_use_the_same_sentence_for_the_use_of_a_cpu() -> None:
+    """The page shows the word, a colon and the meaning, as `explain` does for a CPU that no claim holds."""
+    assert "`${cpu.use}: ${USES[cpu.use][1]}`" in (_BROWSER / "details.js").read_text()
+    for use, (_, meaning) in table_of("values.js", "USES").items():
+        assert render.cpu_use(use) == f"{use}: {meaning}"

@@ -4,7 +4,7 @@
 ``kubectl numa`` (``kubectl_numa.quantity``) and the page (``values.js``) format amounts of memory by the same rule.
 """
 
-from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS
+from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS, USES
 
 
 def format_bytes(amount: int) -> str:
@@ -15,6 +15,11 @@ def format_bytes(amount: int) -> str:
     power = min(max(amount.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = amount * 10 >> (10 * power)
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
+
+
+def cpu_use(use: str) -> str:
+    """Returns the word for the use of a CPU with its meaning."""
+    return f"{use}: {USES[use]}"
 
 
 def kept_by(exclusivity: str) -> str:

@@ -13,7 +13,7 @@ USES: Final = {
     "pod-shared": "the containers of one pod share it",
     "held": "kept for a claim that ends or whose record is lost",
     "pool": "free to claim; all containers without a claim run here",
-    "withheld": "in the pool for ever: no claim can have it",
+    "withheld": "always in the pool; no claim can have it",
     "reserved": "kept for the system",
     "offline": "switched off in the kernel",
 }

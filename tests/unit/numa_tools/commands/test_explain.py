@@ -69,7 +69,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
     record = cpu_record("u9", "r=5-6")
     held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
     Journal(node.run / CLAIMS_JOURNAL).write(held)
-    said = "claimed by ns/claim-u9, which is released: a container of it may still run"
+    said = "held: claimed by ns/claim-u9, which is released: a container of it may still run"
     async with node.up() as settings:
         found, _ = await asyncio.to_thread(explain, settings, "cpu/5")
         device, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
@@ -91,8 +91,8 @@ async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNo
         used = [(await asyncio.to_thread(explain, settings, f"cpu/{cpu}"))[0]["use"] for cpu in (2, 5, 7)]
         found, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
     assert used == [
-        "claimed by ns/work",
-        "claimed by u8, whose record is not known",
-        "shared by containers without a claim",
+        "exclusive: claimed by ns/work",
+        "held: claimed by u8, whose record is not known",
+        "pool: free to claim; all containers without a claim run here",
     ]
     assert (found["cpus"], found["freeCpus"], found["claims"]) == ("4-7", "4,7", {"u8": "2"})

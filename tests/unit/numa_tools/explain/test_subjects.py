@@ -210,10 +210,10 @@ def test_cpus() -> None:
     """Reserved, kept for the rest, shared, claimed, or none of this machine."""
     (record,) = prepared(asked(2))
     known = knowing([record])
-    assert told(known, "0")[0]["use"] == "reserved (reservedCPUs): no claim gets it"
-    assert told(known, "cpu15")[0]["use"] == "shared by containers without a claim"
+    assert told(known, "0")[0]["use"] == "reserved: kept for the system (reservedCPUs)"
+    assert told(known, "cpu15")[0]["use"] == "pool: free to claim; all containers without a claim run here"
     number = min(record.cpus_of())
-    assert told(known, f"cpu/{number}")[0]["use"] == "claimed by ns/claim-u0"
+    assert told(known, f"cpu/{number}")[0]["use"] == "exclusive: claimed by ns/claim-u0"
     assert told(known, f"cpu/{number}")[0]["device"] == "cpudevnuma000"
     assert explain_known(known, "cpu/4000") is None
     parts = tuple(one.model_copy(update={"cpus": frozenset({900})}) for one in record.cpus)
@@ -253,7 +253,7 @@ def test_what_a_damaged_claim_file_holds() -> None:
     known = knowing([record])
     whole = told(known, "memory-numa000")[0]["free"]
     known = replace(known, files={**known.files, ("dra.cpu", "u8"): cpus_held, ("dra.memory", "u9"): memory_held})
-    assert told(known, "5")[0]["use"] == "claimed by u8, whose record is not known"
+    assert told(known, "5")[0]["use"] == "held: claimed by u8, whose record is not known"
     found = told(known, "cpudevnuma000")[0]
     assert (found["free"], found["claims"]) == ("11", {"ns/claim-u0": "2", "u8": "2"})
     assert found["freeCpus"] == format_cpu_list(frozenset({*range(1, 8), *range(16, 24)}) - record.cpus_of() - {5, 6})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs a container may use, by the records of its claims alone."""
+"""Which CPUs a container may use, by the records of its claims alone, and the word for the use of a claimed CPU."""
 
 from collections.abc import Iterator
 
@@ -38,3 +38,17 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
         for beside in (record.shared_cpus[name] for name in requests if name in record.shared_cpus):
             found |= beside.cpus - ledger.held_cpus(besides=record.claim.uid)
     return found
+
+
+def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
+    """Returns the word for the use of a claimed CPU, a key of ``numa_contract.state.words.USES``.
+
+    ``exclusivity`` is that of a running container of the claim, or empty if none runs.
+    """
+    if record is None:
+        return "held"
+    if record.sharing == "pod":
+        return "pod-shared"
+    request = next((one.request for one in record.cpus if cpu in one.cpus), "")
+    isolated = exclusivity == "isolated" or (not exclusivity and record.parameters_of(request).isolation == "isolated")
+    return "isolated" if isolated else "exclusive"

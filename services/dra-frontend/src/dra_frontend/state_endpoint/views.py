@@ -7,7 +7,7 @@ from typing import Any
 
 from numa_contract import __version__
 from numa_contract.pagesize import short_page_size
-from numa_contract.records import RECORD_VERSION, AllocationRecord, MemoryAllocation
+from numa_contract.records import RECORD_VERSION, MemoryAllocation
 from numa_contract.reports import REPORT_VERSION
 from numa_contract.state import STATE_VERSION
 from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
@@ -15,6 +15,7 @@ from numa_contract.state.machine import ErrorCounterDocument, HugepagesDocument,
 from numa_contract.state.node import PageCpu
 from numa_contract.state.service import BackendDocument, FormatsDocument, VersionDocument
 
+from dra_frontend.allocation.entitlement import use_of_claimed
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import Inventory
@@ -139,7 +140,7 @@ def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) ->
     for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(gone))):
         number, use = entry.cpu, entry.use
         if use == "claimed":
-            use = _use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
+            use = use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
         elif use == "shared":
             use = "withheld" if number in inventory.withheld_cpus else "pool"
         fields = {**dict(entry), "use": use, **_last_place(machine.cpus.get(number) or machine.known.get(number))}
@@ -150,17 +151,6 @@ def _last_place(cpu: Cpu | None) -> dict[str, Any]:
     if cpu is None:
         return {}
     return {"socket": cpu.package, **_place(cpu), "core_type": cpu.core_type.value}
-
-
-def _use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
-    """Returns how a claimed CPU is held: for a claim without a record, by a pod, isolated or exclusively."""
-    if record is None:
-        return "held"
-    if record.sharing == "pod":
-        return "pod-shared"
-    request = next((one.request for one in record.cpus if cpu in one.cpus), "")
-    isolated = exclusivity == "isolated" or (not exclusivity and record.parameters_of(request).isolation == "isolated")
-    return "isolated" if isolated else "exclusive"
 
 
 def _place(cpu: Cpu) -> dict[str, Any]:

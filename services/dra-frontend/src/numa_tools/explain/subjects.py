@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from dra_frontend.allocation.entitlement import use_of_claimed
 from dra_frontend.devices.model import CpuDevice, Device
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
@@ -14,6 +15,7 @@ from numa_contract.records import AllocationRecord
 from numa_tools.explain.enforced import Problem, container_view, problem, problems_of, refused_remedy
 from numa_tools.explain.known import Known
 from numa_tools.explain.why import claim_name, cpu_reasons
+from numa_tools.render import cpu_use
 
 Explained = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
@@ -167,15 +169,24 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
+    """Returns the use of a CPU: the word of the page, and the claim or the meaning of the word."""
     if uid is not None:
-        return f"claimed by {claim_name(known, uid)}{_remark(known, uid)}"
+        word = _use_of_claimed(known, number, uid) if online else "offline"
+        return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
+    reserved = number in known.inventory.reserved_cpus
     if not online:
-        return "offline" + (", although reservedCPUs names it" if number in known.inventory.reserved_cpus else "")
-    if number in known.inventory.reserved_cpus:
-        return "reserved (reservedCPUs): no claim gets it"
+        return cpu_use("offline") + (", although reservedCPUs names it" if reserved else "")
+    if reserved:
+        return f"{cpu_use('reserved')} (reservedCPUs)"
     if number in known.inventory.withheld_cpus:
-        return "shared, and kept for containers without a claim (minSharedCPUs): no claim gets it"
-    return "shared by containers without a claim"
+        return f"{cpu_use('withheld')} (minSharedCPUs)"
+    return cpu_use("pool")
+
+
+def _use_of_claimed(known: Known, number: int, uid: str) -> str:
+    record = next((one for one in known.records_of(uid) if one.cpus), None)
+    users = [one for one in known.containers if one.alive and any(use.uid == uid for use in one.claims)]
+    return use_of_claimed(record, number, users[-1].exclusivity if users else "")
 
 
 def explain_device(known: Known, name: str) -> Explained:

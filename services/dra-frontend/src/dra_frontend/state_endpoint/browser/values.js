@@ -7,7 +7,7 @@ export const USES = {
   "pod-shared": ["S", "the containers of one pod share it"],
   held: ["H", "kept for a claim that ends or whose record is lost"],
   pool: ["", "free to claim; all containers without a claim run here"],
-  withheld: ["W", "in the pool for ever: no claim can have it"],
+  withheld: ["W", "always in the pool; no claim can have it"],
   reserved: ["R", "kept for the system"],
   offline: ["×", "switched off in the kernel"],
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the documents as people read them: the same in ``status``, ``explain``, ``inspect`` and the doctor. Pure.
+"""Values of the documents as people read them: the same in ``status``, ``explain`` and ``inspect``. Pure.
 
 ``kubectl numa`` (``kubectl_numa.quantity``) and the page (``values.js``) format amounts of memory by the same rule.
 """

@@ -62,5 +62,7 @@ class Port:
                 await asyncio.sleep(0)
         while state.tasks:
             await asyncio.gather(*state.tasks)
+            # A task is removed by a callback after its end, and to wait for tasks that have ended runs no callback.
+            await asyncio.sleep(0)
         connection.connection_lost(None)
         assert transport.written.count(b"HTTP/1.1 ") <= 1

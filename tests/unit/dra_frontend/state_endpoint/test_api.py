@@ -3,6 +3,7 @@
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -328,7 +329,8 @@ assert "fastapi" in sys.modules
 
 def test_probes_and_backend_are_served_without_fastapi() -> None:
     """FastAPI takes 9 MB, which a node whose documents no person reads does not need."""
-    subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 
 
 async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint) -> None:

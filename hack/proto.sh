@@ -32,6 +32,10 @@ generate() { # proto, package, output root, "grpc" or nothing
   mkdir -p "$3/$2"
   # The virtual path makes generated code import its neighbours by their final package name.
   "$PYTHON" -m grpc_tools.protoc "-I$2=proto" "--python_out=$3" "--pyi_out=$3" "${grpc[@]}" "$virtual"
+  if [ -n "${grpc[*]}" ]; then
+    # grpcio-tools writes a base class for servers whose methods raise. A server overrides those that it implements.
+    sed -i "s/^ *raise NotImplementedError('Method not implemented!')$/&  # overridden by servers/" "$3/$2/$1_pb2_grpc.py"
+  fi
   if [ "$2" = tests/fakes/_pb ]; then
     # The stand-ins live in one process with the code they test, and one pool refuses two files with the same symbols.
     sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' "$3/$2/$1_pb2.py"

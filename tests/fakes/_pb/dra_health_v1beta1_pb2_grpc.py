@@ -49,7 +49,7 @@ class DRAResourceHealthServicer:
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
 
 def add_DRAResourceHealthServicer_to_server(servicer, server):

@@ -53,13 +53,13 @@ class DRAPluginServicer:
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NodeUnprepareResources(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
 
 def add_DRAPluginServicer_to_server(servicer, server):

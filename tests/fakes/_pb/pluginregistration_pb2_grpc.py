@@ -55,14 +55,14 @@ class RegistrationServicer:
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NotifyRegistrationStatus(self, request, context):
         """Tells how it went. An error in answer to a success makes the kubelet drop the plugin again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
 
 def add_RegistrationServicer_to_server(servicer, server):

@@ -50,18 +50,19 @@ class DRAPluginServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodePrepareResources(self, request, context):
-        """Called before the sandbox of a new pod is made, for all claims of the pod that this driver has a part in.
+        """The kubelet calls this before it creates the sandbox of a pod, with all claims of the pod for this driver.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NodeUnprepareResources(self, request, context):
-        """Called when the last pod that uses a claim on this node is gone. Must succeed for claims nobody knows.
+        """The kubelet calls this after the last pod on this node that uses a claim has ended. Must also succeed for unknown
+        claims.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')  # overridden by servers
 
 
 def add_DRAPluginServicer_to_server(servicer, server):

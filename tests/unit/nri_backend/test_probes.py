@@ -3,44 +3,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 from nri_backend import probes
 from nri_backend.probes import HEALTHY, Page, answer, serve_pages
 from numa_node.addresses import BindError
 
+from tests.rigs.http_peer import ended, get, peer, send
+
 UNREADY = Page(b"not ready\n", 503)
 PAGES = {"/healthz": lambda: HEALTHY, "/readyz": lambda: UNREADY, "/metrics": lambda: Page(b"x" * (8 << 20))}
-
-
-@contextlib.asynccontextmanager
-async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        async with asyncio.timeout(10):
-            yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def ask(port: int, data: bytes) -> bytes:
-    """Sends bytes on a connection of its own; all that comes back until its end."""
-    async with peer(port) as (reader, writer):
-        writer.write(data)
-        return await reader.read()
-
-
-async def get(port: int, target: str) -> bytes:
-    return await ask(port, f"GET {target} HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n".encode())
-
-
-async def ended(reader: asyncio.StreamReader) -> bool:
-    """Whether the connection was ended without a word."""
-    try:
-        return await reader.read() == b""
-    except ConnectionResetError:
-        return True
 
 
 async def test_a_probe_gets_one_answer_and_an_end() -> None:
@@ -102,7 +74,7 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         said = b""
         with contextlib.suppress(ConnectionResetError):
-            said = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 8000)
+            said = await send(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 8000)
         assert said.count(b"HTTP/1.1") <= 1
 
 
@@ -111,7 +83,7 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
     """After a few kilobytes nothing more is read; others are served."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            said = await ask(port, data)
+            said = await send(port, data)
             assert not said or said.startswith(b"HTTP/1.1 400 ")
         assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 

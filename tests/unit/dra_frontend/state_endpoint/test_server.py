@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from dra_frontend.state_endpoint.server import PORT, serve_port
 from numa_node.addresses import BindError
 from starlette.responses import PlainTextResponse
 
+from tests.rigs.http_peer import ended, get, peer, send
 from tests.rigs.node_state import populated
 
 ANY = ("127.0.0.1", 0)
@@ -26,37 +26,8 @@ APP = port_application(
 LINE = b"GET /healthz HTTP/1.1\r\n"
 
 
-@contextlib.asynccontextmanager
-async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        async with asyncio.timeout(10):
-            yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def send(port: int, data: bytes) -> bytes:
-    """Sends bytes on a connection of its own; returns everything that comes back until its end."""
-    async with peer(port) as (reader, writer):
-        writer.write(data)
-        return await reader.read()
-
-
-async def get(port: int, target: str, method: str = "GET") -> bytes:
-    return await send(port, f"{method} {target} HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n".encode())
-
-
 async def is_healthy(port: int) -> bool:
     return (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
-
-
-async def ended(reader: asyncio.StreamReader) -> bool:
-    """Returns True if the connection was ended without an answer."""
-    try:
-        return await reader.read() == b""
-    except ConnectionResetError:
-        return True
 
 
 async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:

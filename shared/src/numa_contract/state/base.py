@@ -9,7 +9,8 @@ from numa_contract.records import Document
 class StateDocument(Document):
     """Base of the documents that the state endpoint shows to people and tools.
 
-    Validators and serializers are built at the first use of a model, since a node on which nobody asks needs none.
+    The validator and serializer of a model are built at its first use. They take memory, and on most nodes these
+    documents are never requested.
     """
 
     model_config = ConfigDict(defer_build=True)

@@ -103,7 +103,7 @@ async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_
 
 
 async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disappeared(node: Node) -> None:
-    """Nobody leaves the CPUs of a claim that is not prepared any more, so the wait would last until its limit."""
+    """Other containers only leave the CPUs of a claim that is prepared. The wait would last until the time limit."""
     assert isinstance(node.kernel, BrokenTree)
     plain = await node.run("plain", of="p2")
     env = node.claim(ONE)

@@ -99,7 +99,7 @@ def _attached(claims: Claims) -> Iterator[Finding]:
 def _beyond_reserves(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if both := record.cpus_of() & machine.reserved_cpus:
-            why = "reservedCPUs was changed after the claim was prepared; the system has these CPUs less"
+            why = "reservedCPUs was changed after the claim was prepared, so these CPUs are not available to the system"
             remedy = f"delete the pod {_pods(record)}: its next claim is prepared by the present configuration"
             yield problem(f"{_name(record)} holds reserved CPUs {format_cpu_list(both)}.", why, remedy)
 
@@ -109,7 +109,7 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
         if gone := record.cpus_of() - machine.machine.online:
             yield problem(
                 f"{_name(record)} holds CPUs {format_cpu_list(gone)}, which are offline.",
-                "its containers run on what is left, or not at all",
+                "its containers run on the remaining CPUs; if all are offline, they share the pool and none is started",
                 "take them online: echo 1 > /sys/devices/system/cpu/cpuN/online for each",
             )
 

@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -132,14 +132,7 @@ class Service:
         )
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.offer = Offer(node, boards, self.publishers, counted=counted)
-        # The longest name first: its refusal of a long root says how much has to go for all.
-        names = sorted(DRIVERS, key=len, reverse=True)
-        paths = {driver: PluginPaths.below(kubelet_root, driver, settings.pod_uid) for driver in names}
-        self.plugins = {
-            driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.note)
-            for driver, board in boards.items()
-        }
-        sockets = tuple(path for each in paths.values() for path in (each.dra, each.registration))
+        self.plugins, sockets = self._kubelet_plugins(settings, boards)
         self.leftovers = Leftovers(run_dir, frozenset({*sockets, run_directory.state_socket.parent}), sockets)
         self._next_sweep = 0.0
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
@@ -148,6 +141,20 @@ class Service:
         """The backend's conditions of the Node, as it reported them last."""
         self.pod_warnings: tuple[Notice, ...] = ()
         """Faults of the pod that the preflight found and that the service works without."""
+
+    def _kubelet_plugins(
+        self, settings: Settings, boards: Mapping[str, HealthBoard]
+    ) -> tuple[dict[str, KubeletPlugin], tuple[Path, ...]]:
+        """Returns the kubelet plugin of each driver, and the sockets of all. Raises SocketPathError for a long path."""
+        root = Path(settings.config.kubelet_root_dir)
+        # The longest name first: the error about its path says by how much the root is too long for all of them.
+        names = sorted(DRIVERS, key=len, reverse=True)
+        paths = {driver: PluginPaths.below(root, driver, settings.pod_uid) for driver in names}
+        plugins = {
+            driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.note)
+            for driver, board in boards.items()
+        }
+        return plugins, tuple(path for each in paths.values() for path in (each.dra, each.registration))
 
     def _hugepages_on_demand(self, settings: Settings, client: KubeClient) -> HugepagesOnDemand:
         """Returns the part that resizes pools of hugepages, by way of the helper container."""

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,16 +337,26 @@ def test_probes_and_backend_are_served_without_fastapi() -> None:
 async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint) -> None:
     """The backend's reports are answered in the meantime, and requests at the same time get the same document."""
     await endpoint.get("/v1/version")  # imports the library
+    api = sys.modules["dra_frontend.state_endpoint.api"]
+    held, released = threading.Event(), threading.Event()
+
+    def delay_generation() -> None:
+        with api._GENERATING:
+            held.set()
+            released.wait(10)
+
+    delay = asyncio.get_running_loop().run_in_executor(None, delay_generation)
+    await asyncio.to_thread(held.wait)
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(endpoint.get("/openapi.json")) for _ in range(3)]
-        await asyncio.sleep(0)
-        answered = 0
-        while not all(one.done() for one in asked):
-            answered += (await endpoint.put("/v1/backend", LEASE))[0] == 200
+        for _ in range(5):
+            assert (await endpoint.put("/v1/backend", LEASE))[0] == 200
+        assert not any(one.done() for one in asked)
+        released.set()
+    await delay
     documents = [one.result() for one in asked]
     assert documents[0] == documents[1] == documents[2]
     assert "BackendReport" in documents[0]["components"]["schemas"]
-    assert answered > 5
 
 
 async def test_probes(endpoint: Endpoint) -> None:

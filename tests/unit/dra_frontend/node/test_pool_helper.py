@@ -10,7 +10,7 @@ from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_helper import PoolHelper
 from dra_frontend.node.pool_requests import LONGEST_ANSWER, LONGEST_REQUEST, PoolAnswer, PoolRequest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.config import Config, OnDemandPages, ReservedMemory
 
@@ -118,6 +118,7 @@ def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str)
 
 
 @given(st.text(), st.text())
+@example("\x1f" * 6, "\x1f" * 6)
 def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
     """Texts of any length and content are cut, not rejected."""
     answer = PoolAnswer.of_problem(subject * 100, problem * 100)

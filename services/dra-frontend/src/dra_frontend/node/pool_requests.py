@@ -13,10 +13,11 @@ from pydantic.alias_generators import to_camel
 
 LONGEST_REQUEST: Final = 256
 """Bytes of a request."""
-LONGEST_ANSWER: Final = 4096
+LONGEST_ANSWER: Final = 8192
 """Bytes of an answer."""
 MOST_SECONDS: Final = 60
-_LONGEST_REASON: Final = 512
+_LONGEST_TEXT: Final = 512
+"""Characters of a text of an answer. JSON writes one in at most 6 bytes, as in ``\\u001f``, so that two texts fit."""
 
 
 class _Message(BaseModel):
@@ -54,7 +55,7 @@ class PoolAnswer(_Message):
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
         """Returns an answer that fits in a message."""
-        return cls(subject=subject[:_LONGEST_REASON], problem=problem[:_LONGEST_REASON])
+        return cls(subject=subject[:_LONGEST_TEXT], problem=problem[:_LONGEST_TEXT])
 
 
 def pool_socket() -> socket.socket:

@@ -17,10 +17,18 @@ from typing import Any
 
 from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.link import PLUGIN_CONNECTION, Demultiplexer, frame_message
 from nri_backend.nri.model import Container, Resources
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
-from nri_backend.ttrpc import REQUEST, Call, ServerConnection, encode_call, encode_frame
+from nri_backend.nri.wire import (
+    PLUGIN_CONNECTION,
+    REQUEST,
+    Call,
+    Demultiplexer,
+    ServerConnection,
+    encode_call,
+    encode_frame,
+    frame_message,
+)
 
 from hack.trace import Journey
 from tests.rigs.builders import MI, cpu_record, memory_record

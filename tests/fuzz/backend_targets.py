@@ -17,19 +17,22 @@ from nri_backend.claims.authorization import Claims, authorize, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT_ERRORS, connect
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
-from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Demultiplexer, frame_message
 from nri_backend.nri.plugin import read_container, read_pod
-from nri_backend.probes import HEALTHY, answer
-from nri_backend.ttrpc import (
+from nri_backend.nri.wire import (
+    PLUGIN_CONNECTION,
     RESPONSE,
+    RUNTIME_CONNECTION,
     Call,
     ClientConnection,
+    Demultiplexer,
     PeerError,
     ServerConnection,
     encode_call,
     encode_error,
     encode_frame,
+    frame_message,
 )
+from nri_backend.probes import HEALTHY, answer
 from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
 from numa_node.mounts import parse_mounts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 from nri_backend.nri.link import Link, UnansweredError, dial
-from nri_backend.ttrpc import Call, Code, StatusError
+from nri_backend.nri.wire import Call, Code, StatusError
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_peer import RUNTIME, RuntimeEnd, bare_runtime

@@ -6,8 +6,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.nri.link import RUNTIME_CONNECTION, Demultiplexer, frame_message
-from nri_backend.ttrpc import PeerError
+from nri_backend.nri.wire import RUNTIME_CONNECTION, Demultiplexer, PeerError, frame_message
 
 from tests.strategies.streams import cut
 

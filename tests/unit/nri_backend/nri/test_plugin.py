@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.nri.model import RejectedError, Resources, Update
 from nri_backend.nri.plugin import MAX_CONTAINERS, PLUGIN_SERVICE, PluginService
-from nri_backend.ttrpc import Call, Code, StatusError
+from nri_backend.nri.wire import Call, Code, StatusError
 
 from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 

@@ -1,44 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to the runtime: a unix socket, NRI's multiplexer on it, and the two ttrpc connections that share it.
-
-The multiplexer splits the byte stream of each connection into frames with a header of eight bytes, big endian:
-connection id, payload length. Frame boundaries are not message boundaries, so our reader accepts any split.
-
-The Go reader of the runtime is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
-frame is longer than the caller's buffer, which closes the connection. ttrpc reads headers and short messages through a
-buffer of 4096 bytes, but reads a body that does not fit into that buffer directly into a buffer of the body's length.
-Therefore `frame_message()` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header and
-body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.
-"""
+"""One connection to the runtime: a unix socket and the two ttrpc connections that share it (wire.py)."""
 
 import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from struct import Struct
 
-from nri_backend.ttrpc import (
-    HEADER_BYTES,
+from nri_backend.nri.wire import (
+    PLUGIN_CONNECTION,
+    RUNTIME_CONNECTION,
     Call,
     ClientConnection,
     Code,
+    Demultiplexer,
     OversizedError,
     PeerError,
     ServerConnection,
     StatusError,
     TtrpcError,
+    frame_message,
 )
 
-PLUGIN_CONNECTION = 1
-"""Id of the connection on which the runtime calls the plugin."""
-RUNTIME_CONNECTION = 2
-"""Id of the connection on which the plugin calls the runtime."""
-_HEADER = Struct(">II")
-_READER_BUFFER = 4096
-# The longest frame that any NRI release writes: before 0.7 they are split at 16 MiB. The Go reader has no such check.
-_MAX_FRAME = (16 << 20) + HEADER_BYTES
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
 # Maximum number of calls of the runtime in progress. A runtime sends one event at a time, so it never gets there. The
@@ -52,50 +36,6 @@ Serve = Callable[[Call], Awaitable[bytes]]
 
 class UnansweredError(TtrpcError):
     """A call to the runtime timed out, or the connection ended first. The runtime may still execute the call."""
-
-
-def frame_message(connection: int, message: bytes) -> bytes:
-    """Returns a complete ttrpc message in one or two frames, to be written to the socket in a single write."""
-    if len(message) <= _READER_BUFFER:
-        return _HEADER.pack(connection, len(message)) + message
-    head, body = message[:HEADER_BYTES], memoryview(message)[HEADER_BYTES:]
-    return b"".join((_HEADER.pack(connection, len(head)), head, _HEADER.pack(connection, len(body)), body))
-
-
-class Demultiplexer:
-    """Splits the bytes of the socket into the byte streams of the connections. No I/O.
-
-    Payload is passed on as it arrives, even if the frame is not complete; only partial headers are buffered.
-    """
-
-    __slots__ = ("_connection", "_header", "_left")
-
-    def __init__(self) -> None:
-        self._header = bytearray()
-        self._connection = 0
-        self._left = 0
-
-    def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields (connection id, bytes) and drops frames of unknown connections. The caller must exhaust the iterator.
-
-        Raises PeerError if the length in a header exceeds the longest possible frame.
-        """
-        rest = memoryview(data)
-        while rest:
-            if not self._left:
-                missing = _HEADER.size - len(self._header)
-                self._header += rest[:missing]
-                rest = rest[missing:]
-                if len(self._header) == _HEADER.size:
-                    self._connection, self._left = _HEADER.unpack(self._header)
-                    self._header.clear()
-                    if self._left > _MAX_FRAME:
-                        raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
-                continue
-            piece, rest = rest[: self._left], rest[self._left :]
-            self._left -= len(piece)
-            if self._connection in (PLUGIN_CONNECTION, RUNTIME_CONNECTION):
-                yield self._connection, bytes(piece)
 
 
 async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":

@@ -37,7 +37,7 @@ from nri_backend.nri.model import (
     Resources,
     Update,
 )
-from nri_backend.ttrpc import MAX_DATA, Call, Code, StatusError
+from nri_backend.nri.wire import MAX_DATA, Call, Code, StatusError
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"

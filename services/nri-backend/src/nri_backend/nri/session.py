@@ -21,7 +21,7 @@ from nri_backend._pb import nri_pb2 as pb
 from nri_backend.nri.link import Link
 from nri_backend.nri.model import ContainerHooks, LinkStatus
 from nri_backend.nri.plugin import RUNTIME_SERVICE, CallDone, PluginService
-from nri_backend.ttrpc import TtrpcError
+from nri_backend.nri.wire import TtrpcError
 
 _log = logging.getLogger(__name__)
 _OUR_NRI = "v0.12.2"

@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ttrpc protocol without I/O: parses received bytes into calls or answers, and returns the bytes to send.
+"""The wire protocol of NRI without I/O: parses received bytes into calls and answers, and returns the bytes to send.
 
-A connection transmits frames of a 10-byte header (length, stream id, type, flags; big endian) and a body. A stream
-consists of a request and its response. After the response its id is forgotten; only the highest id so far is stored,
-since a client must use increasing ids. There is one exception for each cause of an error: OversizedError for a message
-of this process, PeerError for invalid bytes of the peer, StatusError for a method that has failed.
+The two sides share one socket. NRI's multiplexer puts the byte streams of two connections on it, one for the calls of
+the runtime and one for those of the plugin. Each connection transmits ttrpc messages.
+
+Multiplexer. The byte stream of each connection is split into frames with a header of eight bytes, big endian:
+connection id, payload length. Frame boundaries are not message boundaries, so ``Demultiplexer`` accepts any split.
+
+The Go reader of the runtime is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
+frame is longer than the caller's buffer, which closes the connection. ttrpc reads headers and short messages through a
+buffer of 4096 bytes, but reads a body that does not fit into that buffer directly into a buffer of the body's length.
+Therefore ``frame_message()`` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header
+and body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.
+
+ttrpc. A message is a frame of its own format: a 10-byte header (length, stream id, type, flags; big endian) and a body.
+A stream consists of a request and its response. After the response its id is forgotten; only the highest id so far is
+stored, since a client must use increasing ids. There is one exception for each cause of an error: OversizedError for a
+message of this process, PeerError for invalid bytes of the peer, StatusError for a method that has failed.
 """
 
 from collections.abc import Iterator
@@ -17,6 +29,13 @@ from google.protobuf.message import DecodeError
 
 from nri_backend._pb import ttrpc_pb2
 
+PLUGIN_CONNECTION = 1
+"""Id of the connection on which the runtime calls the plugin."""
+RUNTIME_CONNECTION = 2
+"""Id of the connection on which the plugin calls the runtime."""
+_MUX_HEADER = Struct(">II")
+_READER_BUFFER = 4096
+
 _HEADER = Struct(">IIBB")
 HEADER_BYTES = _HEADER.size
 MAX_DATA = 4 << 20
@@ -24,6 +43,8 @@ MAX_DATA = 4 << 20
 # No runtime writes more than 16 MiB at once, not even those that do not check MAX_DATA (NRI before 0.7). So a larger
 # length shows that the frame boundaries are lost, and skipping up to 4 GiB would not find them again.
 _MAX_SKIPPED = 16 << 20
+# The longest frame that any NRI release writes: before 0.7 they are split at 16 MiB. The Go reader has no such check.
+_MAX_FRAME = (16 << 20) + HEADER_BYTES
 
 REQUEST = 1
 RESPONSE = 2
@@ -83,8 +104,52 @@ class Call:
     """Stream of a received call, to which the answer belongs."""
 
 
+def frame_message(connection: int, message: bytes) -> bytes:
+    """Returns a complete ttrpc message in one or two frames, to be written to the socket in a single write."""
+    if len(message) <= _READER_BUFFER:
+        return _MUX_HEADER.pack(connection, len(message)) + message
+    head, body = message[:HEADER_BYTES], memoryview(message)[HEADER_BYTES:]
+    return b"".join((_MUX_HEADER.pack(connection, len(head)), head, _MUX_HEADER.pack(connection, len(body)), body))
+
+
+class Demultiplexer:
+    """Splits the bytes of the socket into the byte streams of the connections. No I/O.
+
+    Payload is passed on as it arrives, even if the frame is not complete; only partial headers are buffered.
+    """
+
+    __slots__ = ("_connection", "_header", "_left")
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._connection = 0
+        self._left = 0
+
+    def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yields (connection id, bytes) and drops frames of unknown connections. The caller must exhaust the iterator.
+
+        Raises PeerError if the length in a header exceeds the longest possible frame.
+        """
+        rest = memoryview(data)
+        while rest:
+            if not self._left:
+                missing = _MUX_HEADER.size - len(self._header)
+                self._header += rest[:missing]
+                rest = rest[missing:]
+                if len(self._header) == _MUX_HEADER.size:
+                    self._connection, self._left = _MUX_HEADER.unpack(self._header)
+                    self._header.clear()
+                    if self._left > _MAX_FRAME:
+                        raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
+                continue
+            piece, rest = rest[: self._left], rest[self._left :]
+            self._left -= len(piece)
+            if self._connection in (PLUGIN_CONNECTION, RUNTIME_CONNECTION):
+                yield self._connection, bytes(piece)
+
+
 class Frame(NamedTuple):
-    """One complete frame."""
+    """One complete ttrpc frame."""
 
     stream_id: int
     type: int
@@ -94,14 +159,14 @@ class Frame(NamedTuple):
 
 
 def encode_frame(stream_id: int, frame_type: int, data: bytes) -> bytes:
-    """Serializes a frame. Raises OversizedError if the data are longer than the peer accepts."""
+    """Serializes a ttrpc frame. Raises OversizedError if the data are longer than the peer accepts."""
     if len(data) > MAX_DATA:
         raise OversizedError(len(data))
     return _HEADER.pack(len(data), stream_id, frame_type, 0) + data
 
 
 class FrameReader:
-    """Splits a byte stream into frames. The stream may be received in pieces of any size."""
+    """Splits the byte stream of a connection into ttrpc frames. The stream may be received in pieces of any size."""
 
     __slots__ = ("_buffer", "_skipped")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend._pb import ttrpc_pb2
-from nri_backend.ttrpc import (
+from nri_backend.nri.wire import (
     MAX_DATA,
     REQUEST,
     RESPONSE,

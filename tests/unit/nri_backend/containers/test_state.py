@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.authorization import Reason
 from nri_backend.claims.entitlement import Held
+from nri_backend.containers.admission import overlapping
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import ALIVE, Phase
-from nri_backend.containers.overlap import misplaced, overlapping
-from nri_backend.containers.plan import cpuset_of
+from nri_backend.containers.plan import cpuset_of, misplaced
 from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState, weight
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.overlap import misplaced
+from nri_backend.containers.plan import misplaced
 from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, parse_enforcement_record
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import Container, ContainerState, RejectedError, Resources

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the answers to the runtime: adjustments and updates of a container's resources, and rejections."""
+"""The admission of a container: what must leave its CPUs first, why it is rejected, and the answers to the runtime.
+
+A container with CPUs of its own is admitted when no other container is, or may be, on these CPUs. The check is made
+once per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +15,8 @@ from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.state import NodeState
+from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.state import CpusetClass, NodeState
 from nri_backend.limits.claimed import unthrottled
 from nri_backend.limits.difference import Observed
 from nri_backend.limits.runtime import RuntimeLimits
@@ -25,6 +30,76 @@ UNLIMITED: Final = -1
 # stored: the cgroup files are written by the audit.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
+
+
+def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
+    """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
+
+    Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they have
+    ended and one of the two cgroups is, or is to become, a partition; and containers that the kernel moves when the
+    partition is made.
+    """
+    if not (own := tracked.entitlement.cpus):
+        return []
+    ids = [
+        ids
+        for kind, ids in state.containers.classes.items()
+        if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
+    ]
+    return _that_must_leave(state, tracked, ids)
+
+
+def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> list[Tracked]:
+    """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
+
+    ``in_pod``: only those of its own pod.
+    """
+    if not (own := tracked.entitlement.cpus):
+        return []
+    if in_pod:
+        members = {one.id for one in state.containers.of_pod(tracked.identity.pod.uid)}
+    ids = [
+        ids & members if in_pod else ids
+        for kind, ids in state.containers.classes.items()
+        if kind.cpus and own.isdisjoint(kind.cpus) and _must_leave(state, tracked, kind)
+    ]
+    return _that_must_leave(state, tracked, ids)
+
+
+def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterable[str]]) -> list[Tracked]:
+    by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
+    others = [by_id[i] for ids in groups for i in ids]
+    # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
+    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
+
+
+def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
+    """Returns True if a container of the same pod may stay on the container's CPUs."""
+    if sibling.id == tracked.id:
+        return True
+    if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
+        sibling.observed.partition or state.partition_for(tracked)
+    ):
+        # The cpusets of two cgroups of a pod must not overlap if one of them is a partition. The earlier life may be a
+        # member because the kernel has invalidated its partition.
+        return False
+    keys = {held.key for held in tracked.entitlement.claims}
+    return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)
+
+
+def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
+    """Returns True if the kernel would not move the containers of a class, or would leave them only held CPUs.
+
+    Siblings are never moved: an overlap inside a pod prevents the partition.
+    """
+    # A container whose CPUs are all offline is a member of the pool, which the kernel moves.
+    keeps = kind.exclusive & state.host.online
+    if kind.shared_near:
+        keeps &= tracked.entitlement.cpus
+    if keeps or kind.excluded & tracked.entitlement.cpus or not state.partition_for(tracked):
+        return True
+    left = (kind.cpus or frozenset()) - tracked.entitlement.cpus - state.pool.partitioned
+    return bool(state.pool.held) and not left
 
 
 def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:

@@ -85,6 +85,27 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 
 
+def misplaced(state: NodeState) -> list[Tracked]:
+    """Returns the running containers that were last seen on wrong CPUs. Those on held CPUs come first.
+
+    Their desired CPUs, as in cpuset_of(), are computed once per cpuset class (state.py).
+    """
+    found: list[Tracked] = []
+    held = state.pool.held
+    for kind, ids in state.containers.classes.items():
+        beside = state.pool.beside(kind.shared_near, kind.excluded)
+        wanted = kind.exclusive & state.host.online or state.without_claim(kind.excluded, own_pod=kind.own_pod)
+        wanted |= beside & state.host.online
+        # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
+        lazy = kind.own_pod or (state.lazy and not kind.exclusive)
+        # If all claims are partitions, only the siblings of a claim must leave its CPUs. A sibling that was not seen
+        # yet may have started before the claim's record appeared.
+        unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
+        if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
+            found += state.started(ids)
+    return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.entitlement.cpus))
+
+
 def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
     """Returns the plan of a container without the cgroups above it; ``again`` is as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)

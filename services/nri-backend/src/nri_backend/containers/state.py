@@ -6,7 +6,7 @@ CPUs that siblings exclude; a container that starts or ends the pool, and the au
 
 Containers are indexed by cpuset class as well. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
-container is misplaced or occupies the CPUs of a claim, so both are computed once per class (overlap.py).
+container is misplaced or occupies the CPUs of a claim, so both are computed once per class (plan.py, admission.py).
 """
 
 import logging

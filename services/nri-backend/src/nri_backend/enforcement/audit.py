@@ -34,8 +34,7 @@ from numa_node.ticks import TICK_SECONDS
 from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, Phase
-from nri_backend.containers.overlap import misplaced
-from nri_backend.containers.plan import groups_above
+from nri_backend.containers.plan import groups_above, misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.inputs import Deps, Inputs

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 
 from nri_backend.budgets import REPORTED_SECONDS
+from nri_backend.containers.admission import not_on
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
-from nri_backend.containers.overlap import not_on
 from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_of, plans_before_partition, unaffected
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (

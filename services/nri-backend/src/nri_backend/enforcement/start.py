@@ -4,7 +4,7 @@
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
 may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
-(containers/overlap.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
+(containers/admission.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
 until the CLEAR time of budgets.py at most. If a container is still there, the hook rejects its own container with a
 text that names the other one, and the kubelet retries.
 
@@ -26,10 +26,9 @@ from functools import partial
 
 from nri_backend.budgets import CLEAR_SHARE, KILL_SECONDS, MAX_TRIES, REQUEST_SECONDS, RETRY_SECONDS
 from nri_backend.claims.authorization import Rejection
-from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside
+from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside, overlapping
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
-from nri_backend.containers.overlap import overlapping
 from nri_backend.containers.plan import plan_at_start
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome, with_partition

@@ -24,8 +24,7 @@ from nri_backend.claims.authorization import authorize
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
-from nri_backend.containers.node_claims import NodeClaims
-from nri_backend.containers.pool import Pool, Weight, divide
+from nri_backend.containers.pool import NodeClaims, Pool, Weight, divide
 from nri_backend.limits.difference import Host
 
 _log = logging.getLogger(__name__)

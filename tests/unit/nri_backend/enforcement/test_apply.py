@@ -10,7 +10,7 @@ from nri_backend.containers.plan import Plan, Raises
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
 from nri_backend.limits.difference import Desired
-from nri_backend.node.original_limits import OriginalLimits
+from nri_backend.node.cgroups import OriginalLimits
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.containers import pod

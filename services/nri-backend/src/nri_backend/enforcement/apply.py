@@ -43,9 +43,15 @@ from nri_backend.limits.difference import (
     cpu_differences,
     differences,
 )
-from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, MissingFileError, Seen
+from nri_backend.node.cgroups import (
+    CgroupAccessError,
+    CgroupGoneError,
+    CgroupTree,
+    MissingFileError,
+    OriginalLimits,
+    Seen,
+)
 from nri_backend.node.occupants import OtherCgroups, occupants, sandbox_cgroups
-from nri_backend.node.original_limits import OriginalLimits
 
 _log = logging.getLogger(__name__)
 

@@ -30,9 +30,8 @@ from nri_backend.enforcement.apply import (
 from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.inputs import Deps, Signals
 from nri_backend.limits.difference import Observed
-from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, OriginalLimits
 from nri_backend.node.occupants import OtherCgroups, Sandbox
-from nri_backend.node.original_limits import OriginalLimits
 from nri_backend.node.worker import CgroupWorker, Result, Step
 
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ Raises. A limit of a container has no effect while a cgroup above it has a lower
 the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
 needs a raise any more; enforcement/apply.py writes them. To be able to restore the original limit, the backend stores
-it on the cgroup together with the values that it writes (``Note``, node/original_limits.py), always before it writes. A
-limit that is not equal to one of these values was written by the kubelet, and becomes the new original limit. Therefore
-a restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it already.
+it on the cgroup together with the values that it writes (``Note``, node/cgroups.py), always before it writes. A limit
+that is not equal to one of these values was written by the kubelet, and becomes the new original limit. Therefore a
+restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it already.
 
 Memory protection works only as far as every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes cgroup files (cgroup-v2.rst). It knows nothing about their desired content. Every call blocks."""
+"""Reads and writes the files of cgroups (cgroup-v2.rst), and the kubelet's original limits, an attribute of a cgroup.
+
+Nothing here knows the desired content of a file. Every call blocks.
+"""
 
 import contextlib
 import copy
 import errno
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final, Self
 
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
+from nri_backend.limits.claimed import Note
 from nri_backend.limits.difference import Limit
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
@@ -19,6 +24,7 @@ PARTITION: Final = "cpuset.cpus.partition"
 MOST_CHILDREN: Final = 4096
 """Maximum number of children of a cgroup that are listed; a node has some hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
+_ATTRIBUTE: Final = "user.dra-driver-numa"
 # Errors for a cgroup that does not exist, also if it was removed after the file was opened.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
@@ -239,3 +245,50 @@ class CgroupTree:
         """Kills every process of the cgroup at once. Does nothing if the cgroup does not exist."""
         with contextlib.suppress(CgroupGoneError):
             self.write(path, "cgroup.kill", "1")
+
+
+class OriginalLimits:
+    """The original limits of cgroups, and the values that the backend has written over them (limits.claimed.Note).
+
+    They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
+    those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 supports user
+    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set all the same (a security
+    module, the tree of a test), the notes are stored in memory. A restart of the backend then loses them, and adds a
+    raise to a limit that contains it already.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/")
+        self._memory: dict[str, Mapping[str, Note]] = {}
+
+    def load(self, path: str) -> Mapping[str, Note]:
+        """Returns the notes by file, or an empty mapping if there are none or they cannot be parsed."""
+        if path in self._memory:
+            return self._memory[path]
+        try:
+            # The kernel limits an attribute to 64 KiB, and no container can write one of these cgroups.
+            document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
+            notes: dict[str, Note] = {file: (own, *ours) for file, (own, *ours) in document.items()}
+            if all(limit is None or type(limit) is int for note in notes.values() for limit in note):
+                return notes
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def store(self, path: str, notes: Mapping[str, Note]) -> None:
+        """Stores the notes as ``{file: [original limit, written value, ...]}``."""
+        try:
+            if notes:
+                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
+            else:
+                os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
+            self._memory.pop(path, None)
+        except OSError:
+            if notes:
+                self._memory[path] = notes
+            else:
+                self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """Removes the notes that are stored in memory for a cgroup that does not exist any more."""
+        self._memory.pop(path, None)

@@ -115,8 +115,8 @@ def _check_writable(root: str) -> None:
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
-    Every cgroup but the root has the file. Extended user attributes of cgroups, in which node/original_limits.py stores
-    the kubelet's limits, exist since Linux 5.7.
+    Every cgroup but the root has the file. Extended user attributes of cgroups, in which cgroups.py stores the limits
+    of the kubelet, exist since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():

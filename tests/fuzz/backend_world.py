@@ -19,9 +19,9 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, Pins
-from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError, Resources, Update
 from nri_backend.telemetry import Telemetry
 from numa_contract.config import Config

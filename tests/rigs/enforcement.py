@@ -14,9 +14,9 @@ from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.reports import report
-from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
 from nri_backend.telemetry import Telemetry
 from numa_contract.cpuset import parse_cpu_list

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.authorization import Claims, authorize, read_evidence
 from nri_backend.claims.entitlement import Entitlement, Held, MemoryGrant, entitlement_from, share_of
-from nri_backend.limits.claimed import memory_limits
-from nri_backend.limits.difference import DesiredLimit
+from nri_backend.limits.claimed import DesiredLimit, memory_limits
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters, MemoryMount, Owner, SharedCpus

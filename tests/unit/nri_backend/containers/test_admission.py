@@ -5,8 +5,8 @@ import pytest
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
 from nri_backend.containers.container import Identity, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import CpuLimit, RuntimeLimits
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 from numa_contract.records import AllocationRecord
 

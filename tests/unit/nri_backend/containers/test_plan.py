@@ -10,8 +10,8 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_at_start, plan_of
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import Raise
-from nri_backend.limits.difference import Host
 from nri_backend.limits.runtime import cgroup_directory, stated
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord

@@ -12,7 +12,7 @@ from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.pool import Pool, divide
 from nri_backend.containers.state import weight
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list

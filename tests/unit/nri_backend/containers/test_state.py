@@ -15,7 +15,7 @@ from nri_backend.containers.plan import cpuset_of, misplaced
 from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState, weight
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, Owner
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Identity, Tracked
-from nri_backend.containers.plan import Plan, Raises
+from nri_backend.containers.plan import Desired, Plan, Raises
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
-from nri_backend.limits.difference import Desired
 from nri_backend.node.cgroups import OriginalLimits
 from numa_contract.cpuset import parse_cpu_list
 

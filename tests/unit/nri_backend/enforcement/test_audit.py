@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError

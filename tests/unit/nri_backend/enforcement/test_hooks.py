@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.limits.difference import Host
 from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.model import Host
 from nri_backend.nri.model import Container, RejectedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord

@@ -11,7 +11,7 @@ from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.plan import cpuset_of
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 from nri_backend.nri.model import RejectedError, Resources
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters

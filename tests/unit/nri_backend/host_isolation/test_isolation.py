@@ -11,7 +11,7 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY
 from nri_backend.host_isolation.isolation import HostIsolation, cpus_without_interrupts
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 from nri_backend.settings import Settings, load_settings
 from numa_contract.cpuset import parse_cpu_list
 

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.limits.claimed import (
     CPU_MAX,
+    DesiredLimit,
+    Limit,
     Note,
     Raise,
     ancestors,
@@ -23,7 +25,6 @@ from nri_backend.limits.claimed import (
     unthrottled,
     with_reservation,
 )
-from nri_backend.limits.difference import DesiredLimit, Limit
 from nri_backend.limits.runtime import CpuLimit
 
 from tests.rigs.builders import MI, cpu_record, memory_record

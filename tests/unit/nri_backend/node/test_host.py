@@ -4,9 +4,9 @@
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.difference import Host
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.host import HostError, read_host
+from nri_backend.node.model import Host
 
 
 def machine(root: Path, online: str) -> Path:

@@ -16,9 +16,9 @@ from numa_contract.pagesize import oci_page_size
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.plan import Observed
 from nri_backend.containers.state import CpusetClass, NodeState
 from nri_backend.limits.claimed import unthrottled
-from nri_backend.limits.difference import Observed
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Adjustment, Container, LinkStatus, Resources, Update

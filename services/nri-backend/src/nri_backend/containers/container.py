@@ -18,8 +18,7 @@ from numa_contract.reports import ClaimUse
 from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
 from nri_backend.containers.lifecycle import ALIVE, OCCUPYING, OVER, TRANSITIONS, Event, Phase
-from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted
-from nri_backend.limits.difference import Limit
+from nri_backend.limits.claimed import Limit, asked_limits, claimed_bytes, uncounted
 from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, stated
 from nri_backend.nri.model import Container, Pod
 
@@ -66,7 +65,7 @@ class Observation:
     """The last reading of a container's cgroup. A value is None if its file does not exist or was not read yet."""
 
     cpus: frozenset[int] | None = None
-    """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (limits/difference.py)."""
+    """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (enforcement/apply.py)."""
     mems: frozenset[int] | None = None
     """``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from numa_contract.records import Owner
 from nri_backend.claims.authorization import Claims
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held, PartitionKind
 from nri_backend.containers.container import Tracked
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 
 Weight = tuple[frozenset[int], PartitionKind]
 """Exclusive CPUs of a container that may run, and the partition type of its cgroup."""

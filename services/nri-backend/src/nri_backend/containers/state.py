@@ -25,7 +25,7 @@ from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, 
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.pool import NodeClaims, Pool, Weight, divide
-from nri_backend.limits.difference import Host
+from nri_backend.node.model import Host
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64

@@ -21,9 +21,19 @@ from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
-from nri_backend.containers.plan import Plan, Raises
+from nri_backend.containers.plan import (
+    NOTHING_DESIRED,
+    Desired,
+    Difference,
+    Observed,
+    Plan,
+    Raises,
+    cpu_differences,
+    differences,
+)
 from nri_backend.enforcement.partitions import make_partition, release_partition
 from nri_backend.limits.claimed import (
+    Limit,
     guard_limits,
     hugepage_files,
     hugepage_limits,
@@ -31,17 +41,6 @@ from nri_backend.limits.claimed import (
     raised_limits,
     uncounted,
     with_reservation,
-)
-from nri_backend.limits.difference import (
-    CPUS,
-    EFFECTIVE,
-    NOTHING_DESIRED,
-    Desired,
-    Difference,
-    Limit,
-    Observed,
-    cpu_differences,
-    differences,
 )
 from nri_backend.node.cgroups import (
     CgroupAccessError,
@@ -51,6 +50,7 @@ from nri_backend.node.cgroups import (
     OriginalLimits,
     Seen,
 )
+from nri_backend.node.model import CPUS, EFFECTIVE
 from nri_backend.node.occupants import OtherCgroups, occupants, sandbox_cgroups
 
 _log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.recorder import EnforcementRecords
-from nri_backend.limits.difference import Host
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.host import HostError
+from nri_backend.node.model import Host
 from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,15 @@ from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.admission import not_on
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
-from nri_backend.containers.plan import Plan, group_plans, plan_at_start, plan_of, plans_before_partition, unaffected
+from nri_backend.containers.plan import (
+    Observed,
+    Plan,
+    group_plans,
+    plan_at_start,
+    plan_of,
+    plans_before_partition,
+    unaffected,
+)
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
     Outcome,
@@ -29,7 +37,6 @@ from nri_backend.enforcement.apply import (
 )
 from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.inputs import Deps, Signals
-from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, OriginalLimits
 from nri_backend.node.occupants import OtherCgroups, Sandbox
 from nri_backend.node.worker import CgroupWorker, Result, Step

@@ -16,11 +16,11 @@ from nri_backend.claims.authorization import Rejection
 from nri_backend.containers.admission import unenforced
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
+from nri_backend.containers.plan import Observed
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import partition_of
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.enforcement.recorder import Recorder
-from nri_backend.limits.difference import Observed
 from nri_backend.limits.runtime import stated
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership

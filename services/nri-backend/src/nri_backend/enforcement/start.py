@@ -29,12 +29,11 @@ from nri_backend.claims.authorization import Rejection
 from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside, overlapping
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
-from nri_backend.containers.plan import plan_at_start
+from nri_backend.containers.plan import Observed, plan_at_start
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome, with_partition
 from nri_backend.enforcement.inputs import Inputs
 from nri_backend.enforcement.reconciler import Reconciler
-from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
 

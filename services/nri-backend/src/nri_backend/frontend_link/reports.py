@@ -26,7 +26,7 @@ from nri_backend.claims.entitlement import Held, PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.difference import limit_text
+from nri_backend.limits.claimed import limit_text
 
 MAX_UNKNOWN: Final = 16
 """Maximum number of claims in a report that a container names but does not hold. The author of a pod controls these."""

@@ -30,9 +30,10 @@ from typing import Final, Literal, TypeVar
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.entitlement import Entitlement, MemoryGrant, Protected
-from nri_backend.limits.difference import DesiredLimit, Limit
 from nri_backend.limits.runtime import PERIOD, CpuLimit
 
+Limit = int | None
+"""Bytes, or microseconds of CPU time per period. None means no limit (``max`` in the file)."""
 CPU_MAX: Final = "cpu.max"
 MEMORY_MAX: Final = "memory.max"
 MEMORY_HIGH: Final = "memory.high"
@@ -44,6 +45,29 @@ Note = tuple[Limit, ...]
 During a write these are two, the previous one and the new one: after a crash in the middle of the write, neither of
 them is taken for a value of the kubelet.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredLimit:
+    """The desired limit in one file."""
+
+    limit: Limit
+    rule: Literal["exactly", "at most", "at least"] = "exactly"
+    """Comparison with the observed limit. ``at most`` also accepts a lower limit, ``at least`` a higher one."""
+    needed: bool = False
+    """True if a missing file is a difference. Otherwise the limit is only written if the file exists."""
+
+    def met_by(self, observed: Limit) -> bool:
+        """Returns True if the observed limit needs no write."""
+        if self.rule == "exactly":
+            return observed == self.limit
+        low, high = (observed, self.limit) if self.rule == "at most" else (self.limit, observed)
+        return high is None or (low is not None and low <= high)
+
+
+def limit_text(limit: Limit) -> str:
+    """Formats a limit as the kernel does."""
+    return "max" if limit is None else str(limit)
 
 
 @dataclass(frozen=True, slots=True)

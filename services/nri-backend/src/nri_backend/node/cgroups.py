@@ -16,8 +16,7 @@ from typing import Final, Self
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
-from nri_backend.limits.claimed import Note
-from nri_backend.limits.difference import Limit
+from nri_backend.limits.claimed import Limit, Note
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"

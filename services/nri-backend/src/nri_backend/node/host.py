@@ -8,8 +8,8 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import parse_page_size
 
-from nri_backend.limits.difference import Host
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.model import Host
 
 
 class HostError(Exception):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
-from nri_backend.limits.difference import CPUS, EFFECTIVE
 from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
+from nri_backend.node.model import CPUS, EFFECTIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.limits.claimed import hugepage_files
-from nri_backend.limits.difference import Desired, DesiredLimit, Host, Observed, desired_cpuset, differences
+from nri_backend.containers.plan import Desired, Observed, desired_cpuset, differences
+from nri_backend.limits.claimed import DesiredLimit, hugepage_files
+from nri_backend.node.model import Host
 from numa_contract.cpuset import parse_cpu_list
 
 TWO = 2 << 20

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of the node, without I/O: the machine, and the names of cpuset files."""
+
+from dataclasses import dataclass
+from typing import Final
+
+CPUS: Final = "cpuset.cpus"
+EFFECTIVE: Final = "cpuset.cpus.effective"
+MEMS: Final = "cpuset.mems"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The present state of the machine, as far as enforcement depends on it."""
+
+    online: frozenset[int] = frozenset()
+    """Online CPUs."""
+    page_sizes: tuple[int, ...] = ()
+    """Hugepage sizes in bytes."""
+    partitions: bool = False
+    """True if the kernel can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
+    obstacle: str = ""
+    """Reason why the backend creates no partitions, with the remedy; empty if it does. Existing partitions may stay."""

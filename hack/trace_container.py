@@ -77,7 +77,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             one = container(f"life-{number}", *env)
             # The kubelet makes the pod's sandbox between the two calls. In the meantime the claim files are read.
             await asyncio.sleep(_SANDBOX_SECONDS)
-            await node.enforcer.inputs.refresh()
+            await node.enforcer.claim_files.refresh()
             sandbox, message = _messages(one)
             warm = number < _WARM
             created = Journey() if warm else create

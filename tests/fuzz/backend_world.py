@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.enforcement.inputs import Deps
+from nri_backend.enforcement.reconciler import Deps
 from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, Pins
 from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.heartbeat import Leadership

@@ -11,7 +11,7 @@ from typing import Literal
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.enforcement.inputs import Deps
+from nri_backend.enforcement.reconciler import Deps
 from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.runtime import cgroup_directory

@@ -9,6 +9,8 @@ nor can one that lies in the future; one in between proves nothing (timekeeping.
 multigrain stamps are never older).
 """
 
+import asyncio
+import logging
 import os
 import stat
 import time
@@ -30,6 +32,7 @@ _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
 # A clock that is set back makes stamps of the future; between this and now the clock may come to a stamp once more.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,54 @@ class ClaimDirectory:
             read = before.file
         problem = f"{entry.name}: {read.problem}" if read.problem else ""
         return _Entry(stamp, now_ns, read, problem, digest)
+
+
+class DirectoryReader:
+    """Keeps the callers on an event loop up to date: one thread at a time reads, and all that wait share its result."""
+
+    def __init__(self, directory: ClaimDirectory, changed: Callable[[Mapping[ClaimKey, ClaimFile]], object]) -> None:
+        """``changed`` is called with the present claim files after each read that has found a change."""
+        self.view = DirectoryView()
+        """The view as of the last read."""
+        self._directory = directory
+        self._changed = changed
+        self._reads = 0
+        self._reading = asyncio.Lock()
+
+    @property
+    def settled(self) -> bool:
+        """True if the directory's time stamp will show every later change."""
+        return self._directory.settled
+
+    async def refresh(self, *, thorough: bool = False) -> None:
+        """Updates the view. With ``thorough``, unchanged files are read as well."""
+        known = self._directory.view is self.view and not (thorough or self._reading.locked())
+        if known and self._directory.is_current():
+            # In most calls the time stamp of the directory shows that nothing has changed. The directory is on a file
+            # system in memory, so this system call takes a hundredth of the time of a switch to a thread.
+            return
+        view = await self._read(thorough=thorough)
+        if view is self.view:
+            return
+        if view.problems and view.problems != self.view.problems:
+            _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
+        self._changed(view.files)
+        self.view = view
+
+    async def _read(self, *, thorough: bool) -> DirectoryView:
+        """Returns the result of a read that began after this call. One read at a time, in a thread."""
+        asked = self._reads
+        await self._reading.acquire()
+        if self._reads > asked and not thorough:
+            # Another caller has begun a read after this call, and it has ended.
+            self._reading.release()
+            return self._directory.view
+        self._reads += 1
+        # Not to_thread: if a hook is cancelled, its thread continues to read, and must hold the lock until it ends.
+        read = partial(self._directory.refresh, thorough=thorough)
+        job = asyncio.get_running_loop().run_in_executor(None, read)
+        job.add_done_callback(lambda _: self._reading.release())
+        return await asyncio.shield(job)
 
 
 def _same(before: ClaimFile, read: ClaimFile) -> bool:

@@ -33,8 +33,8 @@ from numa_node.readiness import Readiness
 from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.enforcement.inputs import Deps
 from nri_backend.enforcement.partitions import lost_before, lost_text
+from nri_backend.enforcement.reconciler import Deps
 from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports

@@ -42,10 +42,10 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
         # Neither an audit nor a new time stamp of the CDI directory may need a thread in the meantime.
         node.enforcer._auditor._next.tick += 1000
         await asyncio.sleep(0.05)
-        await node.enforcer.inputs.refresh(thorough=True)
+        await node.enforcer.claim_files.refresh(thorough=True)
         reads = -1
-        while reads != node.enforcer.inputs._reads:
-            reads = node.enforcer.inputs._reads
+        while reads != node.enforcer.claim_files._reads:
+            reads = node.enforcer.claim_files._reads
             await asyncio.sleep(0.2)
         path, busy = node.make_cgroups(pod(), stored), threading.Event()
         loop = asyncio.get_running_loop()

@@ -67,7 +67,7 @@ def change_during_jobs(node: Node, change: Callable[[], Awaitable[Any]], times: 
 async def change_claims(node: Node, change: Callable[[], Any]) -> None:
     """Changes claim files and reads them."""
     change()
-    await node.enforcer.inputs.refresh(thorough=True)
+    await node.enforcer.claim_files.refresh(thorough=True)
 
 
 async def test_a_start_applies_a_claim_that_is_prepared_during_it(node: Node) -> None:
@@ -126,7 +126,7 @@ async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_during_it(node:
 
     async def offline() -> None:
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
-        await node.enforcer.inputs.refresh_host()
+        await node.enforcer._auditor.host.refresh()
 
     if hook == "start":
         stored, _ = await node.create("claim", *env)
@@ -252,7 +252,7 @@ async def test_a_kill_without_a_cgroup_is_logged_and_raises_nothing(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rejection must reach the pod's events."""
-    starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer.inputs, node.kernel)
+    starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer._auditor.host, node.kernel)
     assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error="its cgroup path makes no sense")))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

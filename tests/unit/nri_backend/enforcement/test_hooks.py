@@ -278,7 +278,7 @@ async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: No
     path = await node.run("claim", *node.claim(ONE))
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))
-    await node.enforcer.inputs.refresh(thorough=True)
+    await node.enforcer.claim_files.refresh(thorough=True)
     assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
     node.kernel.remove(path)
     await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))

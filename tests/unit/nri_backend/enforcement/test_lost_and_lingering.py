@@ -32,7 +32,7 @@ def listed(id_: str, *env: str) -> Container:
 async def lose_record(node: Node) -> None:
     """Removes the claim file and reads the directory."""
     node.unprepare(ONE)
-    await node.enforcer.inputs.refresh(thorough=True)
+    await node.enforcer.claim_files.refresh(thorough=True)
 
 
 async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime(memory: Path) -> None:
@@ -190,7 +190,7 @@ async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(
         # No tick reads the machine before the kernel's files have changed as well.
         node.enforcer._auditor._next.tick += 1000
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
-        await node.enforcer.inputs.refresh_host()
+        await node.enforcer._auditor.host.refresh()
         set_online(node, "0-1,4-7")
         node.enforcer._auditor._next.tick -= 1000
         await node.until(lambda: node.cpus(db) == "1,4-7")

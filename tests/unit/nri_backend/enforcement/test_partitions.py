@@ -342,7 +342,7 @@ async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Pat
         node.kernel.online = "0-7"
         node.kernel.settle(db)
         await partitions.settle(always=True)
-        await node.enforcer.inputs.refresh_host()
+        await node.enforcer._auditor.host.refresh()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         assert state.host.obstacle == state.kernel_damage
         web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))

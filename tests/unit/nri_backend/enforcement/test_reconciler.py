@@ -8,8 +8,7 @@ import pytest
 from nri_backend.containers.container import Identity, Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.inputs import Signals
-from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.enforcement.reconciler import Reconciler, Signals
 from numa_node.claim_directory import ClaimDirectory
 
 from tests.rigs.containers import pod

@@ -153,7 +153,7 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         node.unprepare(ONE)
-        await node.enforcer.inputs.refresh(thorough=True)
+        await node.enforcer.claim_files.refresh(thorough=True)
         assert node.enforcer.state.pool.held == {2, 3}
         records.unlink()
         node.enforcer._auditor.request_audit()

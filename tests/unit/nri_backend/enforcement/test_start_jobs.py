@@ -122,7 +122,7 @@ async def test_a_record_that_goes_in_the_job_whose_partition_is_refused_rejects_
 
         async def removed() -> None:
             node.unprepare(ONE)
-            await node.enforcer.inputs.refresh(thorough=True)
+            await node.enforcer.claim_files.refresh(thorough=True)
 
         assert isinstance(node.kernel, InterruptedTree)
         node.kernel.during[path] = [on_the_loop(removed)]

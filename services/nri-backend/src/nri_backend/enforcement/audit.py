@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.errors import shown
-from numa_node.claim_directory import DirectoryReplacedError
+from numa_node.claim_directory import DirectoryReader, DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
@@ -37,12 +37,12 @@ from nri_backend.containers.lifecycle import ENDED, OCCUPYING, Phase
 from nri_backend.containers.plan import groups_above, misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.inputs import Deps, Inputs
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.partition_manager import PartitionManager
-from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.enforcement.reconciler import Deps, Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.node.cgroup_watch import CgroupWatch
+from nri_backend.node.host import HostReader
 
 # Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in its time. A
 # move writes to each cgroup, while an audit mostly writes to none.
@@ -69,15 +69,17 @@ class Auditor:
     def __init__(
         self,
         state: NodeState,
-        inputs: Inputs,
+        claim_files: DirectoryReader,
+        host: HostReader,
         reconciler: Reconciler,
         recorder: Recorder,
         kills: KillWatch,
         deps: Deps,
     ) -> None:
+        self.host = host
         self.partitions = PartitionManager(state, reconciler, deps.tree, deps.clock)
         self._state = state
-        self._inputs = inputs
+        self._claim_files = claim_files
         self._reconciler = reconciler
         self._recorder = recorder
         self._kills = kills
@@ -172,15 +174,15 @@ class Auditor:
             self._next.tick = now + TICK_SECONDS - now % TICK_SECONDS
             self._next.full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next.full
             self._next.everyone = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next.everyone
-            if self._inputs.detached:
+            if self._claim_files.view.detached:
                 raise DirectoryReplacedError
-            await self._inputs.refresh_host()
+            await self.host.refresh()
         # Other events come from hooks, which have just read the claim files: reading them again would only delay the
         # next hook.
         if tick or self._next.claim_files:
             self._next.claim_files = False
-            await self._inputs.refresh(thorough=tick and full)
-            if not self._inputs.settled:
+            await self._claim_files.refresh(thorough=tick and full)
+            if not self._claim_files.settled:
                 # The time stamp of the directory is too recent to rule out a later change within its resolution.
                 # Reading it again soon spares the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)

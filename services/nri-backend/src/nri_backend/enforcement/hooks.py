@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from numa_contract.records import Owner
+from numa_node.claim_directory import DirectoryReader
 
 from nri_backend.claims.authorization import Rejection, read_evidence
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
@@ -23,12 +24,12 @@ from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, t
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor
-from nri_backend.enforcement.inputs import Deps, Inputs, Signals
 from nri_backend.enforcement.memory_kills import KillWatch
-from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.enforcement.reconciler import Deps, Reconciler, Signals
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.enforcement.standby import Standby
 from nri_backend.enforcement.start import Starter
+from nri_backend.node.host import HostReader
 from nri_backend.nri.model import (
     Adjustment,
     Container,
@@ -39,7 +40,6 @@ from nri_backend.nri.model import (
     Resources,
     Update,
 )
-from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -52,16 +52,16 @@ class Enforcer:
         self.runtime = LinkStatus()
         """The runtime's capabilities; set with each change of the connection."""
         self.signals = Signals()
-        self.inputs = Inputs(state, deps)
+        self.claim_files = DirectoryReader(deps.directory, state.set_claim_files)
         self.reconciler = Reconciler(state, deps, self.signals)
-        self.starter = Starter(state, self.reconciler, self.inputs, deps.tree)
-        self._tree = deps.tree
-        self._observer: Telemetry = deps.observer
+        host = HostReader(deps.read_host, state.set_host)
+        self.starter = Starter(state, self.reconciler, host, deps.tree)
+        self._deps = deps
         self._own_pod_uid = own_pod_uid
         self._recorder = Recorder(state, deps.enforcement_records)
         self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
         self._kills = KillWatch(state, deps.tree, deps.observer)
-        self._auditor = Auditor(state, self.inputs, self.reconciler, self._recorder, self._kills, deps)
+        self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._recorder, self._kills, deps)
         state.pool_changed = self.signals.audit.set
 
     @property
@@ -72,8 +72,9 @@ class Enforcer:
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems of the node and of containers, as texts for the operator."""
-        node = (self._recorder.problem, self.state.kernel_damage, *self.inputs.problems)
-        parts = (*node, *self.reconciler.problems, *self._auditor.problems, *map(problem_of, self.state))
+        node = (self._recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
+        files = self.claim_files.view.problems.values()
+        parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *map(problem_of, self.state))
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:
@@ -85,7 +86,7 @@ class Enforcer:
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.state.put(self.state.authorized(now))
         self.signals.active = True
-        await self.inputs.refresh(thorough=True)
+        await self.claim_files.refresh(thorough=True)
         await self._auditor.first_audit()
 
     async def run_forever(self) -> None:
@@ -101,7 +102,7 @@ class Enforcer:
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
         """Replaces the state by the runtime's list of containers; the audit compares their cgroups afterwards."""
-        await self.inputs.refresh(thorough=True)
+        await self.claim_files.refresh(thorough=True)
         by_id = {pod.id: pod for pod in pods}
         found: list[Tracked] = []
         running: set[Owner] = set()
@@ -124,7 +125,7 @@ class Enforcer:
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
-        await self.inputs.refresh()
+        await self.claim_files.refresh()
         # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
         active = self.signals.active
         described = self._described(pod, container, requested=active, include_claims=not active)
@@ -147,7 +148,7 @@ class Enforcer:
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Applies the container's settings before its process runs. Kills it and raises RejectedError if that fails."""
         try:
-            await self.inputs.refresh()
+            await self.claim_files.refresh()
             tracked = self._starting(pod, container)
             if active := self.signals.active:
                 tracked, rejection = await self.starter.enforce(tracked, self.runtime)
@@ -261,7 +262,7 @@ class Enforcer:
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]
         for found in [one for one in earlier if one.phase in (Phase.CREATED, Phase.LISTED)]:
-            has_cgroup = await asyncio.to_thread(self._tree.inode, found.identity.cgroup) is not None
+            has_cgroup = await asyncio.to_thread(self._deps.tree.inode, found.identity.cgroup) is not None
             other = self.state.containers.get(found.id)
             if other is None or other.phase is not found.phase:
                 continue
@@ -299,7 +300,7 @@ class Enforcer:
 
     def _rejected_error(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
         """Stores, counts and logs a rejection. Returns the error to raise."""
-        self._observer.refused(rejection.reason)
+        self._deps.observer.refused(rejection.reason)
         self.state.reject(replace(tracked, rejection=rejection))
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
         _log.warning("refused", extra=fields)

@@ -8,10 +8,14 @@ time.
 """
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Callable, KeysView, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+from numa_node.claim_directory import ClaimDirectory
 
 from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.admission import not_on
@@ -36,12 +40,54 @@ from nri_backend.enforcement.apply import (
     with_partition,
 )
 from nri_backend.enforcement.change_detector import ChangeDetector
-from nri_backend.enforcement.inputs import Deps, Signals
+from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, OriginalLimits
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.node.model import Host
 from nri_backend.node.occupants import OtherCgroups, Sandbox
 from nri_backend.node.worker import CgroupWorker, Result, Step
+from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Dependencies of enforcement."""
+
+    directory: ClaimDirectory
+    tree: CgroupTree
+    read_host: Callable[[], Host]
+    """Reads the machine. Blocks. Raises HostError."""
+    enforcement_records: EnforcementRecords
+    leadership: Callable[[], Leadership]
+    """Returns the instance that enforces on this node."""
+    observer: Telemetry
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic clock in seconds."""
+
+
+class Signals:
+    """Signals between the hooks and the audit."""
+
+    def __init__(self) -> None:
+        self.active = False
+        """True if this instance enforces."""
+        self.audit = asyncio.Event()
+        """Set when the audit has something to do before its next tick."""
+        self._progress = asyncio.Event()
+
+    def progressed(self) -> None:
+        """Wakes the starts that wait for containers to be moved or to end."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def wait_for_progress(self, deadline: float) -> None:
+        """Waits until containers were moved or have ended. ``deadline`` is a time of the event loop."""
+        progress = self._progress
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await progress.wait()
 
 
 class Reconciler:

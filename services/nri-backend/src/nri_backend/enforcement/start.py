@@ -32,9 +32,9 @@ from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.plan import Observed, plan_at_start
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome, with_partition
-from nri_backend.enforcement.inputs import Inputs
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.host import HostReader
 from nri_backend.nri.model import LinkStatus
 
 _log = logging.getLogger(__name__)
@@ -53,12 +53,12 @@ def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
 class Starter:
     """Waits for other containers to leave a container's CPUs, applies the container's settings, or kills it."""
 
-    def __init__(self, state: NodeState, reconciler: Reconciler, inputs: Inputs, tree: CgroupTree) -> None:
+    def __init__(self, state: NodeState, reconciler: Reconciler, host: HostReader, tree: CgroupTree) -> None:
         self.clear_seconds: float | None = None
         """Seconds to wait for other containers; None for a share of the runtime's request timeout."""
         self._state = state
         self._reconciler = reconciler
-        self._inputs = inputs
+        self._host = host
         self._tree = tree
 
     async def admit(
@@ -152,7 +152,7 @@ class Starter:
         if overlapping(self._state, tracked):
             # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit
             # needs the present list of online CPUs to find out that the container belongs to the pool now.
-            await self._inputs.refresh_host()
+            await self._host.refresh()
         while True:
             if self._state.changes != changes:
                 changes = self._state.changes

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the node's online CPUs and hugepage sizes, and whether cpuset partitions can be created on it."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from numa_contract.pagesize import parse_page_size
 
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.model import Host
+
+_log = logging.getLogger(__name__)
 
 
 class HostError(Exception):
@@ -40,3 +44,26 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
     obstacle = tree.partition_obstacle() or partition_obstacle()
     return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)
+
+
+class HostReader:
+    """Reads the machine again for the callers on an event loop."""
+
+    def __init__(self, read: Callable[[], Host], changed: Callable[[Host], object]) -> None:
+        """``read`` is read_host() with its arguments. ``changed`` is called with each reading."""
+        self.problem = ""
+        """Reason why the machine cannot be read; empty if it can."""
+        self._read = read
+        self._changed = changed
+
+    async def refresh(self) -> None:
+        """Reads the present machine. While it cannot be read, the last reading stays in force."""
+        try:
+            host = await asyncio.to_thread(self._read)
+        except HostError as error:
+            if not self.problem:
+                _log.warning("the machine cannot be read", extra={"error": str(error)})
+            self.problem = str(error)
+            return
+        self.problem = ""
+        self._changed(host)

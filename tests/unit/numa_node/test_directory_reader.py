@@ -6,15 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.inputs import Inputs
-from numa_node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.claim_directory import ClaimDirectory, DirectoryReader, DirectoryView
 
 from tests.rigs.builders import cpu_record, write_claim
-from tests.rigs.enforcement import deps_of
-from tests.rigs.kernel_tree import KernelTree
-
-CGROUP = "kubepods/pod1/c1"
 
 
 class SlowDirectory(ClaimDirectory):
@@ -38,46 +32,35 @@ class SlowDirectory(ClaimDirectory):
         return view
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> KernelTree:
-    tree = KernelTree(tmp_path / "cgroup")
-    tree.make(CGROUP)
-    return tree
-
-
-def inputs_of(directory: ClaimDirectory, tree: KernelTree, state: NodeState) -> Inputs:
-    return Inputs(state, deps_of(directory, tree, lambda: state.host))
-
-
-async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path, tree: KernelTree) -> None:
+async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path) -> None:
     """The thread of the cancelled hook still reads. The next read begins when it has ended."""
     directory = SlowDirectory(str(tmp_path))
-    inputs = inputs_of(directory, tree, NodeState())
-    hook = asyncio.create_task(inputs.refresh())
+    reader = DirectoryReader(directory, lambda _: None)
+    hook = asyncio.create_task(reader.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
     directory.began.clear()
     hook.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hook
-    other = asyncio.create_task(inputs.refresh())
+    other = asyncio.create_task(reader.refresh())
     assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads at the same time"
     directory.gate.set()
     await other
     assert (directory.most_running, directory.reads) == (1, 2)
 
 
-async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path, tree: KernelTree) -> None:
+async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path) -> None:
     """It begins after all of them were called. A read that was already running is not shared."""
-    directory, state = SlowDirectory(str(tmp_path)), NodeState()
-    inputs = inputs_of(directory, tree, state)
-    first = asyncio.create_task(inputs.refresh())
+    directory, held = SlowDirectory(str(tmp_path)), set[int]()
+    reader = DirectoryReader(directory, lambda files: held.update(*(file.cpus for file in files.values())))
+    first = asyncio.create_task(reader.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
-    hooks = [asyncio.create_task(inputs.refresh()) for _ in range(5)]
+    hooks = [asyncio.create_task(reader.refresh()) for _ in range(5)]
     write_claim(tmp_path, cpu_record("c1", "cpus=2-3"))
     await asyncio.sleep(0)
     directory.gate.set()
     await asyncio.gather(first, *hooks)
     assert directory.reads == 2
-    assert state.pool.held == {2, 3}
-    await inputs.refresh(thorough=True)
+    assert held == {2, 3}
+    await reader.refresh(thorough=True)
     assert directory.reads == 3

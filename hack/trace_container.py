@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journeys of one CreateContainer and of its StartContainer: ``python -m hack.trace_container``.
 
-From the bytes of the mux to those of the answer, with a claim of CPUs and one of hugepages, warm. The socket is left
-out, and what the audit does beside the hooks.
+From the bytes of the mux to those of the answer, with a claim of CPUs and one of hugepages, for the first container of
+a pod, after some others. The socket is left out, and what the audit does beside the hooks.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.model import Container, Resources
+from nri_backend.nri.model import Container, Pod, Resources
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
 from nri_backend.nri.wire import (
     PLUGIN_CONNECTION,
@@ -59,8 +59,7 @@ class Runtime:
         journey.running = False
 
 
-def _messages(one: Container) -> tuple[pb.PodSandbox, pb.Container]:
-    of = pod()
+def _messages(of: Pod, one: Container) -> tuple[pb.PodSandbox, pb.Container]:
     sandbox = pb.PodSandbox(id=of.id, uid=of.uid, namespace=of.namespace, name=of.name)
     sandbox.linux.cgroup_parent = of.cgroup_parent
     message = pb.Container(id=one.id, pod_sandbox_id=one.pod_id, name=one.name, env=one.env)
@@ -72,24 +71,28 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
     async with enforcing(Node(path)) as node:
         runtime = Runtime(node)
         for number in range(_WARM + 1):
-            env = node.claim(cpu_record(f"c{number}", "cpus=2-3"))
-            env += node.claim(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
-            one = container(f"life-{number}", *env)
+            of = pod(f"p{number}")
+            cpus = cpu_record(f"c{number}", "cpus=2-3", pods=[of.uid])
+            memory = memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI), pods=[of.uid])
+            one = container(f"life-{number}", *node.claim(cpus), *node.claim(memory), of=of.uid)
+            node.make_pod(of)
             # The kubelet makes the pod's sandbox between the two calls. In the meantime the claim files are read.
             await asyncio.sleep(_SANDBOX_SECONDS)
             await node.enforcer.claim_files.refresh()
-            sandbox, message = _messages(one)
+            sandbox, message = _messages(of, one)
             warm = number < _WARM
             created = Journey() if warm else create
             await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
-            node.make_cgroups(pod(), replace(one, resources=Resources(cpus="2-3", mems="1")))
+            node.make_cgroups(of, replace(one, resources=Resources(cpus="2-3", mems="1")))
             message.linux.resources.cpu.cpus = "2-3"
+            # While the runtime makes the container, the audit reads the kills in the pod.
+            await asyncio.sleep(_SANDBOX_SECONDS)
             started = Journey() if warm else start
             await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)
-            await node.stop(one.id)
-            await node.enforcer.remove_container(pod(), one)
-            node.unprepare(cpu_record(f"c{number}", "cpus=2-3"))
-            node.unprepare(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
+            await node.stop(one.id, of=of.uid)
+            await node.enforcer.remove_container(of, one)
+            node.unprepare(cpus)
+            node.unprepare(memory)
 
 
 def main() -> None:

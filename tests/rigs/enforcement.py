@@ -107,19 +107,25 @@ class Node:
         """Removes the file of a claim."""
         (self.cdi / f"dra.k8s.io-{record.driver.removeprefix('dra.')}_claim-{record.claim.uid}.json").unlink()
 
+    def make_pod(self, of: Pod) -> None:
+        """Creates the cgroup of a pod with its limits, as the kubelet does, unless it exists."""
+        parent = cgroup_directory(of.cgroup_parent)
+        if self.kernel.path(parent).exists():
+            return
+        self.kernel.make(parent)
+        for size in ("2MB", "1GB"):
+            self.kernel.set(parent, f"hugetlb.{size}.max", "0")
+        self.kernel.set(parent, "cpu.max", f"{self.pod_quota} 100000")
+        for file, text in self.pod_limits.items():
+            self.kernel.set(parent, file, text)
+
     def make_cgroups(self, of: Pod, one: Container, sizes: tuple[int, ...] = SIZES) -> str:
         """Creates the cgroups of a pod and of a container with their limits, as the kubelet and the OCI runtime do.
 
         Cgroups that exist are kept. Returns the path of the container's cgroup.
         """
-        parent, path = cgroup_directory(of.cgroup_parent), cgroup_directory(one.cgroups_path)
-        if not self.kernel.path(parent).exists():
-            self.kernel.make(parent)
-            for size in ("2MB", "1GB"):
-                self.kernel.set(parent, f"hugetlb.{size}.max", "0")
-            self.kernel.set(parent, "cpu.max", f"{self.pod_quota} 100000")
-            for file, text in self.pod_limits.items():
-                self.kernel.set(parent, file, text)
+        self.make_pod(of)
+        path = cgroup_directory(one.cgroups_path)
         if not self.kernel.path(path).exists():
             self.kernel.make(path, sizes=sizes)
         if (quota := one.resources.cpu_quota) is not None:

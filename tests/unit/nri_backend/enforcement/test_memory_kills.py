@@ -2,6 +2,7 @@
 """Processes killed out of memory, from the kernel's counts to the report to the frontend."""
 
 import asyncio
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,20 @@ class SlowTree(KernelTree):
             self.began.set()
             assert self.gate.wait(5)
         return text
+
+
+class RecordingTree(KernelTree):
+    """A tree that stores of which cgroups the count was read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.counts_read: list[str] = []
+
+    def read(self, path: str, name: str) -> str:
+        """Reads the file."""
+        if name == "memory.events":
+            self.counts_read.append(path)
+        return super().read(path, name)
 
 
 @pytest.fixture
@@ -104,7 +119,7 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
     node: Node, memory: Path
 ) -> None:
-    """One thread writes the record and then reads the counts of the pod."""
+    """The audit has not run since its creation, so the start reads the counts of the pod."""
     (memory / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
@@ -114,6 +129,38 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
     node.kernel.kill_for_memory(path)
     await node.stop("main")
     assert kills(node) == {"side": 0, "main": 1}
+
+
+async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_claim_container(memory: Path) -> None:
+    """The start reads no count then. Kills before the reading are not attributed to the container, later ones are.
+
+    This includes a kill that removes the container's cgroup before its own count was read, and without a report.
+    """
+    node = Node(memory, tree=RecordingTree)
+    assert isinstance(node.kernel, RecordingTree)
+    await node.enforcer.activate()
+    side = await node.run("side", name="side")
+    node.kernel.kill_for_memory(side)
+    node.kernel.remove(side)
+    node.enforcer.signals.audit.clear()
+    stored, _ = await node.create("main", *node.claim(ONE))
+    assert node.enforcer.signals.audit.is_set(), "the creation wakes the audit"
+    node.enforcer._auditor._next.tick = math.inf
+    await node.enforcer._auditor._round()
+    assert POD in node.kernel.counts_read
+    node.kernel.counts_read.clear()
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.counts_read == []
+    node.kernel.kill_for_memory(path)
+    node.kernel.remove(path)
+    await node.enforcer._auditor.audit(full=True)
+    assert kills(node)["main"] == 1
+    await node.stop("main")
+    node.enforcer.signals.audit.clear()
+    await node.create("again", *node.claim(ONE))
+    assert not node.enforcer.signals.audit.is_set(), "the kills in the pod are known"
+    node.enforcer._kills.close()
 
 
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:

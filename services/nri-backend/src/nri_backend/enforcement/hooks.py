@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from numa_contract.records import Owner
 from numa_node.claim_directory import DirectoryReader
@@ -143,6 +142,9 @@ class Enforcer:
             return Adjustment()
         if tracked.entitlement.hugepages:
             await self._recorder.answered(tracked)
+        if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
+            # The audit reads the kills in the pod so far while the runtime makes the container.
+            self.signals.audit.set()
         return adjustment(tracked, self.state)
 
     async def start_container(self, pod: Pod, container: Container) -> None:
@@ -158,10 +160,9 @@ class Enforcer:
                 await self._kill_rejected(tracked)
                 raise self._rejected_error(tracked, rejection)
             if active and tracked.entitlement.claims:
-                # The thread that writes the record also reads the kills in the pod so far: none is of this container.
-                look = partial(self._kills.look, [pod.uid])
-                in_thread = look if tracked.entitlement.memory is not None else asyncio.to_thread
-                await self._recorder.record([self.state.containers.get(tracked.id) or tracked], in_thread)
+                if tracked.entitlement.memory is not None:
+                    await self._count_kills_of(tracked)
+                await self._recorder.record([self.state.containers.get(tracked.id) or tracked])
         except RejectedError:
             raise
         except BaseException:
@@ -297,6 +298,14 @@ class Enforcer:
     ) -> Tracked:
         own_pod = pod.uid == self._own_pod_uid != ""
         return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
+
+    async def _count_kills_of(self, tracked: Tracked) -> None:
+        """Begins to attribute kills to a container whose process has not run, without the earlier ones in its pod."""
+        if (pod := self._kills.pods.get(tracked.identity.pod.uid)) is None:
+            # The audit has not read the pod since the container was created.
+            await self._kills.look([tracked.identity.pod.uid])
+        else:
+            pod.own.setdefault(tracked.id, 0)
 
     def _rejected_error(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
         """Stores, counts and logs a rejection. Returns the error to raise."""

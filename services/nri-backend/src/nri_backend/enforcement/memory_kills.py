@@ -5,13 +5,17 @@ The counts are reported to the frontend. The ``memory.events`` of a cgroup inclu
 (cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and its own count with it, but the
 count of its pod still includes these kills. So both are read, and the difference is attributed to the container that
 has ended.
+
+This requires a reading of the pod from before the container runs. CreateContainer requests it: it wakes the audit,
+which reads the pod while the runtime makes the container, and watches it from then on. If that has not happened yet
+when StartContainer is called, the hook reads the pod itself.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -73,7 +77,8 @@ class KillWatch:
         self._state = state
         self._tree = tree
         self._observer = observer
-        self._pods: dict[str, PodKills] = {}
+        self.pods: dict[str, PodKills] = {}
+        """The pods that have been read, by UID. A start adds its container to the pod's ``own`` counts."""
         self._watch = CgroupWatch(tree.root, EVENTS, lambda _: True)
         self._changed: set[str] = set()
         """Cgroups of pods in which the kernel has reported an event."""
@@ -81,11 +86,10 @@ class KillWatch:
         self._looking = asyncio.Lock()
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
-    async def look(self, pod_uids: Iterable[str], work: Callable[[], object] | None = None, *, ended: str = "") -> None:
+    async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> None:
         """Counts the kills in those of the pods that have a memory claim.
 
-        ``ended`` is the container whose end the runtime has just reported. ``work`` is called first, in the thread that
-        reads the counts.
+        ``ended`` is the container whose end the runtime has just reported.
         """
         async with self._looking:
             pods: list[tuple[str, str, dict[str, str]]] = []
@@ -95,17 +99,17 @@ class KillWatch:
                 if above:
                     present = [one.identity for one in containers if one.identity.cgroup and not one.identity.sandboxed]
                     pods.append((uid, above, {identity.id: identity.cgroup for identity in present}))
-            if not pods and work is None:
+            if not pods:
                 return
             paths = [path for _, above, cgroups in pods for path in (above, *cgroups.values())]
-            counts = await asyncio.to_thread(self._read, paths, work)
+            counts = await asyncio.to_thread(self._read, paths)
             for uid, above, cgroups in pods:
                 if (total := counts.get(above)) is None:
                     continue
                 own = {container_id: counts.get(path) for container_id, path in cgroups.items()}
                 # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
                 # counts of present cgroups are new.
-                pod = self._pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
+                pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
                 for container_id, count in pod.take(total, own, ended).items():
                     self._report(container_id, count)
 
@@ -127,12 +131,15 @@ class KillWatch:
         self._watch.close()
 
     async def look_at_changed(self) -> None:
-        """Counts kills in the pods with a reported event, and updates the watched pods: those with memory claims."""
+        """Counts kills in the pods with a reported event and in new ones, and updates the watched pods.
+
+        These are all pods with memory claims.
+        """
         claimed = {one.identity.pod_cgroup: one.identity.pod.uid for one in self._state if one.entitlement.memory}
-        self._watch.follow(claimed.keys() - {""})
+        claimed.pop("", None)
+        self._watch.follow(claimed)
         changed, self._changed = self._changed, set()
-        if pods := [claimed[path] for path in changed if path in claimed]:
-            await self.look(pods)
+        await self._look_at([uid for path, uid in claimed.items() if path in changed or uid not in self.pods])
 
     async def look_at_all(self) -> None:
         """Counts the kills in every pod with a memory claim.
@@ -140,15 +147,16 @@ class KillWatch:
         A container may continue to run after one of its processes was killed, so no hook reports it.
         """
         present = dict.fromkeys(tracked.identity.pod.uid for tracked in self._state)
-        self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
-        claims = list(dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None))
-        for uids in (claims[start : start + _PODS_AT_ONCE] for start in range(0, len(claims), _PODS_AT_ONCE)):
-            await self.look(uids)
+        self.pods = {uid: pod for uid, pod in self.pods.items() if uid in present}
+        claims = dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None)
+        await self._look_at(list(claims))
 
-    def _read(self, paths: Iterable[str], work: Callable[[], object] | None) -> dict[str, int]:
-        """Calls ``work``, and reads the count of each of these cgroups that exists. Blocks."""
-        if work is not None:
-            work()
+    async def _look_at(self, pod_uids: Sequence[str]) -> None:
+        for start in range(0, len(pod_uids), _PODS_AT_ONCE):
+            await self.look(pod_uids[start : start + _PODS_AT_ONCE])
+
+    def _read(self, paths: Iterable[str]) -> dict[str, int]:
+        """Reads the count of each of these cgroups that exists. Blocks."""
         counts: dict[str, int] = {}
         for path in paths:
             with contextlib.suppress(CgroupGoneError, CgroupAccessError):

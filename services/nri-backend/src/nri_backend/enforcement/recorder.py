@@ -29,7 +29,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final, NamedTuple
 
@@ -61,8 +61,6 @@ MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 Pins = Mapping[str, frozenset[str]]
 """Static managers of the kubelet that requests for a container have shown, by container id."""
-InThread = Callable[[Callable[[], object]], Awaitable[object]]
-"""Calls a function in a thread and waits for it."""
 # The ids that runtimes generate. The record of another id would be outside the directory or could not be created.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
@@ -258,14 +256,12 @@ class Recorder:
         """Stores that an update was answered with limits that include the claimed hugepages."""
         self._answered.add(tracked.id)
 
-    async def record(
-        self, containers: Iterable[Tracked], in_thread: InThread = asyncio.to_thread, *, every: bool = False
-    ) -> None:
+    async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
         A failed write becomes a problem and is retried by the next audit. With ``every``, ``containers`` are all
         containers of the node: only then does success end the problem, which may be about any of them, also about one
-        that has ended. ``in_thread`` is KillWatch.look() if the same thread reads the kills of a pod.
+        that has ended.
         """
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
@@ -284,9 +280,8 @@ class Recorder:
                         **content._asdict(),
                     )
                 )
-        results: dict[str, OSError | None] = {}
         async with self._turn:
-            await in_thread(lambda: results.update(self._records.write(records[:MAX_AT_ONCE])))
+            results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE])
             self._written |= {i: new[i] for i, error in results.items() if error is None}
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:

@@ -160,7 +160,7 @@ def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bo
     cache.differing(["c"])
     assert cache.contents({"c": "pod/c"}, "cpuset.cpus.effective")["c"].strip() == b"0-7"
     assert cache.contents({"c": "pod/c"}, "cpuset.mems.effective") == {}
-    assert cache.contents({"other": "pod/c"}, "cpuset.cpus.effective") == {}
+    assert cache.contents({"other": "pod/other"}, "cpuset.cpus.effective") == {}
     tree.set("pod/c", "cpuset.cpus", "1")
     assert cache.contents({"c": "pod/c"}, "cpuset.cpus.effective")["c"].strip() == b"1"
     before = open_files()

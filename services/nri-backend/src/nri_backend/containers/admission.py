@@ -15,9 +15,9 @@ from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.lifecycle import OCCUPYING, Phase
 from nri_backend.containers.plan import Observed
-from nri_backend.containers.state import CpusetClass, NodeState
+from nri_backend.containers.state import CpusetClass, NodeState, class_of
 from nri_backend.limits.claimed import unthrottled
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
@@ -49,21 +49,28 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     return _that_must_leave(state, tracked, ids)
 
 
-def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> list[Tracked]:
+def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
     """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
 
-    ``in_pod``: only those of its own pod.
+    They are returned by id, each with its cgroup as in its identity. ``in_pod``: only those of its own pod. In pool
+    mode these are all containers of the node, so their groups are joined without a look at each of them.
     """
     if not (own := tracked.entitlement.cpus):
-        return []
+        return {}
+    siblings = [one for one in state.containers.of_pod(tracked.identity.pod.uid) if one.phase in OCCUPYING]
+    classes = state.containers.classes
     if in_pod:
-        members = {one.id for one in state.containers.of_pod(tracked.identity.pod.uid)}
-    ids = [
-        ids & members if in_pod else ids
-        for kind, ids in state.containers.classes.items()
-        if kind.cpus and own.isdisjoint(kind.cpus) and _must_leave(state, tracked, kind)
-    ]
-    return _that_must_leave(state, tracked, ids)
+        classes = {kind: classes[kind] for kind in map(class_of, siblings)}
+    found: dict[str, str] = {}
+    for kind, ids in classes.items():
+        if kind.cpus and own.isdisjoint(kind.cpus) and _must_leave(state, tracked, kind):
+            found.update(ids)
+    if in_pod:
+        found = {one.id: found[one.id] for one in siblings if one.id in found}
+    for one in siblings:
+        if one.id in found and _may_stay(state, tracked, one):
+            del found[one.id]
+    return found
 
 
 def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterable[str]]) -> list[Tracked]:
@@ -92,11 +99,13 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
 
     Siblings are never moved: an overlap inside a pod prevents the partition.
     """
+    if not state.partition_for(tracked):
+        return True
     # A container whose CPUs are all offline is a member of the pool, which the kernel moves.
     keeps = kind.exclusive & state.host.online
     if kind.shared_near:
         keeps &= tracked.entitlement.cpus
-    if keeps or kind.excluded & tracked.entitlement.cpus or not state.partition_for(tracked):
+    if keeps or kind.excluded & tracked.entitlement.cpus:
         return True
     left = (kind.cpus or frozenset()) - tracked.entitlement.cpus - state.pool.partitioned
     return bool(state.pool.held) and not left

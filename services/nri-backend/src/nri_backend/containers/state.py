@@ -51,8 +51,10 @@ class ContainerIndex:
     """The tracked containers, in order of insertion."""
 
     def __init__(self) -> None:
-        self.classes: dict[CpusetClass, set[str]] = {}
-        """Ids of the containers that occupy CPUs, by class."""
+        self.classes: dict[CpusetClass, dict[str, str]] = {}
+        """Ids of the containers that occupy CPUs, each with its cgroup, by class."""
+        self.without_cgroup: set[str] = set()
+        """Ids of the containers in ``classes`` without a cgroup of their own: it is unknown, or that of their pod."""
         self.weights: dict[str, Weight] = {}
         """Weights of the containers that have one."""
         self.by_id: dict[str, Tracked] = {}
@@ -78,7 +80,10 @@ class ContainerIndex:
         self.by_id[container_id] = tracked
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
         if tracked.phase in OCCUPYING:
-            self.classes.setdefault(_class_of(tracked), set()).add(container_id)
+            cgroup = tracked.identity.cgroup
+            self.classes.setdefault(class_of(tracked), {})[container_id] = cgroup
+            if not cgroup or tracked.identity.sandboxed:
+                self.without_cgroup.add(container_id)
             if (own := weight(tracked)) is not None:
                 self.weights[container_id] = own
 
@@ -92,8 +97,9 @@ class ContainerIndex:
     def _leave(self, before: Tracked, stays_in: str | None = None) -> None:
         container_id, pod_uid = before.identity.id, before.identity.pod.uid
         if before.phase in OCCUPYING:
-            ids = self.classes[key := _class_of(before)]
-            ids.discard(container_id)
+            ids = self.classes[key := class_of(before)]
+            ids.pop(container_id, None)
+            self.without_cgroup.discard(container_id)
             if not ids:
                 del self.classes[key]
             self.weights.pop(container_id, None)
@@ -388,6 +394,7 @@ def weight(tracked: Tracked) -> Weight | None:
     return (cpus, tracked.observed.partition) if cpus else None
 
 
-def _class_of(tracked: Tracked) -> CpusetClass:
+def class_of(tracked: Tracked) -> CpusetClass:
+    """Returns the cpuset class of a container."""
     observed, entitlement = tracked.observed, tracked.entitlement
     return CpusetClass(observed.cpus, tracked.kept_cpus, tracked.identity.own_pod, tracked.excluded, entitlement.near)

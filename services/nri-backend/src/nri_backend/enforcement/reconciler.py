@@ -177,16 +177,14 @@ class Reconciler:
         now = self._state.containers.get(tracked.id) or tracked
         plan = plan_at_start(self._state, now)
         self._aims = {now.id: plan.desired.cpus}
-        paths: dict[str, str] = {}
+        paths = not_on(self._state, now, in_pod=bool(plan.partition))
+        for hung in self._worker.stuck.keys() & paths.keys():
+            del paths[hung]
         sandboxes: dict[str, Sandbox] = {}
-        for one in not_on(self._state, now, in_pod=bool(plan.partition)):
-            identity = one.identity
-            if identity.id in self._worker.stuck or not identity.cgroup:
-                continue
-            if identity.cgroup == identity.pod_cgroup:
-                sandboxes[identity.id] = Sandbox(identity.cgroup, self._state.cgroups_beside(one))
-            else:
-                paths[identity.id] = identity.cgroup
+        for special in self._state.containers.without_cgroup & paths.keys():
+            if cgroup := paths.pop(special):
+                beside = self._state.cgroups_beside(self._state.containers.by_id[special])
+                sandboxes[special] = Sandbox(cgroup, beside)
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan) if plan.partition else []
         return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before)

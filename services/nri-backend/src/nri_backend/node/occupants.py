@@ -47,7 +47,9 @@ def occupants(
     # A node has hundreds of containers and few different cpusets, so each content is parsed and compared once.
     parsed = {content: _cpus_in(content) for content in set(read.values())}
     elsewhere = {content for content, cpus in parsed.items() if cpus and cpus.isdisjoint(own)}
-    left = [container_id for container_id in others.paths if read.get(container_id) not in elsewhere]
+    left = list[str]()
+    if len(read) < len(others.paths) or len(elsewhere) < len(parsed):
+        left = [container_id for container_id in others.paths if read.get(container_id) not in elsewhere]
     for container_id in (*left, *others.sandboxes):
         sandbox = others.sandboxes.get(container_id)
         path = others.paths[container_id] if sandbox is None else sandbox.pod

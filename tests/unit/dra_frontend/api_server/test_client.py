@@ -8,6 +8,7 @@ import traceback
 import tracemalloc
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -856,6 +857,49 @@ async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch
             await KubeClient(connection).get_node("n")
         await connection.close()
     assert asked == ["/api/v1/nodes/n", "http://server.example/api/v1/nodes/n"]
+
+
+@pytest.mark.parametrize(("no_proxy", "path"), [("", "http://server.example/api/v1/nodes/n"), ("server.example", None)])
+async def test_the_proxy_of_the_environment_is_used(
+    no_proxy: str, path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP_PROXY is for servers without TLS, and NO_PROXY excludes servers."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.raw_path)
+        return web.json_response({"kind": "Node", "metadata": {"name": "n", "uid": "u"}})
+
+    def load(configuration: Configuration) -> None:
+        configuration.host = "http://server.example"
+
+    async with connection_to(answer) as proxy:
+        monkeypatch.setenv("http_proxy", proxy._clients[0].configuration.host)
+        monkeypatch.setenv("no_proxy", no_proxy)
+        connection = Connection(load)
+        await connection.open()
+        with suppress(UnreachableError):
+            await KubeClient(connection).get_node("n")
+        await connection.close()
+    assert asked == [path] * bool(path)
+
+
+async def test_a_request_uses_no_thread_and_no_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry of ~/.netrc would contradict the token, and the request would fail."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    headers: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        headers.append(request.headers.get("Authorization", ""))
+        return web.json_response({"kind": "Node", "metadata": {"name": "n", "uid": "u"}})
+
+    async with connection_to(answer) as connection:
+        connection._clients[0].configuration.api_key = {"BearerToken": "Bearer t"}
+        with ThreadPoolExecutor() as closed:
+            asyncio.get_running_loop().set_default_executor(closed)
+        await KubeClient(connection).get_node("n")
+    assert headers == ["Bearer t"]
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,10 @@ class Pace:
 
     async def turn(self) -> None:
         """Waits for a token. A wait that is cancelled gives its token back."""
+        if not (wait := self.take()):
+            return
         try:
-            await asyncio.sleep(self.take())
+            await asyncio.sleep(wait)
         except asyncio.CancelledError:
             self._tokens += 1
             raise

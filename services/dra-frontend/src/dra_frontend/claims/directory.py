@@ -80,8 +80,11 @@ class ClaimFiles(ClaimDirectory):
             raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_CLAIM_FILE}", str(path))
         if len(self.view.files) >= MAX_CLAIM_FILES and (record.driver, record.claim.uid) not in self.view.files:
             raise OSError(errno.ENOSPC, f"{MAX_CLAIM_FILES} claim files are read, and there are as many", str(path))
-        self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        replace_file(str(path), data, 0o600, sync=True)
+        try:
+            replace_file(str(path), data, 0o600, sync=True)
+        except FileNotFoundError:
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace_file(str(path), data, 0o600, sync=True)
         self._sync()
         self._set_aside.pop(path.name, None)
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError
 from numa_contract.names import (
     CPU_DRIVER,
@@ -119,8 +118,9 @@ class MetadataFiles:
             if path != file.host_path:
                 below = f"is not below {self.plugins}, where the host is"
                 raise MalformedError("metadata file", file.host_path, below)
-            document = parse_json(file.content.encode(), _LARGEST, "metadata file", path)
-            data = json.dumps(document, indent=2).encode() + b"\n"
+            data = file.content.encode() + b"\n"
+            if len(data) > _LARGEST:
+                raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_LARGEST}")
             # No fsync: after a crash of the node the claims are prepared again, and what differs is written again.
             if not _has(path, data):
                 Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
@@ -71,8 +72,8 @@ class RecordNews:
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
         later = self.generation if generation is None else generation
-        changes = tuple(change for change in self._changes if change.generation > later)
-        return RecordsAnswer(generation=self.generation, changes=changes)
+        newest_first = takewhile(lambda change: change.generation > later, reversed(self._changes))
+        return RecordsAnswer(generation=self.generation, changes=tuple(newest_first)[::-1])
 
 
 @dataclass(slots=True, eq=False)
@@ -197,8 +198,10 @@ class ClaimStore:
         except BaseException:
             self._lock.release()
             raise
+        answer = asyncio.shield(job)
+        # After the callback of shield(), so that the caller continues before those that wait for the news.
         job.add_done_callback(partial(self._finish, transaction, unacked))
-        return await asyncio.shield(job)
+        return await answer
 
     def _finish(self, transaction: Transaction, unacked: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
         self._lock.release()

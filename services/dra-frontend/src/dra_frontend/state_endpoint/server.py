@@ -140,6 +140,7 @@ class HttpServer(Server):
                 ws="none",
                 lifespan="off",
                 access_log=False,
+                proxy_headers=False,
                 log_config=None,
                 log_level="error",
                 timeout_graceful_shutdown=1,

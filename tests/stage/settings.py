@@ -48,6 +48,8 @@ class StageSettings:
     """Patience of the runtime for one call of a plugin."""
     frontend: str = OUR_FRONTEND
     backend: str = OUR_BACKEND
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the environment of both commands."""
     in_memory: bool = False
     """Whether the directories are in memory where that is possible, as they are on a node."""
     classes: Mapping[str, str] = field(default_factory=lambda: CLASSES)

@@ -154,6 +154,7 @@ class Stage:
         """Starts one more pod of the DaemonSet and returns at once."""
         uid = str(uuid.uuid4())
         environment = {"NODE_NAME": self.settings.node, "POD_UID": uid, "KUBECONFIG": str(self.paths.kubeconfig)}
+        environment |= self.settings.environment
         made = {}
         for name, template in (("frontend", self.settings.frontend), ("backend", self.settings.backend)):
             log = self.paths.logs / f"{name}-{len(self.instances)}"

@@ -84,8 +84,11 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/python -m hack.version --check
 	UV=$(BIN)/uv locks/compile.sh --check
 
-bench: .venv/.done ## Measure both services through the stand-ins; AGAINST="COMMAND..." another driver in turn with them; writes bench.json
-	@$(BIN)/python -m tests.bench $(if $(AGAINST),--against '$(AGAINST)' --against-backend '$(AGAINST_BACKEND)' --drivers '$(or $(DRIVERS),dra.cpu)')
+bench: .venv/.done ## Measure the driver: bench.html, bench.json; AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..." beside it; QUICK=1
+	@$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(DRIVERS),--drivers '$(DRIVERS)') \
+	  $(if $(AGAINST_REVISION),--against-revision '$(AGAINST_REVISION)') \
+	  $(if $(AGAINST),--against '$(AGAINST)' --against-backend '$(AGAINST_BACKEND)' --against-name '$(AGAINST_NAME)' \
+	  $(if $(DRIVERS),,--drivers dra.cpu))
 
 lock: .venv/.done ## Renew the locks from the pyproject files
 	UV=$(BIN)/uv locks/compile.sh

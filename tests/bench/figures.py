@@ -1,86 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured: one line for each quantity, with the budget it is held against; a table and a JSON document."""
+"""The results of one run as models: bench.json is a Report, and the table and the page are made from nothing else."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Final, Literal, Self
 
-BudgetOf = Literal["median", "p99"]
+from pydantic import BaseModel, ConfigDict
+
+TIMES: Final = "\N{MULTIPLICATION SIGN}"
+"""Unit of a ratio."""
+_MOST_SAMPLES = 200
+"""Samples of a turn that a report contains at most. Statistics come from all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One quantity. Times are milliseconds, memory is MB, CPU is percent of one CPU, ``x`` is a ratio."""
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    load: str
+
+class Quantity(_Model):
+    """A quantity that is measured, described for readers who do not know this project."""
+
+    key: str
+    section: str
+    title: str
     unit: str
-    median: float
-    p99: float | None = None
-    count: int = 1
+    how: str
+    """One sentence: what is measured, from where to where."""
+    plotted: bool = True
+    """Whether the page shows a plot of it; all quantities are in the page's table."""
     budget: float | None = None
-    budget_of: BudgetOf = "median"
+    budgeted: Literal["median", "p99"] = "median"
+
+
+class Summary(_Model):
+    """Statistics of all samples of a figure."""
+
+    count: int
+    median: float
+    q1: float
+    q3: float
+    p99: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        """Summarises at least one sample."""
+        ordered = sorted(samples)
+        q1, median, q3 = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+        p99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
+        return cls(count=len(ordered), median=median, q1=q1, q3=q3, p99=p99)
+
+
+class Figure(_Model):
+    """The samples of one quantity, for one driver on a node with one load."""
+
+    quantity: str
+    """Key of the quantity."""
+    mode: str
+    """Key of the report's mode, or empty if the figure does not depend on the kernel."""
+    load: str
+    driver: str
+    turns: list[list[float]]
+    """Samples, by the turn in which they were taken."""
+    summary: Summary
 
     @property
-    def within(self) -> bool | None:
-        """Whether the budget is kept; None without one."""
-        measured = self.median if self.budget_of == "median" else self.p99
-        return None if self.budget is None or measured is None else measured <= self.budget
+    def samples(self) -> list[float]:
+        """The samples of all turns."""
+        return [value for turn in self.turns for value in turn]
 
 
-def timed(
-    name: str, load: str, seconds: Sequence[float], budget: float | None = None, *, budget_of: BudgetOf = "median"
-) -> Line:
-    """A line from durations in seconds; the budget is milliseconds."""
-    ordered = sorted(one * 1000 for one in seconds)
-    p99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
-    return Line(name, load, "ms", statistics.median(ordered), p99, len(ordered), budget, budget_of)
+class ThreadRate(_Model):
+    """Context switches per second of the threads of one name in one process, while the driver is idle."""
+
+    mode: str
+    load: str
+    driver: str
+    process: str
+    name: str
+    threads: int
+    wakeups: float
+    """Voluntary context switches: the thread waited for something and continued."""
+    preemptions: float
+    """Involuntary context switches: the kernel gave the CPU to another thread."""
 
 
-@dataclass(slots=True)
-class Figures:
-    """All lines of one run, and what they were measured on."""
+class DriverUnderTest(_Model):
+    """A driver that was measured."""
 
-    about: Mapping[str, Any]
-    lines: list[Line] = field(default_factory=list)
+    name: str
+    revision: str
+    frontend: str
+    """Command of the DRA driver."""
+    backend: str
+    """Command of the NRI plugin, or empty if the DRA driver contains it."""
 
-    def document(self) -> dict[str, Any]:
-        """The content of bench.json."""
-        lines = [
-            {
-                "name": line.name,
-                "load": line.load,
-                "unit": line.unit,
-                "median": round(line.median, 3),
-                "p99": None if line.p99 is None else round(line.p99, 3),
-                "count": line.count,
-                "budget": line.budget,
-                "budgetOf": line.budget_of,
-                "within": line.within,
-            }
-            for line in self.lines
+
+class Report(_Model):
+    """Everything that one run has measured, and where."""
+
+    version: Literal[2] = 2
+    when: str
+    seconds: float
+    """Duration of the run."""
+    host: dict[str, str]
+    """Facts about the machine that ran the benchmark, by their names."""
+    settings: dict[str, str]
+    """Settings of the run, by their names."""
+    modes: dict[str, str]
+    """Titles of the imitated kernels, by their keys."""
+    drivers: list[DriverUnderTest]
+    """The driver that was measured, and the one it is compared with, if any."""
+    quantities: list[Quantity]
+    figures: list[Figure]
+    threads: list[ThreadRate]
+
+    def find(self, quantity: str, mode: str, load: str, driver: str) -> Figure | None:
+        """Returns the figure with these keys, or None if it was not measured."""
+        wanted = (quantity, mode, load, driver)
+        return next((one for one in self.figures if (one.quantity, one.mode, one.load, one.driver) == wanted), None)
+
+    def missed(self) -> list[str]:
+        """Returns the titles of the first driver's quantities that are over their budgets."""
+        budgets = {one.key: one for one in self.quantities if one.budget is not None}
+        ours = [one for one in self.figures if one.driver == self.drivers[0].name and one.quantity in budgets]
+        return list(dict.fromkeys(budgets[one.quantity].title for one in ours if not _kept(budgets[one.quantity], one)))
+
+
+def _kept(quantity: Quantity, figure: Figure) -> bool:
+    measured = figure.summary.median if quantity.budgeted == "median" else figure.summary.p99
+    return quantity.budget is None or measured <= quantity.budget
+
+
+class Collector:
+    """Collects samples while a benchmark runs."""
+
+    def __init__(self) -> None:
+        self._quantities: dict[str, Quantity] = {}
+        self._turns: dict[tuple[str, str, str, str], list[list[float]]] = {}
+        self.threads: list[ThreadRate] = []
+
+    def add(self, quantity: Quantity, mode: str, load: str, driver: str, samples: Sequence[float]) -> None:
+        """Adds the samples of one turn; a turn without samples is ignored."""
+        if samples:
+            self._quantities.setdefault(quantity.key, quantity)
+            self._turns.setdefault((quantity.key, mode, load, driver), []).append(list(samples))
+
+    def quantities(self) -> list[Quantity]:
+        """Returns every quantity that has samples, in the order of the first ones."""
+        return list(self._quantities.values())
+
+    def figures(self) -> list[Figure]:
+        """Returns a figure for each quantity, mode, load and driver."""
+        return [
+            Figure(
+                quantity=key,
+                mode=mode,
+                load=load,
+                driver=driver,
+                turns=[[_rounded(value) for value in _thinned(turn)] for turn in turns],
+                summary=Summary.of([value for turn in turns for value in turn]),
+            )
+            for (key, mode, load, driver), turns in self._turns.items()
         ]
-        return {"version": 1, **self.about, "figures": lines}
-
-    def table(self) -> str:
-        """The table for people."""
-        rows = [("WHAT", "WITH", "MEDIAN", "P99", "N", "BUDGET")]
-        for line in self.lines:
-            p99 = "" if line.p99 is None else f"{line.p99:.2f} {line.unit}"
-            budget = "" if line.budget is None else f"{_budget(line)} {'kept' if line.within else 'MISSED'}"
-            rows.append((line.name, line.load, f"{line.median:.2f} {line.unit}", p99, str(line.count), budget))
-        return columns(rows)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows, the first with headings, in columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = (len(ordered) - 1) * share
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _budget(line: Line) -> str:
-    return f"{line.budget:g} {line.unit}" + ("" if line.budget_of == "median" else f" {line.budget_of}")
+def _thinned(samples: Sequence[float]) -> list[float]:
+    """Returns all samples, or as many quantiles of them as a report may contain."""
+    if len(samples) <= _MOST_SAMPLES:
+        return list(samples)
+    ordered = sorted(samples)
+    return [_quantile(ordered, rank / (_MOST_SAMPLES - 1)) for rank in range(_MOST_SAMPLES)]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def median_ratio(ours: Figure, other: Figure) -> tuple[float, float, float] | None:
+    """Returns the median, the smallest and the largest ratio of two drivers' medians in the same turns.
+
+    Returns None if the other driver's median is zero in every turn.
+    """
+    pairs = [
+        (statistics.median(one), statistics.median(two)) for one, two in zip(ours.turns, other.turns, strict=False)
+    ]
+    found = [one / two for one, two in pairs if two]
+    return (statistics.median(found), min(found), max(found)) if found else None
+
+
+def shown_ratio(ratio: float) -> str:
+    """Formats a ratio with two decimals, which its spread never justifies to exceed."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def shown(value: float, unit: str = "") -> str:
+    """Formats a value with three significant digits, and its unit."""
+    if value == 0:
+        return f"0{unit}" if unit in (TIMES, "/s") else f"0 {unit}".rstrip()
+    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.4f}"
+    return digits + (unit if unit in (TIMES, "/s") else f" {unit}" if unit else "")

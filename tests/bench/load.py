@@ -17,7 +17,8 @@ _MIB = 1 << 20
 _PATIENCE = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
 # So that a measured claim always finds CPUs: the machine has 128.
-_CPU_CLAIMS = 100
+CPU_CLAIMS = 100
+"""Claims that have CPUs; further ones have memory alone."""
 
 
 class Load:
@@ -33,8 +34,6 @@ class Load:
         self._waiting: list[StagePod] = []
         self.claims = 0
         self.containers = 0
-        self.forgotten = 0
-        """Claims whose container was refused, because the driver had forgotten them in a restart."""
         self.plain: list[Box] = []
 
     def _requests(self, count: int) -> list[Document]:
@@ -69,7 +68,7 @@ class Load:
     def fill_claims(self, wanted: int) -> None:
         """Prepares claims until there are as many as wanted."""
         while self.claims < wanted:
-            pod = self.pod(1 if self.claims < _CPU_CLAIMS else 0)
+            pod = self.pod(1 if self.claims < CPU_CLAIMS else 0)
             pod.prepare()
             self._waiting.append(pod)
             self.claims += 1
@@ -91,7 +90,6 @@ class Load:
         """Another pod with a claim, for one whose claim the driver has forgotten in a restart."""
         if pod.claim is None:
             raise StageError("a container without a claim is refused")
-        self.forgotten += 1
         count = len(self._taken(pod))
         self._claims.remove(pod.claim)
         pod.end()

@@ -2,23 +2,23 @@
 """The measurements, each on a stage that is ready; all times are those that kubelet and runtime see."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from tests.bench.figures import Line, timed
+from tests.bench import procfs, quantities
+from tests.bench.figures import Quantity
 from tests.bench.load import Load
-from tests.stage.process import wait_for
+from tests.stage.process import Process, wait_for
 from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
 
-HOOK_BUDGET = 2.0
-PREPARE_BUDGET = 5.0
-START_BUDGET = 1500.0
-MEMORY_BUDGET = 110.0
-_MEASURED_CPUS = 2
-# A round of the backend's audits, which compare once they have read, and the time in which it looks at everything: a
-# shorter time holds either none of the costly looks or one.
-_SETTLE_SECONDS, _IDLE_SECONDS = 21.0, 60.0
-_MB = 1e6
+Sample = tuple[Quantity, Sequence[float]]
+_MEASURED_CPUS: Final = 2
+_HURRIED_PART: Final = 4
+"""One pod in so many starts its container at once after its claim was prepared."""
+_MB: Final = 1e6
 
 
 def ready(stage: Stage) -> None:
@@ -28,128 +28,135 @@ def ready(stage: Stage) -> None:
     stage.runtime("wait_plugins", count=1)
 
 
-def exec_to_registered(stage: Stage, rounds: int) -> Line:
-    """From exec of the processes to the registration of every driver, with what is on the node."""
-    load = f"{len(list(stage.paths.cdi_dir.glob('*.json')))} CDI files"
-    seconds = []
-    for _ in range(rounds):
-        processes = stage.processes
-        for process in processes:
-            process.stop()
-        wait_for("the kubelet to drop the driver", lambda: not stage.kubelet("status")["endpoints"])
-        for process in processes:
-            process.start()
-        stage.wait_registered()
-        seconds.append(time.monotonic() - min(process.started_at for process in processes))
-        ready(stage)
-    return timed("exec to registered", load, seconds, START_BUDGET)
-
-
-def prepare_and_unprepare(stage: Stage, load: Load, rounds: int, pause: float) -> list[Line]:
-    """The kubelet's calls for a claim of CPUs and memory that comes and goes, with so many seconds before each."""
-    before = len(stage.kubelet("calls"))
-    for _ in range(rounds):
-        time.sleep(pause)
-        pod = load.pod(_MEASURED_CPUS)
-        pod.prepare()
-        load.settle(pod)
-        pod.unprepare()
-        load.gone(pod)
-    calls = stage.kubelet("calls")[before:]
-    text = f"{load.claims} claims"
-    lines = []
-    for method, verb in (("NodePrepareResources", "prepare"), ("NodeUnprepareResources", "unprepare")):
-        for driver in stage.settings.drivers:
-            found = [call["seconds"] for call in calls if (call["driver"], call["method"]) == (driver, method)]
-            lines.append(timed(f"{verb} {driver}", text, found, PREPARE_BUDGET))
-    return lines
-
-
-def hooks(stage: Stage, load: Load, rounds: int) -> list[Line]:
-    """CreateContainer and StartContainer for containers with and without a claim."""
-    text = f"{load.containers} containers"
-    hurried, moved = _hooks_of_claims(stage, load, rounds // 4, lambda _: 0.0)
-    began = _cpu_seconds(stage)
-    settled, moved = _hooks_of_claims(stage, load, rounds, load.settle)
-    changed = _cpu_seconds(stage)
-    plain = _hooks_of_plain(stage, load, rounds)
-    used = {"claim": changed - began, "plain": _cpu_seconds(stage) - changed}
-    lines = [Line(f"CPU time of a pod, {kind}", text, "ms", used[kind] / rounds * 1000, None, rounds) for kind in used]
+def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample]:
+    """Starts and ends pods with a claim, then pods without one; the pause in seconds comes before each Prepare."""
+    with _recording(stage) as hurried:
+        for _ in range(max(1, rounds // _HURRIED_PART)):
+            _claim_pod(stage, load, pause, lambda _: 0.0)
+    with _recording(stage) as claimed:
+        moved = [_claim_pod(stage, load, pause, load.settle) for _ in range(rounds)]
+    with _recording(stage) as plain:
+        for _ in range(rounds):
+            with load.plain_pod() as pod:
+                pod.run()
+    for driver in stage.settings.drivers:
+        yield quantities.prepare(driver), claimed.kubelet(driver, "NodePrepareResources")
+        yield quantities.unprepare(driver), claimed.kubelet(driver, "NodeUnprepareResources")
     for method in ("CreateContainer", "StartContainer"):
-        for kind, calls in (("claim", settled), ("plain", plain)):
-            # A plugin need not subscribe to each hook.
-            if found := _seconds(calls, method):
-                lines.append(timed(f"{method}, {kind}", text, found, HOOK_BUDGET))
-    lines.append(timed("CreateContainer at once after prepare", text, _seconds(hurried, "CreateContainer")))
-    return [*lines, timed("others off the claimed CPUs after prepare", text, moved)]
+        # A plugin need not subscribe to each hook: without a subscription there are no samples.
+        yield quantities.hook(method, claimed=True), claimed.runtime(method)
+        yield quantities.hook(method, claimed=False), plain.runtime(method)
+    yield quantities.HURRIED_CREATE, hurried.runtime("CreateContainer")
+    if load.plain and not stage.settings.partitions:
+        yield quantities.OTHERS_OFF, [seconds * 1000 for seconds in moved]
+    yield quantities.cpu_of_pod(claimed=True), [sum(claimed.cpu.values()) / rounds * 1000]
+    if len(claimed.cpu) > 1:
+        for name, seconds in claimed.cpu.items():
+            quantity = quantities.of_process(quantities.cpu_of_pod(claimed=True), name, plotted=True)
+            yield quantity, [seconds / rounds * 1000]
+    yield quantities.cpu_of_pod(claimed=False), [sum(plain.cpu.values()) / rounds * 1000]
 
 
-def _cpu_seconds(stage: Stage) -> float:
-    """The CPU time of whoever answers the runtime."""
-    return stage.processes[-1].cpu_seconds()
+def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], float]) -> float:
+    """Starts and ends a pod with a claim; returns the seconds until other containers had left the claimed CPUs."""
+    pod = load.pod(_MEASURED_CPUS)
+    pod.run_sandbox()
+    time.sleep(pause)
+    pod.prepare()
+    moved = settle(pod)
+    pod.run()
+    stage.runtime("remove_pod", pod=pod.sandbox["id"])
+    pod.unprepare()
+    load.gone(pod)
+    return moved
 
 
-def _hooks_of_claims(
-    stage: Stage, load: Load, rounds: int, settle: Callable[[Any], float]
-) -> tuple[list[dict[str, Any]], list[float]]:
-    before = len(stage.runtime("hooks"))
-    moved = []
-    for _ in range(rounds):
-        pod = load.pod(_MEASURED_CPUS)
-        pod.run_sandbox()
-        pod.prepare()
-        moved.append(settle(pod))
+@dataclass(slots=True)
+class _Record:
+    """The calls that kubelet and runtime made while it was open, and the CPU time that the driver used."""
+
+    cpu: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of each process."""
+    hooks: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def runtime(self, method: str) -> list[float]:
+        """Returns the milliseconds of the runtime's calls of a method that succeeded."""
+        return [call["seconds"] * 1000 for call in self.hooks if (call["method"], call["outcome"]) == (method, "ok")]
+
+    def kubelet(self, driver: str, method: str) -> list[float]:
+        """Returns the milliseconds of the kubelet's calls of a driver's method."""
+        return [call["seconds"] * 1000 for call in self.calls if (call["driver"], call["method"]) == (driver, method)]
+
+
+@contextmanager
+def _recording(stage: Stage) -> Iterator[_Record]:
+    """Opens a record, which is complete when the block ends."""
+    record = _Record()
+    hooks, calls = len(stage.runtime("hooks")), len(stage.kubelet("calls"))
+    before = {name: procfs.cpu_seconds(process.pid) for name, process in programs(stage).items()}
+    yield record
+    record.cpu = {name: procfs.cpu_seconds(programs(stage)[name].pid) - used for name, used in before.items()}
+    record.hooks, record.calls = stage.runtime("hooks")[hooks:], stage.kubelet("calls")[calls:]
+
+
+def programs(stage: Stage) -> dict[str, Process]:
+    """Returns the processes of the driver by their names, ``frontend`` and ``backend``."""
+    return {name: process for instance in stage.instances for name, process in instance.programs.items()}
+
+
+def restart(stage: Stage, load: Load) -> Iterator[Sample]:
+    """Restarts the driver, with one more claim than before that has no container yet, and then the runtime."""
+    pod = load.pod(_MEASURED_CPUS)
+    pod.prepare()
+    load.settle(pod)
+    for process in stage.processes:
+        process.stop()
+    wait_for("the kubelet to drop the driver", lambda: not stage.kubelet("status")["endpoints"])
+    for process in stage.processes:
+        process.start()
+    stage.wait_registered()
+    yield quantities.EXEC, [(time.monotonic() - min(process.started_at for process in stage.processes)) * 1000]
+    ready(stage)
+    forgotten = 0.0
+    try:
         pod.run()
-        stage.runtime("remove_pod", pod=pod.sandbox["id"])
-        pod.unprepare()
-        load.gone(pod)
-    return stage.runtime("hooks")[before:], moved
+    except AnsweredError:
+        forgotten = 1.0
+    yield quantities.FORGOTTEN, [forgotten]
+    stage.runtime("remove_pod", pod=pod.sandbox["id"])
+    pod.unprepare()
+    load.gone(pod)
+    yield quantities.SYNCHRONIZE, [_synchronize(stage)]
 
 
-def _hooks_of_plain(stage: Stage, load: Load, rounds: int) -> list[dict[str, Any]]:
+def _synchronize(stage: Stage) -> float:
+    """Restarts the runtime and returns the time of Synchronize, of all parts of the snapshot together."""
     before = len(stage.runtime("hooks"))
-    for _ in range(rounds):
-        with load.plain_pod() as pod:
-            pod.run()
-    return list(stage.runtime("hooks")[before:])
+    stage.runtime("restart")
+    wait_for("the plugin to come back", lambda: _has_plugin(stage), 30.0)
+    ready(stage)
+    return sum(_Record(hooks=stage.runtime("hooks")[before:]).runtime("Synchronize"))
 
 
-def _seconds(calls: Iterable[dict[str, Any]], method: str) -> list[float]:
-    return [call["seconds"] for call in calls if call["method"] == method and call["outcome"] == "ok"]
-
-
-def synchronize(stage: Stage, load: Load, rounds: int) -> Line:
-    """The runtime restarts and tells its plugin everything; all parts of a snapshot together."""
-    seconds = []
-    for _ in range(rounds):
-        before = len(stage.runtime("hooks"))
-        stage.runtime("restart")
-        wait_for("the plugin to come back", lambda: _plugins(stage), 30.0)
-        seconds.append(sum(_seconds(stage.runtime("hooks")[before:], "Synchronize")))
-        ready(stage)
-    return timed("Synchronize", f"{load.containers} containers", seconds, None)
-
-
-def _plugins(stage: Stage) -> bool:
-    """Whether there is a plugin; one that ends with the runtime is started again, as the kubelet does."""
+def _has_plugin(stage: Stage) -> bool:
+    """Whether a plugin is active; one that ends with the runtime is started again, as the kubelet does."""
     for process in stage.processes:
         if not process.alive:
             process.start()
     return bool(stage.runtime("plugins")["active"])
 
 
-def at_rest(stage: Stage, load: Load) -> list[Line]:
-    """Resident memory, and CPU time while nothing happens."""
-    text = f"{load.claims} claims, {load.containers} containers"
-    processes = stage.processes
-    time.sleep(_SETTLE_SECONDS)
-    used, began = [process.cpu_seconds() for process in processes], time.monotonic()
-    time.sleep(_IDLE_SECONDS)
-    passed = time.monotonic() - began
-    lines = []
-    for process, before in zip(processes, used, strict=True):
-        name = process.name.partition("-")[0]
-        lines.append(Line(f"RSS {name}", text, "MB", process.rss_bytes() / _MB))
-        lines.append(Line(f"idle CPU {name}", text, "%", (process.cpu_seconds() - before) / passed * 100))
-    total = sum(process.rss_bytes() for process in processes) / _MB
-    return [*lines, Line("RSS of all processes", text, "MB", total, budget=MEMORY_BUDGET)]
+def memory(stage: Stage) -> Iterator[Sample]:
+    """Reads the memory of the driver's processes."""
+    found = {name: procfs.memory(process.pid) for name, process in programs(stage).items()}
+    sizes = {
+        quantities.RSS: [one.rss / _MB for one in found.values()],
+        quantities.PSS: [one / _MB for one in procfs.pss_together(found.values())],
+        quantities.KERNEL_PSS: [one.kernel_pss / _MB for one in found.values()],
+    }
+    for quantity, each in sizes.items():
+        yield quantity, [sum(each)]
+        if len(found) > 1:
+            for name, size in zip(found, each, strict=True):
+                yield quantities.of_process(quantity, name), [size]

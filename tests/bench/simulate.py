@@ -8,7 +8,7 @@ Times are CPU time, since nothing in it waits: those of a busy machine are true 
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, ClaimKey
 
-from tests.bench.figures import Line, timed
+from tests.bench import quantities
+from tests.bench.figures import Quantity
 from tests.rigs import builders
 from tests.strategies.machines import assemble, even_cores
 
@@ -30,6 +31,7 @@ _P99_BUDGET: Final = 2.0
 _CPUS: Final = 512
 _SMALLEST: Final = 128
 _LIVE_CLAIMS: Final = 48
+_LOAD: Final = f"{_LIVE_CLAIMS} claims, no containers"
 _AMOUNTS: Final = (1, 2, 2, 4, 4, 6, 8, 16)
 _WISHES: Final[Sequence[dict[str, Any] | None]] = (
     None,
@@ -70,32 +72,16 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
     return seconds
 
 
-def lines(pairs: int) -> list[Line]:
-    """Returns a line for each way to group the CPUs, and how the time grows with them."""
-    text = f"{_CPUS} CPUs, 48 claims"
-    found = []
+def samples(pairs: int) -> Iterator[tuple[Quantity, str, list[float]]]:
+    """Yields a quantity, its load and its samples: for each way to group the CPUs, and how the time grows with them."""
+    if pairs == 0:
+        return
     for kind in (DeviceKind.NUMA_NODE, DeviceKind.MACHINE):
         seconds = prepares(node(_CPUS, kind), pairs)
-        found.append(timed(f"simulated prepare, by {kind}", text, seconds, _P99_BUDGET, budget_of="p99"))
-    return [*found, *_growth(max(1, pairs // 20))]
-
-
-def _growth(pairs: int) -> list[Line]:
-    """Returns the median of a prepare on the whole machine, by the number of its CPUs, in units of the smallest one's.
-
-    The budget is linear growth.
-    """
+        yield quantities.simulated(kind, _CPUS, _P99_BUDGET), _LOAD, [one * 1000 for one in seconds]
+    # On the whole machine: its one device has all CPUs.
     sizes = (_SMALLEST, 2 * _SMALLEST, _CPUS)
-    medians = [statistics.median(prepares(node(cpus, DeviceKind.MACHINE), pairs)) for cpus in sizes]
-    return [
-        Line(
-            f"simulated prepare over that on {_SMALLEST} CPUs",
-            f"{cpus} CPUs",
-            "x",
-            median / medians[0],
-            None,
-            pairs,
-            budget,
-        )
-        for cpus, median, budget in zip(sizes[1:], medians[1:], (2.0, 4.0), strict=True)
-    ]
+    some = max(1, pairs // 20)
+    medians = [statistics.median(prepares(node(cpus, DeviceKind.MACHINE), some)) for cpus in sizes]
+    for cpus, median in zip(sizes[1:], medians[1:], strict=True):
+        yield quantities.growth(cpus, _SMALLEST), _LOAD, [median / medians[0]]

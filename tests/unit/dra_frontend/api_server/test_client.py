@@ -874,7 +874,7 @@ async def test_the_proxy_of_the_environment_is_used(
         configuration.host = "http://server.example"
 
     async with connection_to(answer) as proxy:
-        monkeypatch.setenv("http_proxy", proxy._clients[0].configuration.host)
+        monkeypatch.setenv("http_proxy", proxy._clients[0].configuration.host or "")
         monkeypatch.setenv("no_proxy", no_proxy)
         connection = Connection(load)
         await connection.open()

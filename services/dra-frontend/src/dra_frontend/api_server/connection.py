@@ -215,7 +215,7 @@ class Connection:
 def _client(configuration: Configuration) -> ApiClient:
     """Returns a client that sends every request as it is and returns every answer as it came."""
     client = ApiClient(configuration)
-    session = _Session(client.rest_client.pool_manager, _proxy_for(configuration.host))
+    session = _Session(client.rest_client.pool_manager, _proxy_for(configuration.host or ""))
     client.rest_client.pool_manager = session  # type: ignore[assignment]
     client.user_agent = AGENT
     client.set_default_header("Accept", "application/json")

@@ -23,6 +23,7 @@ from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Container, ContainerState, Pod, RejectedError, Resources, Update
+from nri_backend.problems import NO_PROBLEM
 from nri_backend.telemetry import Telemetry
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -31,7 +32,7 @@ from numa_contract.records import AllocationRecord
 from numa_node.claim_directory import ClaimDirectory, stamp_clock_ns
 
 from tests.rigs.builders import env_of, write_claim
-from tests.rigs.containers import container, pod
+from tests.rigs.containers import NO_SUCH_KERNEL, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 from tests.rigs.partition_tree import PARTITION, PartitionTree
 
@@ -223,7 +224,7 @@ class World:
 
     def read_host(self) -> Host:
         """Returns the machine as an instance reads it."""
-        return Host(self.online, SIZES, self.partitions, "" if self.partitions else "no such kernel")
+        return Host(self.online, SIZES, self.partitions, NO_PROBLEM if self.partitions else NO_SUCH_KERNEL)
 
     def stamp_ns(self) -> int:
         """Returns the time stamp that a file would get now, by the clock of the loop."""

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 from dra_frontend.allocation import device_status
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cdi import RECORD_ANNOTATION
 from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
@@ -59,6 +60,9 @@ DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 # --- Where the proof is elsewhere: a test of the node tier, or of this one, by its address. ---
 
 _BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
+_REMEDIES = "tests/integration/test_remedies.py"
+_CODES = "tests/unit/nri_backend/enforcement/test_problem_codes.py"
+_ISOLATION = "tests/unit/nri_backend/host_isolation/test_isolation.py"
 ELSEWHERE: dict[str, str] = {
     # A kernel that keeps managed interrupts where they are.
     "dra_numa_backend_interrupts_staying": (
@@ -83,6 +87,10 @@ ELSEWHERE: dict[str, str] = {
         "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_away_is_reported_until_it_is_back"
     ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
+    # A backend of another release.
+    StatusCode.BACKEND_PROBLEM: (
+        "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_problem_of_the_backend_has_the_code_of_its_cause"
+    ),
     # A pod that lacks something, and a command that reads files while the service is down.
     StatusCode.POD_INCOMPLETE: (
         "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_says_why_and_waits"
@@ -91,6 +99,64 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
+    # A container of the backend without a capability, a mount or the host's user namespace; the stand-ins run as the
+    # user of the tests.
+    BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
+    BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
+    BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
+    BackendCode.SYS_ADMIN_IN_EFFECT: (
+        "tests/unit/nri_backend/node/test_privileges.py::test_a_capability_that_cannot_be_lowered_is_a_problem"
+    ),
+    BackendCode.DAC_OVERRIDE_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_dac_override",
+    BackendCode.CLAIMS_DIRECTORY_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_cdi_directory",
+    BackendCode.READ_ONLY_FILE_SYSTEM: f"{_REMEDIES}::test_the_remedy_for_a_read_only_mount_names_its_volume",
+    BackendCode.INTERRUPTS_NOT_MOVED: (
+        f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem"
+    ),
+    BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem",
+    # A kernel that refuses what the files of the stand-in accept, or has lost CPUs; a full file system.
+    BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_the_remedies_for_a_kernel_without_partitions",
+    BackendCode.PERMISSION_DENIED: (
+        f"{_CODES}::test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error"
+    ),
+    BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer",
+    BackendCode.CONTROLLER_MISSING: (
+        f"{_CODES}::test_a_partition_without_its_controller_has_the_code_of_the_missing_file"
+    ),
+    BackendCode.SETTINGS_NOT_APPLIED: (f"{_CODES}::test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied"),
+    BackendCode.CPUS_LOST: (
+        "tests/unit/nri_backend/enforcement/test_partitions.py"
+        "::test_no_partition_is_made_after_the_kernel_has_lost_cpus"
+    ),
+    BackendCode.NO_SPACE_LEFT: "tests/unit/nri_backend/test_problems.py::test_an_error_has_the_code_of_its_errno",
+    BackendCode.ENFORCEMENT_NOT_RECORDED: (
+        "tests/unit/nri_backend/enforcement/test_recorder.py"
+        "::test_a_container_starts_if_its_enforcement_record_cannot_be_written"
+    ),
+    BackendCode.INTERRUPTS_MOVED_BACK: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
+    BackendCode.HOST_DAEMONS_NOT_MOVED: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
+    BackendCode.HOST_DAEMONS_STAY: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
+    # Runtimes and pods of which the stage has none, states of a moment, and a fault of the backend itself.
+    BackendCode.CGROUP_UNKNOWN: (
+        "tests/unit/nri_backend/enforcement/test_hooks.py"
+        "::test_a_claim_container_without_a_valid_cgroup_path_is_rejected"
+    ),
+    BackendCode.INTERNAL_ERROR: (
+        "tests/unit/nri_backend/enforcement/test_audit.py"
+        "::test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process"
+    ),
+    BackendCode.VARIABLES_MALFORMED: f"{_CODES}::test_malformed_variables_have_a_code",
+    BackendCode.VARIABLES_FORGED: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
+    BackendCode.CLAIM_NOT_RESERVED: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
+    BackendCode.CLAIM_IN_USE: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
+    BackendCode.CLAIMED_CPUS_OFFLINE: (
+        f"{_CODES}::test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle"
+    ),
+    BackendCode.CLAIMED_CPUS_OCCUPIED: (
+        f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason"
+    ),
+    BackendCode.NO_SHARED_CPUS: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
+    BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
 }
 """What no stand-in can provoke, and the test that does."""
 
@@ -134,7 +200,7 @@ class Play:
         """Waits until a claim's device has a condition with this reason."""
         self.until(reason, lambda: reason in self.witness.conditions)
 
-    def fails(self, code: StatusCode) -> None:
+    def fails(self, code: StatusCode | BackendCode) -> None:
         """Waits until the status has a problem with this code."""
         self.until(code, lambda: code in self.witness.values["/v1/status.problems[].code"])
 
@@ -199,6 +265,7 @@ def refused_partition(play: Play) -> None:
         exclusive.mkdir()
         pod.run()
         play.sees("/v1/cpus[].pooled")
+        play.sees("/v1/containers[].pooledCode")
         play.counts("dra_numa_backend_pooled_containers")
         play.hears("CPUsKeptByPool")
 
@@ -209,6 +276,7 @@ def authors(play: Play) -> None:
         with pytest.raises(AnsweredError):
             pod.create(env=["DRA_CPUSET_11111111-1111-4111-8111-111111111111=0-3"])
         play.sees("/v1/containers[].refused")
+        play.sees("/v1/status.problems[].cause")
         play.counts("dra_numa_backend_refusals_total")
     with play.pod("careless", cpus(1)) as pod:
         pod.sandbox = play.stage.runtime(
@@ -267,6 +335,7 @@ def damaged_files(play: Play) -> None:
         play.until("quarantine", lambda: True in play.witness.values["/v1/quarantine"])
         play.counts("dra_numa_records_unreadable")
         play.sees("/v1/node.lost")
+        play.fails(BackendCode.CLAIM_FILES_UNREADABLE)
         stage.api("/fake", "POST", {"no_faults": True})
         play.sees("/v1/claims[].rebuilt")
         stage.wait_back(instance)
@@ -331,6 +400,7 @@ def machine_changes(play: Play) -> None:
     machine.write(online, "nonsense")
     play.counts("dra_numa_machine_readable", 0)
     play.counts("dra_numa_discovery_failures_total")
+    play.fails(BackendCode.HOST_UNREADABLE)
     machine.write(online, text.strip())
 
 
@@ -352,6 +422,7 @@ def slow_kernel(play: Play) -> None:
         with pytest.raises(AnsweredError):
             pod.run()
         play.counts("dra_numa_backend_hooks_total", outcome="timeout")
+        play.fails(BackendCode.KERNEL_CALL_HANGS)
         # Opening the other end lets the hung write return.
         os.close(os.open(exclusive, os.O_RDWR))
 
@@ -394,6 +465,7 @@ def unrepaired(play: Play) -> None:
         box = pod.run()
         with unwritable(box.directory / "cpuset.mems", "0-1"):
             play.reads("NUMANodesDiffer")
+            play.fails(BackendCode.OPERATION_NOT_PERMITTED)
         with unwritable(box.directory / "cpuset.cpus", "8-31"):
             play.reads("CPUsDiffer")
     with StagePod(play.stage, "web") as web, play.pod("late", cpus(2)) as pod:
@@ -406,6 +478,7 @@ def unrepaired(play: Play) -> None:
 def no_partitions(play: Play) -> None:
     """The configuration allows partitions, and the kernel of the node has none."""
     play.counts("dra_numa_backend_exclusivity", mode="pool", configured="auto")
+    play.sees("/v1/status.warnings[].cause")
     play.hears("PartitionsUnavailable")
 
 
@@ -769,10 +842,11 @@ def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) ->
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
 
 
-@pytest.mark.parametrize("code", StatusCode)
-def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode) -> None:
-    """It is the code of a problem or a warning."""
-    found = [played[0].values[f"/v1/status.{kind}[].code"] for kind in ("problems", "warnings")]
+@pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
+def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode | BackendCode) -> None:
+    """It is the code of a problem or a warning, or the cause of one."""
+    kinds, fields = ("problems", "warnings"), ("code", "cause")
+    found = [played[0].values[f"/v1/status.{kind}[].{field}"] for kind in kinds for field in fields]
     assert any(code in codes for codes in found) or excused(code)
 
 

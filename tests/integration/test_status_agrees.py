@@ -8,6 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
+from numa_contract.backend_codes import BackendCode
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
 from numa_tools.causes import EXPLAINED
 
@@ -31,7 +32,7 @@ class Shown(NamedTuple):
 
 _PREVENTING = set(map(str, PREVENTS_PREPARE - EXPLAINED))
 _DOCTOR = {
-    "driver.status": {"NotRegistered", "ResourceSlicesNotPublished", "BackendProblem", *_PREVENTING},
+    "driver.status": {"NotRegistered", "ResourceSlicesNotPublished", "BackendProblem", *BackendCode, *_PREVENTING},
     "runtime.nri": {"BackendNotConnected"},
     "claims.refused": {"ContainerRefused"},
 }

@@ -5,10 +5,14 @@ from typing import Literal
 
 from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 from numa_contract.config import Config, SharedPool
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
+NO_SUCH_KERNEL = Problem("no such kernel", BackendCode.KERNEL_TOO_OLD)
+"""Obstacle of a node whose kernel has no partitions."""
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"

@@ -18,6 +18,7 @@ from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
+from nri_backend.problems import NO_PROBLEM
 from nri_backend.telemetry import Telemetry
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -25,7 +26,7 @@ from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
 from tests.rigs.builders import env_of, write_claim
-from tests.rigs.containers import config, container, pod
+from tests.rigs.containers import NO_SUCH_KERNEL, config, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 from tests.rigs.partition_tree import PARTITION, PartitionTree
 
@@ -74,7 +75,7 @@ class Node:
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
         capable = isinstance(self.kernel, PartitionTree)
-        self.host = Host(parse_cpu_list("0-7"), SIZES, capable, "" if capable else "no such kernel")
+        self.host = Host(parse_cpu_list("0-7"), SIZES, capable, NO_PROBLEM if capable else NO_SUCH_KERNEL)
         self.counts = Telemetry()
         self.ahead = 0.0
         """Seconds by which the audit's clock is ahead of the monotonic clock."""

@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, access_error
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.pagesize import oci_page_size
 
@@ -95,7 +95,7 @@ class KernelTree(CgroupTree):
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file as the program, and raises the error that the test has set for it."""
         if number := self.refused.get((path, name)):
-            raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number), text)
+            raise _error(f"{self.root}/{path}/{name}", number, text)
         with self._lock:
             if name == "cpu.max":
                 super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
@@ -109,13 +109,13 @@ class KernelTree(CgroupTree):
         """Reads a file as the program, and raises the error that the test has set for it."""
         self.read_files.append((path, name))
         if number := self.unreadable.get((path, name)):
-            raise CgroupAccessError(f"{self.root}/{path}/{name}", os.strerror(number))
+            raise _error(f"{self.root}/{path}/{name}", number)
         return super().read(path, name)
 
     def children(self, path: str) -> list[str]:
         """Lists the children of a cgroup as the program, and raises an error if it is in ``unlisted``."""
         if path in self.unlisted:
-            raise CgroupAccessError(f"{self.root}/{path}", os.strerror(errno.EMFILE))
+            raise _error(f"{self.root}/{path}", errno.EMFILE)
         return super().children(path)
 
     def settle(self, path: str) -> None:
@@ -135,6 +135,10 @@ class KernelTree(CgroupTree):
             children = [entry.name for entry in entries if entry.is_dir()]
         for child in children:
             self._settle(f"{path}/{child}")
+
+
+def _error(file: str, number: int, text: str = "") -> CgroupAccessError:
+    return access_error(OSError(number, os.strerror(number)), file, os.strerror(number), text)
 
 
 def _read(file: str) -> str | None:

@@ -22,12 +22,17 @@ CONTAINERS: Final = "containers"
 
 
 _MAX_PROBLEMS: Final = 64
+_MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
 """A text for people. It is cut to 1 KiB, since a longer one of another release is no reason to reject a report."""
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
 """Texts of which at most 64 are read."""
+Code = Annotated[str, AfterValidator(lambda code: cut_answer(code[:_MAX_CODE]))]
+"""A code of ``BackendCode``, or of a newer release. It is cut to 64 characters."""
+Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
+"""Codes of which at most 64 are read."""
 KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
 
 
@@ -105,6 +110,8 @@ class ContainerReport(Document):
     empty without a claim."""
     pooled: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
+    pooled_code: Code = ""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
     pool_requested: Text = ""
     """Setting of its claims that requests the pool, if the kernel could enforce them without it; empty otherwise."""
     mems: CpuSet = frozenset()
@@ -117,6 +124,8 @@ class ContainerReport(Document):
     """Path of its cgroup below the cgroup root."""
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
+    refused_code: Code = ""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
     memory_kills: int = 0
     """Number of its processes that the kernel has killed because memory ran out; counted if it uses a memory claim."""
 
@@ -200,15 +209,25 @@ class BackendStatus(Document):
     exclusivity_reason: Text = ""
     """Reason why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
     With ``cpuExclusivity: partition`` CPU claims for one container are then refused."""
+    exclusivity_code: Code = ""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
     kubelet_pins: Texts = ()
     """Managers of the kubelet that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
     containers: ``cpu``, ``memory``."""
     problems: Texts = ()
     """What the backend cannot enforce at present: one sentence each, with the remedy."""
+    problem_codes: Codes = ()
+    """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     counters: dict[str, float] = Field(default_factory=dict)
     """Number of events since the backend started, by kind, such as ``repaired_cpus``."""
     metrics: tuple[Metric, ...] = ()
     """Metrics of the backend. ``GET /v1/backend`` leaves them out, ``/metrics`` contains them."""
+
+    @property
+    def coded_problems(self) -> tuple[tuple[str, str], ...]:
+        """The problems, each with its code, which is empty if the backend has sent none."""
+        codes = (*self.problem_codes, *("" for _ in self.problems))
+        return tuple(zip(codes, self.problems, strict=False))
 
 
 class StateAnswer(Document):

@@ -143,18 +143,37 @@ def test_long_texts_of_a_report_are_cut() -> None:
     """A long text of a newer release is no reason to reject a report, and is not formatted for each claim."""
     long = "ä" * (4 << 20)
     texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
-    status = BackendStatus.model_validate({"instance": "i", "problems": [long] * 1000, "kubeletPins": [long], **texts})
-    assert len(status.problems) == 64
+    lists = {"problems": [long] * 1000, "problemCodes": [long] * 1000, "kubeletPins": [long]}
+    status = BackendStatus.model_validate({"instance": "i", "exclusivityCode": long, **lists, **texts})
+    assert len(status.problems) == len(status.problem_codes) == len(status.coded_problems) == 64
+    assert {len(code) for code in (status.exclusivity_code, *status.problem_codes)} == {64}
     for text in (status.exclusivity_reason, status.software, status.runtime, *status.problems, *status.kubelet_pins):
         assert 500 < len(text.encode()) <= 1024
     words = ("name", "podNamespace", "podName", "exclusivity", "pooled", "poolRequested", "refused")
     report = ContainerReport.model_validate(
-        {**REPORT, **dict.fromkeys(words, long), "cgroup": long, "limits": {"f": long}}
+        {**REPORT, **dict.fromkeys((*words, "pooledCode", "refusedCode"), long), "cgroup": long, "limits": {"f": long}}
     )
     assert len(report.cgroup) == 4096
     assert len(report.model_dump_json().encode()) < 8 * 1024 + 2 * 4096 + 1024
     with pytest.raises(ValidationError):
         BackendStatus.model_validate({"instance": "i", "problems": "text"})
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({}, [("", "a"), ("", "b")]),
+        ({"problemCodes": ["CPUsLost"]}, [("CPUsLost", "a"), ("", "b")]),
+        (
+            {"problemCodes": ["CPUsLost", "OfALaterRelease", "one", "more"]},
+            [("CPUsLost", "a"), ("OfALaterRelease", "b")],
+        ),
+    ],
+)
+def test_a_problem_has_the_code_at_its_place(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    """A report of an older backend has none; a list of another length takes no problem away and adds none."""
+    status = BackendStatus.model_validate({"instance": "i", "problems": ["a", "b"], **codes})
+    assert list(status.coded_problems) == expected
 
 
 def test_a_request_with_several_results_is_one_request() -> None:

@@ -10,8 +10,10 @@ from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
 from nri_backend.node.privileges import Privileges
 from nri_backend.nri.model import LinkStatus
+from nri_backend.problems import NO_PROBLEM, Problem
 from nri_backend.settings import load_settings
 from numa_contract import __version__
+from numa_contract.backend_codes import BackendCode
 
 
 def lock(tmp_path: Path) -> ActiveLock:
@@ -42,21 +44,26 @@ def test_the_lease_tells_the_state(tmp_path: Path) -> None:
     assert metrics["build_info"][0].labels == (__version__,)
 
 
-@pytest.mark.parametrize(("obstacle", "mode"), [("no SYS_ADMIN", "pool"), ("", "partition")])
-def test_the_lease_reports_the_mode_and_its_reason(obstacle: str, mode: str, tmp_path: Path) -> None:
+NO_SYS_ADMIN = Problem("no SYS_ADMIN", BackendCode.SYS_ADMIN_MISSING)
+
+
+@pytest.mark.parametrize(("obstacle", "mode"), [(NO_SYS_ADMIN, "pool"), (NO_PROBLEM, "partition")])
+def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str, tmp_path: Path) -> None:
     """On a kernel with partitions the privileges decide; a missing DAC_OVERRIDE is a problem in either mode."""
     group = tmp_path / "cgroup/kubepods"
     group.mkdir(parents=True)
     (group / "cpuset.cpus.exclusive").touch()
-    status = build(tmp_path, privileges=Privileges(lambda: obstacle, ("no DAC_OVERRIDE",))).status()
+    missing = Problem("no DAC_OVERRIDE", BackendCode.DAC_OVERRIDE_MISSING)
+    status = build(tmp_path, privileges=Privileges(lambda: obstacle, (missing,))).status()
     assert (status.exclusivity, status.exclusivity_reason) == (mode, obstacle)
-    assert status.problems == ("no DAC_OVERRIDE",)
+    assert status.exclusivity_code == (BackendCode.SYS_ADMIN_MISSING if obstacle else "")
+    assert status.coded_problems == ((BackendCode.DAC_OVERRIDE_MISSING, "no DAC_OVERRIDE"),)
 
 
 def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> None:
     """A capability would change nothing there."""
     (tmp_path / "cgroup/kubepods").mkdir(parents=True)
-    backend = build(tmp_path, privileges=Privileges(lambda: "no SYS_ADMIN"))
+    backend = build(tmp_path, privileges=Privileges(lambda: NO_SYS_ADMIN))
     assert "Linux 6.7" in backend.status().exclusivity_reason
 
 

@@ -224,7 +224,7 @@ class Service:
             *self.watch.notices,
             *self.shortages.notices,
             *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),
-            *(Notice(code=reason, text=text) for reason, text in self.backend.warnings.items()),
+            *self.backend.warnings,
             *(Notice(code=StatusCode.TASK_FAILING, subject=n, text=text) for n, text in self.guard.failing.items()),
             *(
                 Notice(code=reason, subject=driver, text=text)
@@ -289,7 +289,7 @@ class Service:
     def _lasting_conditions(self) -> list[NodeCondition]:
         """Returns the conditions of the Node; those of a silent backend are the last that it reported."""
         if self.backend.live:
-            self._reported = [NodeCondition(reason, text, reason) for reason, text in self.backend.conditions.items()]
+            self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]
         inventory = self.watch.inventory
         misfits = (*inventory.refused.values(), *inventory.warnings)
         return [

@@ -1,30 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for what the driver reports: by the code of a problem, and by the cause that a text names. Pure.
+"""Remedies for what the driver reports, by code. Pure.
 
-The service reports problems and warnings with a code (``/v1/status``). Those of the backend have one code for all; the
-backend reports sentences that begin with the effect and contain the cause. A remedy belongs to the cause, so a text
-gets the remedy of the first row below of which a phrase occurs in it. A row whose text contains the phrase of another
-row comes before that row.
-
-The sentences also contain names and values that users choose, and these must not select a row. Names of pods, claims,
-namespaces, containers and variables contain no space, so each phrase has at least two words, and the backend writes no
-word of a phrase next to a name. Values of variables, names of files and error texts are quoted; quoted parts are
-removed before the text is compared.
+The service reports problems and warnings with a code (``StatusCode``), and the backend the causes of its problems and
+of rejected containers with theirs (``BackendCode``). Texts are only shown: they contain names and values that users
+choose, and other releases word them differently.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
+from numa_contract.backend_codes import BackendCode, known_code
 from numa_contract.state.status import Notice, StatusCode
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause."""
+    """One cause that the backend reports."""
 
-    phrases: tuple[str, ...]
-    """Parts of the backend's or the kernel's sentences, each of at least two words. Any of them identifies it."""
     remedy: str
     kernel: bool = False
     """Whether the node's kernel is the limit, which no setting of the pod changes."""
@@ -32,100 +24,107 @@ class Cause:
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
-REFUSED: Final = "change what the message names; see the log of the container backend: kubectl logs POD -c backend"
-"""Remedy for a container that was refused, if no cause is known."""
-# A quote inside a word is an apostrophe. The end of a quoted part is missing in a text that was cut.
-_QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL)
-CAUSES: Final = (
-    Cause(
-        ("runs in a user namespace",),
-        "take back what gives the driver's pod hostUsers: false (an admission policy, a mutating webhook, a patch), or "
-        f"set hostUsers: true there; {_WITHOUT}",
-    ),
-    Cause(
-        ("although it has the capability SYS_ADMIN",),
-        "let SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such as "
-        f"spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}",
-    ),
-    Cause(
-        ("is in effect all the time",),
-        "let the seccomp profile of the container backend allow capget and capset, as RuntimeDefault does",
-    ),
-    Cause(
-        ("lacks the capability SYS_ADMIN", "Enable partition not permitted"),
-        "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
-        f"admission policy, a mutating webhook, a patch); {_WITHOUT}",
-    ),
-    Cause(
-        ("lacks the capability DAC_OVERRIDE", "Permission denied"),
-        "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
-        "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)",
-    ),
-    Cause(
-        ("is itself a container",),
-        "use a node that is not a container if the kernel must keep others off claimed CPUs",
-        kernel=True,
-    ),
-    Cause(
-        ("does not exist, so no claim is known",),
-        "mount the node's cdiDir into the container backend (the chart's volume cdi), or correct cdiDir",
-    ),
-    Cause(
-        ("interrupts are not moved", "unbound kernel workers stay"),
-        "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
-        "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
-        "or set irqs: leave",
-    ),
-    Cause(
-        ("Read-only file system",),
-        "mount the directory that is named read-write into the container backend (the chart's volumes cgroup and "
-        "run-backend); if the node's own file system is read-only, see the kernel's log",
-    ),
-    Cause(
-        ("Operation not permitted",),
-        "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
-        "kernel lets a container write no file of its own cgroup",
-    ),
-    Cause(("boot Linux 6.7",), "boot Linux 6.7 or later", kernel=True),
-    Cause(("No space left",), "make room in the file system of the directory that is named"),
-    Cause(
-        ("no cgroup has the CPUs",),
-        "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)",
-    ),
-    Cause(
-        ("has not answered for",),
-        "see dmesg for a task that hangs in the kernel; if it does not end, drain and reboot the node",
-    ),
-    Cause(
-        ("controller is not in",),
-        "write the missing controller to the cgroup.subtree_control that is named; see kernel.delegated",
-    ),
-    Cause(
-        ("moves interrupts back",),
-        "let irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md",
-    ),
-    Cause(
-        ("host daemons are not moved", "moves host daemons back", "host daemons stay on claimed"),
-        "see docs/exclusive.md, hostSlices; or set it to false",
-    ),
-    Cause(("no instance of nri-backend has enforced",), "run dra-frontend doctor: see driver.status"),
-    Cause(("of its claim is offline",), "take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
-    Cause(("claims hold every CPU",), "set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
-    Cause(
-        ("belongs to container", "is recorded for", "names a request", "is not what the claim was given"),
-        "give the pod that is named a claim of its own, or remove the variables of the driver from it",
-    ),
-    Cause(
-        ("has no record of it", "record cannot be read"),
-        "run dra-frontend doctor: see claims.recorded, claims.readable and api.reachable",
-    ),
+REFUSED: Final = f"change what the message names; {_LOG}"
+"""Remedy for a container that was refused, if the cause has no remedy of its own."""
+_DAC_OVERRIDE: Final = Cause(
+    "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
+    "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)"
 )
+_INTERRUPTS: Final = Cause(
+    "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
+    "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
+    "or set irqs: leave"
+)
+_HOST_DAEMONS: Final = Cause("see docs/exclusive.md, hostSlices; or set it to false")
+_OWN_CLAIM: Final = Cause(
+    "give the pod that is named a claim of its own, or remove the variables of the driver from it"
+)
+CAUSES: Final = {
+    BackendCode.USER_NAMESPACE: Cause(
+        "take back what gives the driver's pod hostUsers: false (an admission policy, a mutating webhook, a patch), or "
+        f"set hostUsers: true there; {_WITHOUT}"
+    ),
+    BackendCode.SECURITY_MODULE: Cause(
+        "let SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such as "
+        f"spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
+    ),
+    BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
+        "let the seccomp profile of the container backend allow capget and capset, as RuntimeDefault does"
+    ),
+    BackendCode.SYS_ADMIN_MISSING: Cause(
+        "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
+        f"admission policy, a mutating webhook, a patch); {_WITHOUT}"
+    ),
+    BackendCode.DAC_OVERRIDE_MISSING: _DAC_OVERRIDE,
+    BackendCode.PERMISSION_DENIED: _DAC_OVERRIDE,
+    BackendCode.NODE_IS_CONTAINER: Cause(
+        "use a node that is not a container if the kernel must keep others off claimed CPUs", kernel=True
+    ),
+    BackendCode.KERNEL_TOO_OLD: Cause("boot Linux 6.7 or later", kernel=True),
+    BackendCode.CLAIMS_DIRECTORY_MISSING: Cause(
+        "mount the node's cdiDir into the container backend (the chart's volume cdi), or correct cdiDir"
+    ),
+    BackendCode.CLAIM_FILES_UNREADABLE: Cause("see claims.readable and claims.directory"),
+    BackendCode.HOST_UNREADABLE: Cause(
+        "mount the node's /sys into the container backend at the host root, and see config.machine"
+    ),
+    BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
+        "mount the directory that is named read-write into the container backend: the chart's volumes cgroup and "
+        "run-backend, and for /proc/irq and the workqueues its volumes irq and workqueue (hostInterrupts.mount: true); "
+        "if the node's own file system is read-only, see the kernel's log"
+    ),
+    BackendCode.OPERATION_NOT_PERMITTED: Cause(
+        "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
+        "kernel lets a container write no file of its own cgroup"
+    ),
+    BackendCode.NO_SPACE_LEFT: Cause("make room in the file system of the directory that is named"),
+    BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
+    BackendCode.CPUS_LOST: Cause(
+        "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)"
+    ),
+    BackendCode.KERNEL_CALL_HANGS: Cause(
+        "see dmesg for a task that hangs in the kernel; if it does not end, drain and reboot the node"
+    ),
+    BackendCode.CONTROLLER_MISSING: Cause(
+        "write the missing controller to the cgroup.subtree_control that is named; see kernel.delegated"
+    ),
+    BackendCode.INTERRUPTS_NOT_MOVED: _INTERRUPTS,
+    BackendCode.KERNEL_WORKERS_STAY: _INTERRUPTS,
+    BackendCode.INTERRUPTS_MOVED_BACK: Cause(
+        "let irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
+    ),
+    BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
+    BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
+    BackendCode.NOT_ENFORCED: Cause("run dra-frontend doctor: see driver.status"),
+    BackendCode.CLAIMED_CPUS_OFFLINE: Cause("take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
+    BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
+    BackendCode.CLAIM_IN_USE: _OWN_CLAIM,
+    BackendCode.CLAIM_NOT_RESERVED: _OWN_CLAIM,
+    BackendCode.VARIABLES_FORGED: _OWN_CLAIM,
+    BackendCode.CLAIM_NOT_RECORDED: Cause(
+        "run dra-frontend doctor: see claims.recorded, claims.readable and api.reachable"
+    ),
+}
+"""Causes with a remedy of their own."""
+UNEXPLAINED: Final = frozenset(
+    {
+        BackendCode.CGROUP_FILE_REFUSED,
+        BackendCode.CGROUP_UNKNOWN,
+        BackendCode.CLAIMED_CPUS_OCCUPIED,
+        BackendCode.CLAIM_UNSUPPORTED,
+        BackendCode.INTERNAL_ERROR,
+        BackendCode.PARTITION_REFUSED,
+        BackendCode.SETTINGS_NOT_APPLIED,
+        BackendCode.VARIABLES_MALFORMED,
+    }
+)
+"""Causes whose text alone contains what is known, with the remedy if there is one; the log has more."""
 
 
-def cause_of(text: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause that a text of the backend names, or a cause with the remedy ``otherwise`` if there is none."""
-    plain = _QUOTED.sub("''", text)
-    return next((one for one in CAUSES if any(phrase in plain for phrase in one.phrases)), Cause((), otherwise))
+def cause_of(code: str, otherwise: str = _LOG) -> Cause:
+    """Returns the cause with a code of the backend, or one with the remedy ``otherwise`` for any other code."""
+    known = known_code(code)
+    return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
 
 
 _BACKEND_LOG: Final = f"{_LOG} (--previous if it has restarted)"
@@ -186,6 +185,6 @@ _REMEDIES: Final = {
 
 def remedy_of(notice: Notice) -> str:
     """Returns the remedy for a problem or warning that the service reports, also for a code of a newer release."""
-    if notice.code == StatusCode.BACKEND_PROBLEM:
-        return cause_of(notice.text).remedy
+    if notice.code == StatusCode.BACKEND_PROBLEM or known_code(notice.code):
+        return cause_of(notice.code).remedy
     return next((remedy for code, remedy in _REMEDIES.items() if code == notice.code), _FRONTEND_LOG)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from numa_contract import __version__
+from numa_contract.backend_codes import BackendCode
 from numa_contract.config import ConfigError
 from numa_contract.errors import cut_answer
 from numa_contract.names import NRI_PLUGIN_NAME
@@ -33,7 +34,7 @@ from numa_node.readiness import Readiness
 from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.enforcement.partitions import lost_before, lost_text
+from nri_backend.enforcement.partitions import lost_before, lost_problem
 from nri_backend.enforcement.reconciler import Deps
 from nri_backend.enforcement.recorder import EnforcementRecords
 from nri_backend.frontend_link.client import FrontendClient
@@ -48,6 +49,7 @@ from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
 from nri_backend.probes import HEALTHY, Page, Pages, serve_pages
+from nri_backend.problems import NO_PROBLEM, Problem
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
@@ -66,6 +68,11 @@ class EssentialTaskError(Exception):
     """A task that must run as long as the process has ended."""
 
 
+def no_claims(cdi_dir: str) -> Problem:
+    """Returns the problem of a CDI directory that does not exist in this container."""
+    return Problem(_NO_CLAIMS.format(cdi_dir), BackendCode.CLAIMS_DIRECTORY_MISSING)
+
+
 class Backend:
     """One instance of the backend. Its constructor opens no sockets and takes no lock."""
 
@@ -81,7 +88,7 @@ class Backend:
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
         deps = Deps(
-            directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
+            directory=ClaimDirectory(config.cdi_dir, absence=no_claims(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
             enforcement_records=EnforcementRecords(settings.own_dir, tree),
@@ -94,7 +101,7 @@ class Backend:
         # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
-            state.forbid_partitions(lost_text(lost))
+            state.forbid_partitions(lost_problem(lost))
         self._session = RuntimeSession(
             self._enforcer,
             self.link_changed,
@@ -166,8 +173,10 @@ class Backend:
             partitioned=pool.partitioned,
             exclusivity=exclusivity,
             exclusivity_reason=self.pool_reason,
+            exclusivity_code=self.pool_reason.word,
             kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
             problems=tuple(cut_answer(problem) for problem in problems),
+            problem_codes=tuple(problem.word for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
                 Counter(tracked.kind for tracked in enforcer.state),
@@ -184,10 +193,10 @@ class Backend:
         )
 
     @property
-    def pool_reason(self) -> str:
+    def pool_reason(self) -> Problem:
         """Reason why the backend creates no partitions although the configuration allows them; else empty."""
         asked = self._settings.config.cpu_exclusivity == "pool"
-        return "" if asked else self._enforcer.state.host.obstacle
+        return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})

@@ -8,6 +8,7 @@ from pydantic import GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.descriptions import attribute_docs
 from numa_contract.state.base import StateDocument
 
@@ -31,7 +32,8 @@ class StatusCode(StrEnum):
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend of this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
-    """The backend cannot enforce something. The text is the backend's own."""
+    """The backend cannot enforce something, and has sent no code for the cause or one that this release does not know.
+    The text is the backend's own."""
     MACHINE_UNREADABLE = "MachineUnreadable"
     """The machine cannot be read; the last machine that was read stays in force."""
     NOTHING_OFFERED = "NothingOffered"
@@ -115,7 +117,12 @@ class Notice(StateDocument):
     """A problem or a warning."""
 
     code: str
-    """Code of the problem or warning, for programs. A newer release may add codes."""
+    """Code of the problem or warning, for programs: one of these, or one of ``cause`` for a problem that the backend
+    reports. A newer release may add codes."""
+    cause: str = ""
+    """Code of the cause that the backend reports for ``CPUsKeptByPool``, ``ContainerRefused`` and
+    ``PartitionsUnavailable``; empty for other codes, and if the backend has sent none or one that this release does not
+    know."""
     subject: str = ""
     """The object that it is about, as described for the code; empty for the node or the service as a whole."""
     text: str
@@ -130,9 +137,10 @@ class Notice(StateDocument):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
         """Returns the schema with the meaning of each code, which is open for codes of newer releases."""
         reference = super().__get_pydantic_json_schema__(schema, handler)
-        docs = attribute_docs(StatusCode)
-        codes = {str(code): docs[code.name] for code in StatusCode}
-        handler.resolve_ref_schema(reference)["properties"]["code"]["x-codes"] = codes
+        properties = handler.resolve_ref_schema(reference)["properties"]
+        for field, codes in (("code", StatusCode), ("cause", BackendCode)):
+            docs = attribute_docs(codes)
+            properties[field]["x-codes"] = {str(code): docs[code.name] for code in codes}
         return reference
 
 

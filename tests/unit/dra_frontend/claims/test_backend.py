@@ -210,10 +210,10 @@ def view_of(clock: Clock | None = None, config: Config | None = None, **fields: 
 def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     """The reason is the node's and not a claim's; a pool that the configuration asks for is none."""
     view = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN")
-    (warning,) = view.warnings.values()
-    assert "nri-backend lacks the capability SYS_ADMIN" in warning
-    assert view_of(exclusivity="pool").warnings == {}
-    assert view_of(exclusivity="partition").warnings == {}
+    (warning,) = view.warnings
+    assert "nri-backend lacks the capability SYS_ADMIN" in warning.text
+    assert view_of(exclusivity="pool").warnings == ()
+    assert view_of(exclusivity="partition").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -231,17 +231,17 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
 def test_the_warning_names_the_effect_that_the_configuration_gives(config: Config, beginning: str, ending: str) -> None:
     """Without partitions the pool enforces or claims are refused; hostSlices keeps host daemons off without them."""
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
-    (text,) = view.conditions.values()
-    assert (text.startswith(beginning), text.endswith(ending)) == (True, True), text
+    (found,) = view.conditions
+    assert (found.text.startswith(beginning), found.text.endswith(ending)) == (True, True), found.text
 
 
 def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     """Managers that this release does not know are left out. Another NRI plugin may be the cause of the report."""
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
-    assert list(live.conditions) == ["KubeletManagerStatic"]
-    (warning,) = live.warnings.values()
-    assert warning.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns")
-    assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning
+    assert [one.code for one in live.conditions] == ["KubeletManagerStatic"]
+    (warning,) = live.warnings
+    assert warning.text.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns")
+    assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning.text
     clock.now += LEASE_SECONDS + 1
-    assert live.warnings == {}
+    assert live.warnings == ()

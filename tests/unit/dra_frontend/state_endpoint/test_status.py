@@ -9,6 +9,7 @@ import pytest
 from dra_frontend.state_endpoint.node_view import node_view
 from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.status_view import status_view
+from numa_contract.backend_codes import BackendCode
 from numa_contract.descriptions import attribute_docs
 from numa_contract.state.status import Notice, StatusCode, StatusDocument
 
@@ -50,12 +51,39 @@ def test_a_node_on_which_everything_works(state: NodeState) -> None:
     ("container", "code"),
     [({"refused": "CPU 3 is gone"}, StatusCode.CONTAINER_REFUSED), ({"pooled": "EBUSY"}, StatusCode.CPUS_KEPT_BY_POOL)],
 )
-def test_containers_have_problems(state: NodeState, container: dict[str, Any], code: StatusCode) -> None:
-    """The subject names the container."""
-    state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **container)}
+@pytest.mark.parametrize(
+    ("reported", "cause"), [("PermissionDenied", "PermissionDenied"), ("OfALaterRelease", ""), ("BackendSilent", "")]
+)
+def test_containers_have_problems(
+    state: NodeState, container: dict[str, Any], code: StatusCode, reported: str, cause: str
+) -> None:
+    """The subject names the container, and the cause is one of the codes that this release knows."""
+    fields = {**container, "refusedCode": reported, "pooledCode": reported}
+    state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **fields)}
     state.hold()
     (found,) = status_view(state).problems
-    assert (found.code, found.subject, found.unready) == (code, "shop/pod-1/app", False)
+    assert (found.code, found.cause, found.subject, found.unready) == (code, cause, "shop/pod-1/app", False)
+
+
+@pytest.mark.parametrize(
+    ("reported", "shown"),
+    [
+        ((), [StatusCode.BACKEND_PROBLEM, StatusCode.BACKEND_PROBLEM]),
+        (("CPUsLost", "OfALaterRelease"), [BackendCode.CPUS_LOST, StatusCode.BACKEND_PROBLEM]),
+        (("BackendSilent", "NotRegistered"), [StatusCode.BACKEND_PROBLEM, StatusCode.BACKEND_PROBLEM]),
+    ],
+)
+def test_a_problem_of_the_backend_has_the_code_of_its_cause(
+    state: NodeState, reported: tuple[str, ...], shown: list[str]
+) -> None:
+    """One without a code, or with one that is none of the backend's here, is still shown."""
+    state.backend.containers.clear()
+    state.hold()
+    lease(state, problems=("no cgroup has the CPUs 4-5", "something else"), problem_codes=reported)
+    found = status_view(state).problems
+    assert [one.code for one in found] == shown
+    assert [one.text for one in found] == ["no cgroup has the CPUs 4-5", "something else"]
+    assert {one.cause for one in found} == {""}
 
 
 def test_problems_of_the_node_come_first(state: NodeState) -> None:
@@ -93,8 +121,15 @@ def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeS
 
 def test_conditions_of_the_node_are_warnings_with_the_reason_of_the_event(state: NodeState) -> None:
     """The same word in the Event and in the status."""
-    lease(state, exclusivity="pool", exclusivity_reason="no SYS_ADMIN", kubelet_pins=("cpu",))
-    assert codes(status_view(state).warnings) == ["KubeletManagerStatic", "PartitionsUnavailable"]
+    lease(
+        state,
+        exclusivity="pool",
+        exclusivity_reason="no SYS_ADMIN",
+        exclusivity_code="SysAdminMissing",
+        kubelet_pins=("cpu",),
+    )
+    warnings = [(one.code, one.cause) for one in status_view(state).warnings]
+    assert warnings == [("KubeletManagerStatic", ""), ("PartitionsUnavailable", "SysAdminMissing")]
 
 
 def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
@@ -131,11 +166,11 @@ def test_the_list_is_bounded(state: NodeState) -> None:
     assert (len(found.problems), found.left_out) == (100, 150)
 
 
-@pytest.mark.parametrize("code", StatusCode)
-def test_every_code_is_documented_and_is_a_word(code: StatusCode) -> None:
+@pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
+def test_every_code_is_documented_and_is_a_word(code: StatusCode | BackendCode) -> None:
     """A docstring that ends up in the schema and on the reference page."""
     assert str(code).isalnum()
-    assert attribute_docs(StatusCode)[code.name].endswith(".")
+    assert attribute_docs(type(code))[code.name].endswith(".")
 
 
 def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
@@ -148,9 +183,10 @@ def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
 
 def test_codes_are_in_the_schema_and_open() -> None:
     """A reader of an older release accepts codes that it does not know."""
-    shown = Notice.model_json_schema(mode="serialization")["properties"]["code"]
-    assert shown["x-codes"].keys() == set(StatusCode)
-    assert "enum" not in shown
+    shown = Notice.model_json_schema(mode="serialization")["properties"]
+    for field, known in (("code", StatusCode), ("cause", BackendCode)):
+        assert shown[field]["x-codes"].keys() == set(map(str, known))
+        assert "enum" not in shown[field]
     newer = {"code": "FromTheFuture", "text": "x", "subject": "", "since": 5}
     assert Notice.model_validate(newer).code == "FromTheFuture"
     base = {"node": "n", "version": "9", "backendVersion": "", "runtime": "", "ready": True, "live": True}

@@ -16,6 +16,7 @@ from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
 
@@ -333,7 +334,8 @@ async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(m
     await node.enforcer.synchronize([pod()], [one])
     node.kernel.error = KeyError("odd")
     await node.enforcer.activate()
-    assert any("internal error in the audit" in problem for problem in node.enforcer.problems)
+    (problem,) = [one for one in node.enforcer.problems if "internal error in the audit" in one]
+    assert problem.code is BackendCode.INTERNAL_ERROR
     async with auditing(node):
         node.kernel.error = None
         await node.until(lambda: node.kernel.get(path, "cpuset.mems.effective") == "1")

@@ -13,6 +13,8 @@ from nri_backend.budgets import MAX_TRIES
 from nri_backend.containers.container import Identity, Tracked
 from nri_backend.enforcement.start import Starter
 from nri_backend.nri.model import Container, RejectedError
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
@@ -253,6 +255,7 @@ async def test_a_kill_without_a_cgroup_is_logged_and_raises_nothing(
 ) -> None:
     """The rejection must reach the pod's events."""
     starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer._auditor.host, node.kernel)
-    assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error="its cgroup path makes no sense")))
+    error = Problem("its cgroup path makes no sense", BackendCode.CGROUP_UNKNOWN)
+    assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error=error)))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

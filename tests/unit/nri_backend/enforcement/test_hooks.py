@@ -10,6 +10,8 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Container, RejectedError, Resources
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
@@ -108,7 +110,8 @@ async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Nod
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.containers.get("claim")
     assert tracked is not None
-    node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).seen(failure="cpuset.mems does not exist"))
+    failure = Problem("cpuset.mems does not exist", BackendCode.CONTROLLER_MISSING)
+    node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).seen(failure=failure))
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"
@@ -416,7 +419,8 @@ async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: N
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
-    assert any("leaves the cgroup root" in problem for problem in node.enforcer.problems)
+    (problem,) = [one for one in node.enforcer.problems if "leaves the cgroup root" in one]
+    assert problem.code is BackendCode.CGROUP_UNKNOWN
     with pytest.raises(RejectedError, match="leaves the cgroup root"):
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 

@@ -15,6 +15,7 @@ from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, release_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.nri.model import ContainerState, RejectedError
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 
@@ -345,6 +346,7 @@ async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Pat
         await node.enforcer._auditor.host.refresh()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         assert state.host.obstacle == state.kernel_damage
+        assert state.kernel_damage.code is BackendCode.CPUS_LOST
         web = await node.run("web", *node.claim(cpu_record("c2", "r=4-5")))
         assert (node.partition(db), node.partition(web), node.cpus(web)) == ("root", "member", "4-5")
         with pytest.raises(RejectedError, match="drain and reboot"):

@@ -16,6 +16,7 @@ from nri_backend.containers.plan import misplaced
 from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, parse_enforcement_record
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import Container, ContainerState, RejectedError, Resources
+from numa_contract.backend_codes import BackendCode
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
@@ -151,7 +152,8 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
         records = memory / "enforcement-records"
         records.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
-        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        (problem,) = node.enforcer.problems
+        assert ("cannot be kept" in problem, problem.code) == (True, BackendCode.ENFORCEMENT_NOT_RECORDED)
         node.unprepare(ONE)
         await node.enforcer.claim_files.refresh(thorough=True)
         assert node.enforcer.state.pool.held == {2, 3}

@@ -17,6 +17,8 @@ from nri_backend.host_isolation.evictor import (
 )
 from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY, WORKQUEUES
 from nri_backend.host_isolation.originals import OriginalsFile
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 
 from tests.fakes.waiting import eventually
 from tests.rigs.irq_tree import IrqTree
@@ -41,9 +43,17 @@ def tree(tmp_path: Path) -> IrqTree:
     return tree
 
 
+CONTESTED = Problem("another process moves interrupts back", BackendCode.INTERRUPTS_MOVED_BACK)
+
+
 def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "interrupts.json") -> AffinityClass:
     file = OriginalsFile(f"{tree.root}/{originals}")
-    return AffinityClass(tree, file, "interrupts", interval_seconds, may_relocate=True, contested_remedy="stop it")
+    return AffinityClass(
+        *(tree, file, "interrupts", interval_seconds),
+        may_relocate=True,
+        not_moved=BackendCode.INTERRUPTS_NOT_MOVED,
+        contested=CONTESTED,
+    )
 
 
 def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
@@ -163,7 +173,7 @@ async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: Ir
             tree.set("25", "2")
             await asyncio.sleep(0.1)
             rounds += 1
-        assert evictor.problems == ("another process moves interrupts back to claimed CPUs: stop it",)
+        assert evictor.problems == (CONTESTED,)
         assert rounds > CONTESTED_PASSES
         await eventually(lambda: evictor.problems == ())
         assert tree.all_affinities()["25"] == "0-1,3-7"
@@ -175,6 +185,7 @@ async def test_a_failed_pass_is_a_problem_and_is_repeated(tree: IrqTree) -> None
         evictor.wake()
         await eventually(lambda: bool(evictor.problems))
         assert "interrupts are not moved off claimed CPUs: " in evictor.problems[0]
+        assert evictor.problems[0].code is BackendCode.INTERRUPTS_NOT_MOVED
         (tree.root / "later").mkdir()
         await eventually(lambda: not evictor.problems)
         assert tree.all_affinities()["25"] == "0-1,3-7"

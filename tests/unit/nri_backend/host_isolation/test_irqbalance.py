@@ -7,6 +7,7 @@ import pytest
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, EvictionResult, evict
 from nri_backend.host_isolation.interrupts import IRQBALANCE
 from nri_backend.host_isolation.originals import OriginalsFile
+from numa_contract.backend_codes import BackendCode
 
 from tests.rigs.irq_tree import IrqTree
 from tests.rigs.irqbalance import irqbalance
@@ -24,7 +25,8 @@ class Node:
     def evict(self, *cpus: int) -> EvictionResult:
         """Runs one pass."""
         originals = OriginalsFile(f"{self.root}/interrupts.json")
-        interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True)
+        code = BackendCode.INTERRUPTS_NOT_MOVED
+        interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True, not_moved=code)
         return evict(interrupts, DesiredIsolation(frozenset(cpus), ONLINE), frozenset())
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from nri_backend.containers.container import tracked_as
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
+from nri_backend.host_isolation.evictor import CONTESTED_PASSES
 from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY
 from nri_backend.host_isolation.isolation import HostIsolation, cpus_without_interrupts
 from nri_backend.node.model import Host
 from nri_backend.settings import Settings, load_settings
+from numa_contract.backend_codes import BackendCode
+from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.waiting import eventually
@@ -92,3 +95,28 @@ async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> No
     tree = KernelTree(tmp_path / "cgroup")
     isolation = HostIsolation(state, lambda: True, tree, replace(settings(tmp_path), kernel_root=""))
     assert isolation._desired_for_interrupts() is None
+
+
+async def test_problems_with_interrupts_and_host_daemons_have_codes(tmp_path: Path) -> None:
+    """A slice that allows claimed CPUs alone, a damaged file of originals, and a program that moves interrupts back."""
+    tree, state = KernelTree(tmp_path / "cgroup"), NodeState(Config(host_slices=True, reserved_cpus=frozenset({0})))
+    state.set_host(Host(parse_cpu_list("0-7"), ()))
+    state.set_claim_files(files_of(ONE, NIC))
+    put(state, Phase.RUNNING)
+    state.replace_containers(tuple(state))
+    tree.make("system.slice")
+    tree.set("system.slice", "cpuset.cpus", "2-3")
+    IrqTree(tmp_path)
+    isolation = HostIsolation(state, lambda: True, tree, settings(tmp_path))
+    task = asyncio.create_task(isolation.run_forever())
+    isolation.wake()
+    await eventually(lambda: BackendCode.HOST_DAEMONS_STAY in {problem.code for problem in isolation.problems})
+    (tmp_path / "backend/host-slices.json").write_text("{")
+    state.set_host(Host(parse_cpu_list("0-6"), ()))
+    isolation.wake()
+    await eventually(lambda: BackendCode.HOST_DAEMONS_NOT_MOVED in {problem.code for problem in isolation.problems})
+    isolation._interrupts._contested_passes = CONTESTED_PASSES
+    assert BackendCode.INTERRUPTS_MOVED_BACK in {problem.code for problem in isolation.problems}
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -8,6 +8,8 @@ import pytest
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, EvictionResult, evict
 from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.slices import HostSlices
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 
 from tests.rigs.kernel_tree import KernelTree
 
@@ -35,7 +37,8 @@ def evict_from(tree: KernelTree, *cpus: int) -> EvictionResult:
         "host daemons",
         5.0,
         may_relocate=False,
-        remaining_remedy="allow others",
+        not_moved=BackendCode.HOST_DAEMONS_NOT_MOVED,
+        remaining=Problem("allow others", BackendCode.HOST_DAEMONS_STAY),
     )
     return evict(slices, DesiredIsolation(frozenset(cpus), ONLINE), frozenset())
 

@@ -7,6 +7,8 @@ import pytest
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.model import Host
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 
 
 def machine(root: Path, online: str) -> Path:
@@ -70,6 +72,7 @@ def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
         (tmp_path / name).touch()
     host = read_host(str(root), CgroupTree(str(tmp_path)))
     assert (host.partitions, bool(host.obstacle)) == (capable, not capable)
-    denied = read_host(str(root), CgroupTree(str(tmp_path)), lambda: "a capability is missing")
+    missing = Problem("a capability is missing", BackendCode.SYS_ADMIN_MISSING)
+    denied = read_host(str(root), CgroupTree(str(tmp_path)), lambda: missing)
     assert not denied.partitions
-    assert (denied.obstacle == "a capability is missing") is capable, "an obstacle of the kernel comes first"
+    assert (denied.obstacle is missing) is capable, "an obstacle of the kernel comes first"

@@ -230,7 +230,8 @@ program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0):
     sys.exit(f"the seccomp filter cannot be set: errno {ctypes.get_errno()}")
-print(lower_sys_admin(sys.argv[1]))
+problem = lower_sys_admin(sys.argv[1])
+print(problem.word, problem)
 """
 
 
@@ -243,6 +244,7 @@ def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permit
     problem = done.stdout.strip()
     assert bool(problem) is named
     assert ("(EPERM)" in problem and "seccomp profile" in problem) is named
+    assert problem.startswith("SysAdminInEffect ") is named
 
 
 def test_sys_admin_is_effective_only_inside_the_block() -> None:

@@ -154,9 +154,12 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.pod": lambda node: (node.kubelet_root / "plugins").write_text("in the way"),
     "driver.status/unready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),
     "driver.status/no-backend": _set("status", active=False, enforced=False),
-    "driver.status/backend": _set("status", problems=["no cgroup has the CPUs 4-5"]),
+    "driver.status/backend": _set("status", problems=["no cgroup has the CPUs 4-5"], problemCodes=["CPUsLost"]),
     "driver.exclusivity": _set(
-        "status", exclusivity="pool", exclusivityReason="nri-backend lacks the capability SYS_ADMIN"
+        "status",
+        exclusivity="pool",
+        exclusivityReason="nri-backend lacks the capability SYS_ADMIN",
+        exclusivityCode="SysAdminMissing",
     ),
     "driver.versions": _set("status", software="0.0.1"),
     "driver.hand-over": _hand_over_cut,

@@ -256,25 +256,22 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
 
 
 @pytest.mark.parametrize(
-    ("reason", "setting", "level", "remedy"),
+    ("code", "setting", "level", "remedy"),
     [
-        ("nri-backend lacks the capability SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
-        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "auto", "note", "boot Linux 6.7"),
-        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "partition", "problem", "boot Linux 6.7"),
-        (
-            "/sys/fs/cgroup is not the topmost cgroup, so this node is itself a container (as in kind)",
-            "auto",
-            "note",
-            "a node that is not a container",
-        ),
-        ("something new", "auto", "problem", "kubectl logs POD -c backend"),
+        ("SysAdminMissing", "auto", "problem", "capability SYS_ADMIN"),
+        ("KernelTooOld", "auto", "note", "boot Linux 6.7"),
+        ("KernelTooOld", "partition", "problem", "boot Linux 6.7"),
+        ("NodeIsContainer", "auto", "note", "a node that is not a container"),
+        ("OfALaterRelease", "auto", "problem", "kubectl logs POD -c backend"),
+        ("", "auto", "problem", "kubectl logs POD -c backend"),
     ],
 )
 async def test_why_the_pool_enforces_claims_is_a_finding(
-    reason: str, setting: str, level: str, remedy: str, node: AilingNode
+    code: str, setting: str, level: str, remedy: str, node: AilingNode
 ) -> None:
     """The remedy is that of the cause; a kernel that cannot make partitions is a fault only where they are demanded."""
-    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    reason = "the reason in words"
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": code}
     node.settings_of["cpuExclusivity"] = setting
     (finding,) = (await verdicts(node))["driver.exclusivity"].findings
     assert (finding.level.value, reason in finding.what, remedy in finding.remedy) == (level, True, True)
@@ -288,7 +285,7 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
     """With hostSlices no finding says that they stay, and no remedy is to set hostSlices; a refused claim has none."""
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
-    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": "KernelTooOld"}
     node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
     ILLNESSES["kernel.release/partitions"](node)
     ILLNESSES["host.daemons"](node)

@@ -157,7 +157,7 @@ def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
     (record,) = prepared(asked(2))
     text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
     use = {"uid": "u0", "driver": "dra.cpu"}
-    second = {"podUid": "pod-2", "podName": "q", "refused": text, "refusedClaims": [use]}
+    second = {"podUid": "pod-2", "podName": "q", "refused": text, "refusedCode": "ClaimInUse", "refusedClaims": [use]}
     known = knowing([record], user(record, cpus=_listed(record)), report("d", "unknown", **second))
     found, problems = told(known, "pod/ns/q")
     assert [one["claim"] for one in found["claims"]] == ["ns/claim-u0"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from numa_contract.backend_codes import known_code
 from numa_contract.config import Config
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, cut_answer, shown
@@ -180,14 +181,16 @@ class BackendView:
         return fault.text if fault else ""
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """Conditions of the node that the backend reports and an operator should change: text by reason."""
-        status, found = self.status, dict[str, str]()
+    def conditions(self) -> tuple[Notice, ...]:
+        """Conditions of the node that the backend reports and an operator should change; each code at most once."""
+        status, found = self.status, list[Notice]()
         if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
-            found[StatusCode.STATIC_MANAGER] = _STATIC_MANAGER.format(" and ".join(pins))
+            found.append(Notice(code=StatusCode.STATIC_MANAGER, text=_STATIC_MANAGER.format(" and ".join(pins))))
         if status is not None and status.exclusivity == "pool" and status.exclusivity_reason:
-            found[StatusCode.NO_PARTITIONS] = self._no_partitions(cut_answer(status.exclusivity_reason))
-        return found
+            text = self._no_partitions(cut_answer(status.exclusivity_reason))
+            cause = known_code(status.exclusivity_code)
+            found.append(Notice(code=StatusCode.NO_PARTITIONS, cause=cause, text=text))
+        return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:
         """Returns what follows on this node because the backend cannot create partitions."""
@@ -196,9 +199,9 @@ class BackendView:
         return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)
 
     @property
-    def warnings(self) -> dict[str, str]:
+    def warnings(self) -> tuple[Notice, ...]:
         """These conditions while the lease is live."""
-        return self.conditions if self.live else {}
+        return self.conditions if self.live else ()
 
     @property
     def live(self) -> bool:

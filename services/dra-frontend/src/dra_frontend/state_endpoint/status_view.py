@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from numa_contract import __version__
+from numa_contract.backend_codes import known_code
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.status import Notice, StatusCode, StatusDocument
@@ -64,8 +65,7 @@ def notices(
 
 
 def _warnings(state: StateSource) -> Iterator[Notice]:
-    for reason, text in state.backend.conditions.items():
-        yield Notice(code=reason, text=text)
+    yield from state.backend.conditions
     yield from state.warnings()
 
 
@@ -76,8 +76,8 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterat
         yield fault
     if text := state.watch.problem:
         yield Notice(code=StatusCode.MACHINE_UNREADABLE, text=text)
-    for text in backend.status.problems if backend.status else ():
-        yield Notice(code=StatusCode.BACKEND_PROBLEM, text=text)
+    for code, text in backend.status.coded_problems if backend.status else ():
+        yield Notice(code=known_code(code) or StatusCode.BACKEND_PROBLEM, text=text)
     for health in state.offer.snapshot.unhealthy():
         text = f"{health.device}: {health.message}"
         yield Notice(code=StatusCode.DEVICE_UNHEALTHY, subject=health.device, text=text)
@@ -102,7 +102,9 @@ def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notic
         name = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"
         if one.refused:
             text = f"container {name} was refused: {one.refused}"
-            yield Notice(code=StatusCode.CONTAINER_REFUSED, subject=subject, text=text)
+            cause = known_code(one.refused_code)
+            yield Notice(code=StatusCode.CONTAINER_REFUSED, cause=cause, subject=subject, text=text)
         elif one.pooled:
             text = f"the kernel does not keep the CPUs of {name}: {one.pooled}"
-            yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, subject=subject, text=text)
+            cause = known_code(one.pooled_code)
+            yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, cause=cause, subject=subject, text=text)

@@ -169,9 +169,14 @@ def status_screen(status: Document) -> str:
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())
     head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
     parts = [*map(printable, head), _devices(status), _claims(status)]
-    lines = [f"PROBLEM  {one['text']} [{one['code']}]" for one in status["problems"]] or ["no problems"]
-    lines += [f"WARNING  {one['text']} [{one['code']}]" for one in status["warnings"]]
+    lines = [f"PROBLEM  {_notice(one)}" for one in status["problems"]] or ["no problems"]
+    lines += [f"WARNING  {_notice(one)}" for one in status["warnings"]]
     return "\n\n".join([*parts, "\n".join(map(printable, lines))])
+
+
+def _notice(one: Document) -> str:
+    """Returns the text of a problem or warning, with its code and the code of its cause if there is one."""
+    return f"{one['text']} [{', '.join(filter(None, (one['code'], one['cause'])))}]"
 
 
 def _kept_apart(status: Document) -> str:

@@ -33,7 +33,7 @@ def problem(what: str, why: str, remedy: str) -> Problem:
 
 def refused_remedy(report: ContainerReport) -> str:
     """Returns the remedy for a container that was refused."""
-    return cause_of(report.refused, REFUSED).remedy
+    return cause_of(report.refused_code, REFUSED).remedy
 
 
 def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:

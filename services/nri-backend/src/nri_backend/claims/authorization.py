@@ -18,6 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError, shown
@@ -27,6 +28,7 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
+from nri_backend.problems import Problem
 
 MAX_CLAIMS: Final = 64
 """Maximum number of this driver's claims that a container may name."""
@@ -69,6 +71,22 @@ class Reason(StrEnum):
     UNENFORCED = "unenforced"
 
 
+_CODES: Final = {
+    Reason.MALFORMED: BackendCode.VARIABLES_MALFORMED,
+    Reason.NO_RECORD: BackendCode.CLAIM_NOT_RECORDED,
+    Reason.NOT_RESERVED: BackendCode.CLAIM_NOT_RESERVED,
+    Reason.FORGED: BackendCode.VARIABLES_FORGED,
+    Reason.SHARED: BackendCode.CLAIM_IN_USE,
+    Reason.NO_POOL: BackendCode.NO_SHARED_CPUS,
+    Reason.OVERLAP: BackendCode.CLAIMED_CPUS_OCCUPIED,
+    Reason.OFFLINE: BackendCode.CLAIMED_CPUS_OFFLINE,
+    Reason.KERNEL: BackendCode.SETTINGS_NOT_APPLIED,
+    Reason.UNSUPPORTED: BackendCode.CLAIM_UNSUPPORTED,
+    Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
+}
+"""Code of a rejection by its reason, unless the problem that has caused it has a code of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """The reason why a container must not be created or started; the text appears in the pod's events."""
@@ -79,6 +97,13 @@ class Rejection:
     """Rejected claims whose record the frontend may still write or update."""
     about: tuple[ClaimUse, ...] = ()
     """Every claim that the container names and may not use."""
+    cause: BackendCode | None = None
+    """Code of the problem that has caused the rejection; None if there is none beside the reason."""
+
+    @property
+    def problem(self) -> Problem:
+        """The text with the code of its cause."""
+        return Problem(self.text, self.cause or _CODES[self.reason])
 
 
 class Claims:

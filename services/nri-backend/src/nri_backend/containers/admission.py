@@ -22,6 +22,7 @@ from nri_backend.limits.claimed import unthrottled
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Adjustment, Container, LinkStatus, Resources, Update
+from nri_backend.problems import Problem, joined
 
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
@@ -189,16 +190,16 @@ def _same_set(wanted: str, stored: str) -> bool:
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
     """Returns a rejection if the container cannot run on this node in its present state, else None."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
-        return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
+        return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}", cause=tracked.problem.code)
     entitlement, config = tracked.entitlement, state.config
     if entitlement.fault:
         return Rejection(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
     if not state.pool.by_kernel and state.must_be_partition(tracked):
-        why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
+        why = Problem("cpuExclusivity is pool", None) if config.cpu_exclusivity == "pool" else state.host.obstacle
         wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
         text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another \
 node"
-        return Rejection(Reason.UNSUPPORTED, text)
+        return Rejection(Reason.UNSUPPORTED, text, cause=why.code)
     if rejection := offline(tracked, state):
         return rejection
     if not entitlement.cpus and not state.pool.shared:
@@ -256,13 +257,16 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
     text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.entitlement.cpus)})"
     if immovable:
-        return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")
+        failure = immovable[0].problem
+        return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {failure}", cause=failure.code)
     return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
 
 
-def not_applied(left: Sequence[str]) -> Rejection:
+def not_applied(left: Sequence[Problem]) -> Rejection:
     """Returns the rejection of a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
-    return Rejection(Reason.KERNEL, f"its cgroup settings cannot be applied: {'; '.join(left)}; the kubelet retries")
+    failure = joined(left)
+    text = f"its cgroup settings cannot be applied: {failure}; the kubelet retries"
+    return Rejection(Reason.KERNEL, text, cause=failure.code)
 
 
 def outside(tracked: Tracked) -> Rejection:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
@@ -21,6 +22,7 @@ from nri_backend.containers.lifecycle import ALIVE, OCCUPYING, OVER, TRANSITIONS
 from nri_backend.limits.claimed import Limit, asked_limits, claimed_bytes, uncounted
 from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, stated
 from nri_backend.nri.model import Container, Pod
+from nri_backend.problems import NO_PROBLEM, Problem
 
 NO_EVIDENCE: Final = Evidence()
 NO_LIMITS: Final = RuntimeLimits()
@@ -37,7 +39,7 @@ class Identity:
     """Path below the cgroup root; empty if it cannot be derived. For a container in a virtual machine or a sandbox,
     which has no cgroup of its own, that of its pod."""
     pod_cgroup: str = ""
-    cgroup_error: str = ""
+    cgroup_error: Problem = NO_PROBLEM
     """Reason why the cgroup cannot be derived."""
     evidence: Evidence = NO_EVIDENCE
     """The claims that its environment names."""
@@ -75,7 +77,7 @@ class Observation:
     exclusive: frozenset[int] = frozenset()
     """``cpuset.cpus.exclusive`` of the partition that it was found to be. No other container gets these CPUs, even if
     the record and the enforcement record are lost."""
-    failure: str = ""
+    failure: Problem = NO_PROBLEM
     """Description of the settings that could not be applied to its cgroup; empty if all were applied."""
     memory_kills: int = 0
     """Number of processes that the kernel has killed because the container was out of memory."""
@@ -100,7 +102,7 @@ class Tracked:
     """Rejection of claims that the container names and may not use. The rest is enforced all the same while it runs."""
     enforced: tuple[Held, ...] = ()
     """Claims that have been applied to its cgroup, as in its enforcement record."""
-    fallback: str = ""
+    fallback: Problem = NO_PROBLEM
     """Reason why its cgroup is not a partition although it holds CPUs; the shared pool excludes them instead."""
     excluded: frozenset[int] = frozenset()
     """CPUs of other claims and partitions of its pod: a partition ends when a sibling's cpuset overlaps with it."""
@@ -138,7 +140,7 @@ class Tracked:
         return replace(self, identity=replace(identity, cgroup=identity.pod_cgroup)) if possible else None
 
     @property
-    def problem(self) -> str:
+    def problem(self) -> Problem:
         """Settings that could not be applied to its cgroup, or the reason why the cgroup is unknown; else empty."""
         return self.observed.failure or self.identity.cgroup_error
 
@@ -169,9 +171,9 @@ class Tracked:
         return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive
 
     @property
-    def fallback_reason(self) -> str:
+    def fallback_reason(self) -> Problem:
         """Reason why the pool enforces its claims although a partition could; empty if it does not."""
-        return self.fallback if self.entitlement.partition else ""
+        return self.fallback if self.entitlement.partition else NO_PROBLEM
 
     @property
     def pool_requested(self) -> str:
@@ -216,19 +218,20 @@ def tracked_as(
     ``requested``: as in stated(). ``include_claims``: its limits contain the hugepages of its claims already.
     ``own_pod``: as in Identity.
     """
-    cgroup = pod_cgroup = error = ""
+    cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:
         cgroup = cgroup_directory(container.cgroups_path)
         pod_cgroup = cgroup_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
     except CgroupPathError as path_error:
-        error = str(path_error)
+        error = Problem(str(path_error), BackendCode.CGROUP_UNKNOWN)
     evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)
     identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, own_pod)
     return Tracked(identity, replace(stated(container.resources, requested=requested), include_claims=include_claims))
 
 
-def problem_of(tracked: Tracked) -> str:
-    """Returns the container's problem as a text for the operator, or "" if it has none."""
-    if tracked.phase in OVER or not (text := tracked.problem or (tracked.rejection.text if tracked.rejection else "")):
-        return ""
-    return f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {text}"
+def problem_of(tracked: Tracked) -> Problem:
+    """Returns the container's problem for the operator, or NO_PROBLEM if it has none."""
+    found = tracked.problem or (tracked.rejection.problem if tracked.rejection else NO_PROBLEM)
+    if tracked.phase in OVER or not found:
+        return NO_PROBLEM
+    return Problem(f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {found}", found.code)

@@ -30,6 +30,7 @@ from nri_backend.claims.authorization import Claims
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held, PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.node.model import Host
+from nri_backend.problems import Problem
 
 Weight = tuple[frozenset[int], PartitionKind]
 """Exclusive CPUs of a container that may run, and the partition type of its cgroup."""
@@ -43,7 +44,7 @@ class NodeClaims(Claims):
         super().__init__(lives=lives)
         self.with_cpus: list[ClaimFile] = []
         """Files of the claims that contain CPUs."""
-        self.fallbacks: dict[ClaimKey, str] = {}
+        self.fallbacks: dict[ClaimKey, Problem] = {}
         """CPU claims that the shared pool enforces although the kernel could, with the reason."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
         """CPUs of the claims that are reserved for a pod, by the UID of the pod."""

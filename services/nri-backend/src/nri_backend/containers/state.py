@@ -26,6 +26,7 @@ from nri_backend.containers.container import NO_EVIDENCE, Tracked
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.pool import NodeClaims, Pool, Weight, divide
 from nri_backend.node.model import Host
+from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
@@ -126,8 +127,8 @@ class NodeState:
         """True after the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
-        self.kernel_damage = ""
-        """Text with the CPUs that the kernel has lost, and the remedy; empty if none are lost.
+        self.kernel_damage = NO_PROBLEM
+        """Problem with the CPUs that the kernel has lost, and the remedy; NO_PROBLEM if none are lost.
 
         It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
@@ -258,7 +259,7 @@ class NodeState:
             self.host = host
             self._recompute()
 
-    def forbid_partitions(self, damage: str) -> None:
+    def forbid_partitions(self, damage: Problem) -> None:
         """Stops creating partitions until this process ends. Existing partitions stay."""
         self.kernel_damage = damage
         self.set_host(self.host)
@@ -284,7 +285,7 @@ class NodeState:
         enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.phase in OCCUPYING else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
-        fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), "")
+        fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), NO_PROBLEM)
         now = replace(tracked, entitlement=entitlement, orphaned=orphaned, rejection=rejection, fallback=fallback)
         if now.unknown_memory:
             now = replace(now, entitlement=entitlement.unbounded())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import shown
 
@@ -52,6 +53,7 @@ from nri_backend.node.cgroups import (
 )
 from nri_backend.node.model import CPUS, EFFECTIVE
 from nri_backend.node.occupants import OtherCgroups, occupants, sandbox_cgroups
+from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +68,11 @@ class Outcome:
     """Last reading of the container's cgroup; None if the cgroup does not exist."""
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
-    left: list[str] = field(default_factory=list)
-    """Problems that remain, as texts that name the file with its desired and observed value, or the controller."""
+    left: list[Problem] = field(default_factory=list)
+    """Problems that remain; they name the file with its desired and observed value, or the controller."""
     partition: PartitionKind = ""
     """Partition type that the plan requested and the cgroup has."""
-    fallback: str = ""
+    fallback: Problem = NO_PROBLEM
     """Reason why the cgroup is not the requested partition."""
     released: bool = False
     """True if the cgroup was to stay a partition and is not one any more."""
@@ -162,7 +164,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """Applies the plan of a container, to the cgroups above it first. Raises no CgroupGoneError, CgroupAccessError."""
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
     if not path:
-        done.left.append("the runtime names no cgroup for it")
+        done.left.append(Problem("the runtime names no cgroup for it", BackendCode.CGROUP_UNKNOWN))
         return done
     try:
         if plan.tracked.identity.own_pod:
@@ -190,10 +192,10 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     except CgroupGoneError as error:
         # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
         done.observed = None if tree.is_mounted() else Observed()
-        done.left.append(str(error))
+        done.left.append(Problem(str(error), BackendCode.CGROUP_UNKNOWN))
     except CgroupAccessError as error:
         done.observed = Observed()
-        done.left.append(str(error))
+        done.left.append(error.problem)
     if plan.guarded and done.observed is not None and done.observed.limits:
         # Guard limits do not belong to a claim: without this they would appear in the report of every container.
         shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
@@ -223,7 +225,8 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """
     tracked, wanted = plan.tracked, plan.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
-    failure = "" if tracked.identity.pod_cgroup else "the runtime names no cgroup for its pod"
+    nameless = Problem("the runtime names no cgroup for its pod", BackendCode.CGROUP_UNKNOWN)
+    failure = NO_PROBLEM if tracked.identity.pod_cgroup else nameless
     # An empty cpuset stands for that of the parent, which is sufficient while no CPU has to be excluded.
     if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != plan.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
@@ -233,7 +236,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
             done.repaired.append(repair)
             allowed = wanted
         except CgroupAccessError as error:
-            failure = str(error)
+            failure = error.problem
     cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
     if plan.desired.online and cpus is not None:
         # The effective set lacks the CPUs of partitions and grows when one ends, so the configured set is added.
@@ -241,7 +244,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     done.observed = Observed(cpus)
     if wanted and plan.desired.needs_cpuset and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
-        done.left.append(failure or text)
+        done.left.append(failure or Problem(text, BackendCode.SETTINGS_NOT_APPLIED))
 
 
 def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
@@ -280,18 +283,18 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
     except CgroupGoneError:
         notes.forget(path)
     except CgroupAccessError as error:
-        done.left.append(str(error))
+        done.left.append(error.problem)
     except Exception as error:  # noqa: BLE001  as in audit()
-        done.left.append(f"{tree.root}/{path}: {_unforeseen(error)}")
+        done.left.append(Problem(f"{tree.root}/{path}: {_unforeseen(error)}", BackendCode.INTERNAL_ERROR))
     return done
 
 
-def _unforeseen(error: Exception, known: str = "") -> str:
-    """Returns an error as a text, and logs it with its traceback unless the known problem contains the text."""
+def _unforeseen(error: Exception, known: str = "") -> Problem:
+    """Returns an error as a problem, and logs it with its traceback unless the known problem contains the text."""
     text = f"internal error ({type(error).__name__}: {shown(error)}); the log of nri-backend has the details"
     if text not in known:
         _log.error("internal error while a cgroup is enforced", exc_info=error)
-    return text
+    return Problem(text, BackendCode.INTERNAL_ERROR)
 
 
 def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Desired:
@@ -328,7 +331,7 @@ def _repair(
     found = differences(desired, observed)
     if not found:
         return observed
-    failed: dict[str, str] = {}
+    failed: dict[str, Problem] = {}
     for one in found:
         try:
             if one.absent:
@@ -336,11 +339,14 @@ def _repair(
             # This is where cpuset.cpus, cpuset.mems and every limit are written.
             tree.write(path, one.file, one.desired)
         except CgroupAccessError as error:
-            failed[one.file] = str(error)
+            failed[one.file] = error.problem
     observed = look()
     still = {one.file: one for one in differences(desired, observed)}
     done.repaired += [one for one in found if one.file not in still]
-    done.left += [failed.get(file, f"{tree.root}/{path}/{one}") for file, one in still.items()]
+    done.left += [
+        failed.get(file) or Problem(f"{tree.root}/{path}/{one}", BackendCode.SETTINGS_NOT_APPLIED)
+        for file, one in still.items()
+    ]
     return observed
 
 
@@ -361,7 +367,7 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
     except CgroupGoneError:
         return
     except CgroupAccessError as error:
-        done.left.append(str(error))
+        done.left.append(error.problem)
 
 
 def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:

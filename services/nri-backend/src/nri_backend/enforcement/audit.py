@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReader, DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
@@ -43,6 +44,7 @@ from nri_backend.enforcement.reconciler import Deps, Reconciler
 from nri_backend.enforcement.recorder import Recorder
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
+from nri_backend.problems import NO_PROBLEM, Problem, joined
 
 # Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in its time. A
 # move writes to each cgroup, while an audit mostly writes to none.
@@ -88,12 +90,12 @@ class Auditor:
         self._ends = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
-        self._group_problems: dict[str, str] = {}
-        self._failure = ""
-        """Exception that has ended a round early; empty again once a round has audited everything."""
+        self._group_problems: dict[str, Problem] = {}
+        self._failure = NO_PROBLEM
+        """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
 
     @property
-    def problems(self) -> Iterable[str]:
+    def problems(self) -> Iterable[Problem]:
         """Problems of cgroups above containers, and of the audit itself."""
         return (*filter(None, (self._failure,)), *self._group_problems.values())
 
@@ -156,12 +158,12 @@ class Auditor:
             text = f"internal error in the audit ({type(error).__name__}: {shown(error)}); see the log of nri-backend"
             if text != self._failure:
                 _log.error("the audit ended early and is repeated", exc_info=error)
-            self._failure = text
+            self._failure = Problem(text, BackendCode.INTERNAL_ERROR)
             self._next.full = 0.0
             # Audits of everyone are not repeated at each tick, since they also retry refused partitions.
             self._next.everyone = min(self._next.everyone, self._deps.clock() + FULL_SECONDS)
         else:
-            self._failure = "" if complete else self._failure
+            self._failure = NO_PROBLEM if complete else self._failure
 
     async def _round(self) -> bool:
         """Runs the parts of a round that are due. Returns True if it has audited everything."""
@@ -253,7 +255,7 @@ class Auditor:
                 tracked = self._state.containers.get(outcome.id)
                 if outcome.fallback and tracked is not None and tracked.observed.partition:
                     self.partitions.mark_invalid(tracked)
-                    outcome.fallback = ""
+                    outcome.fallback = NO_PROBLEM
             done = self._taken(plan[:LOOKS], outcomes)
             if final:
                 self.partitions.mark_hanging(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
@@ -267,7 +269,7 @@ class Auditor:
             outcomes = await self._reconciler.apply_groups({path: groups[path] for path in plan[:LOOKS]})
             self._count_repairs(outcomes)
             for outcome in outcomes:
-                before, problem = self._group_problems.pop(outcome.id, ""), "; ".join(outcome.left)
+                before, problem = self._group_problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
                 if problem:
                     self._group_problems[outcome.id] = problem
                     if problem != before:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.records import Owner
 from numa_node.claim_directory import DirectoryReader
 
@@ -39,6 +40,7 @@ from nri_backend.nri.model import (
     Resources,
     Update,
 )
+from nri_backend.problems import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +71,10 @@ class Enforcer:
         return self.signals.active
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """Problems of the node and of containers, as texts for the operator."""
+    def problems(self) -> tuple[Problem, ...]:
+        """Problems of the node and of containers, for the operator."""
         node = (self._recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
-        files = self.claim_files.view.problems.values()
+        files = map(file_problem, self.claim_files.view.problems.values())
         parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *map(problem_of, self.state))
         return tuple(filter(None, parts))
 
@@ -314,3 +316,8 @@ class Enforcer:
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
         _log.warning("refused", extra=fields)
         return RejectedError(f"dra-driver-numa: {rejection.text}")
+
+
+def file_problem(text: str) -> Problem:
+    """Returns a problem of ClaimDirectory. That of a missing directory, which app.py has passed to it, has a code."""
+    return text if isinstance(text, Problem) else Problem(text, BackendCode.CLAIM_FILES_UNREADABLE)

@@ -28,7 +28,7 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import (
     exclusive_of,
     lost_cpus,
-    lost_text,
+    lost_problem,
     partition_of,
     release_partition,
     settle,
@@ -196,5 +196,5 @@ class PartitionManager:
         lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing
         self._unsettled = self._unsettled or bool(missing - lost)
         if lost and not self._state.kernel_damage:
-            self._state.forbid_partitions(lost_text(lost))
+            self._state.forbid_partitions(lost_problem(lost))
             _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})

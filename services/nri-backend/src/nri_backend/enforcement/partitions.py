@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Final
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import format_cpu_list
 
 from nri_backend.claims.entitlement import PartitionKind
@@ -34,7 +35,8 @@ from nri_backend.node.cgroups import (
     CgroupTree,
     MissingFileError,
 )
-from nri_backend.node.privileges import sys_admin
+from nri_backend.node.privileges import NOT_PERMITTED, sys_admin
+from nri_backend.problems import NO_PROBLEM, Problem
 
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 _MEMBER: Final = "member"
@@ -66,8 +68,8 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
         return frozenset()
 
 
-def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
-    """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, else "".
+def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
+    """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, else NO_PROBLEM.
 
     After a failure the cgroup is a member again. Raises CgroupGoneError if the cgroup is gone or has no process.
     """
@@ -75,20 +77,22 @@ def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: froze
         return _made(tree, path, kind, cpus)
 
 
-def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
+def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
     try:
         present = tree.read(path, PARTITION)
         if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
             _make(tree, path, kind, cpus, valid=present in ("root", "isolated"))
         left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
     except CgroupAccessError as error:
-        reason = str(error)
+        reason = error.problem
     else:
         # Some of its CPUs may be offline.
         if left == kind and effective and effective <= cpus:
-            return ""
+            return NO_PROBLEM
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
-        reason = f"{tree.root}/{path}/{PARTITION} says {left}{has}"
+        # The kernel explains an invalid partition only by words in the file (perr_strings in kernel/cgroup/cpuset.c).
+        code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in left else BackendCode.PARTITION_REFUSED
+        reason = Problem(f"{tree.root}/{path}/{PARTITION} says {left}{has}", code)
     _unmake(tree, path)
     return reason
 
@@ -209,13 +213,14 @@ def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
     return found & (lost_cpus(tree, online) or frozenset())
 
 
-def lost_text(cpus: frozenset[int]) -> str:
-    """Returns the problem text for lost CPUs, with the remedy."""
-    return (
+def lost_problem(cpus: frozenset[int]) -> Problem:
+    """Returns the problem for lost CPUs, with the remedy."""
+    text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
         "may panic when another one is made, so none is made on this node any more: drain and reboot it "
         "(docs/exclusive.md)"
     )
+    return Problem(text, BackendCode.CPUS_LOST)
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from numa_contract.backend_codes import BackendCode
 from numa_node.claim_directory import ClaimDirectory
 
 from nri_backend.budgets import REPORTED_SECONDS
@@ -46,6 +47,7 @@ from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
 from nri_backend.node.occupants import OtherCgroups, Sandbox
 from nri_backend.node.worker import CgroupWorker, Result, Step
+from nri_backend.problems import NO_PROBLEM, Problem, joined
 from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -109,10 +111,11 @@ class Reconciler:
         """Change detector for audits of cgroups above containers."""
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """Texts about kernel calls that hang."""
+    def problems(self) -> tuple[Problem, ...]:
+        """Kernel calls that hang."""
+        text = "the kernel has not answered for {:.0f} s about {}"
         return tuple(
-            f"the kernel has not answered for {seconds:.0f} s about {tracked.identity.cgroup if tracked else name}"
+            Problem(text.format(seconds, tracked.identity.cgroup if tracked else name), BackendCode.KERNEL_CALL_HANGS)
             for name, seconds in self._worker.stuck_seconds.items()
             if seconds >= REPORTED_SECONDS
             for tracked in (self._state.containers.get(name),)
@@ -235,7 +238,7 @@ class Reconciler:
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE
             if tracked.observed.cpus or ran:
                 # The cgroup existed and is gone: no process can live, although the runtime has not reported the end.
-                self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=""))
+                self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=NO_PROBLEM))
             elif sandboxed := tracked.in_sandbox():
                 # The cgroup was never seen. A container in a virtual machine has none on the node, so the next audit
                 # reads that of its pod.
@@ -243,7 +246,7 @@ class Reconciler:
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
             return
-        problem = "; ".join(outcome.left)
+        problem = joined(outcome.left)
         if problem and problem != tracked.problem:
             _log.warning("settings of a cgroup cannot be applied", extra={**tracked.identity.names, "error": problem})
         before = tracked.observed

@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final, NamedTuple
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cdi import request_env
 from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError, cut_answer
@@ -47,6 +48,7 @@ from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
 from nri_backend.nri.model import Pod
+from nri_backend.problems import NO_PROBLEM, Problem, code_of, read_problem
 
 DIRECTORY: Final = "enforcement-records"
 PINS: Final = "kubelet-pins.json"
@@ -83,6 +85,8 @@ class EnforcementRecord(Document):
     claims: tuple[Held, ...] = ()
     pooled: str = ""
     """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
+    pooled_code: str = ""
+    """Code of the cause of that reason; empty in a record of an older release."""
 
 
 class _Content(NamedTuple):
@@ -91,6 +95,7 @@ class _Content(NamedTuple):
     claims: tuple[Held, ...]
     answered: bool
     pooled: str
+    pooled_code: str
 
 
 class KubeletPins(Document):
@@ -227,7 +232,7 @@ class Recorder:
     """Writes enforcement records, and reads them when the runtime lists its containers."""
 
     def __init__(self, state: NodeState, records: EnforcementRecords) -> None:
-        self.problem = ""
+        self.problem = NO_PROBLEM
         """Reason why enforcement records cannot be written; empty if they can."""
         self._state = state
         self._records = records
@@ -266,7 +271,8 @@ class Recorder:
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
         for one in containers:
-            content = _Content(one.enforced, one.stated.include_claims or one.id in self._answered, one.fallback)
+            answered, fallback = one.stated.include_claims or one.id in self._answered, one.fallback
+            content = _Content(one.enforced, answered, str(fallback), fallback.word)
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
                 records.append(
@@ -286,9 +292,10 @@ class Recorder:
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:
                 _log.warning("enforcement records cannot be written", extra={"error": str(errors[0])})
-            self.problem = cut_answer(f"what containers were given cannot be kept: {errors[0]}")
+            text = cut_answer(f"what containers were given cannot be kept: {errors[0]}")
+            self.problem = Problem(text, code_of(errors[0], BackendCode.ENFORCEMENT_NOT_RECORDED))
         elif every and len(new) <= MAX_AT_ONCE:
-            self.problem = ""
+            self.problem = NO_PROBLEM
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that their enforcement records contain.
@@ -303,7 +310,9 @@ class Recorder:
         self._answered.update(i for i, record in found.items() if record.answered)
         claims = {i: tuple(map(self._shared, record.claims)) for i, record in found.items()}
         self._written |= {
-            i: _Content(claims[i], record.answered, record.pooled) for i, record in found.items() if record.inode
+            i: _Content(claims[i], record.answered, record.pooled, record.pooled_code)
+            for i, record in found.items()
+            if record.inode
         }
         return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
@@ -315,10 +324,11 @@ class Recorder:
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
 
-    async def fallback(self, tracked: Tracked) -> str:
-        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or ""."""
+    async def fallback(self, tracked: Tracked) -> Problem:
+        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or NO_PROBLEM."""
         found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
-        return found[tracked.id].pooled if tracked.id in found else ""
+        record = found.get(tracked.id)
+        return read_problem(record.pooled, record.pooled_code) if record else NO_PROBLEM
 
     async def forget_others(self) -> None:
         """Removes the records of containers that are not tracked any more.

@@ -36,14 +36,16 @@ from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.host import HostReader
 from nri_backend.nri.model import LinkStatus
+from nri_backend.problems import Problem
 
 _log = logging.getLogger(__name__)
 
 
-def _why_pooled(tracked: Tracked) -> str:
+def _why_pooled(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
-        return "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.shared)"
-    return "the container also has a claim that is shared in its pod"
+        text = "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.shared)"
+        return Problem(text, None)
+    return Problem("the container also has a claim that is shared in its pod", None)
 
 
 def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:

@@ -27,6 +27,7 @@ from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import limit_text
+from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
 """Maximum number of claims in a report that a container names but does not hold. The author of a pod controls these."""
@@ -96,6 +97,7 @@ def report(tracked: Tracked) -> ContainerReport:
     lost = (
         not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
     )
+    refusal = NO_PROBLEM if rejection is None or lost else rejection.problem
     return ContainerReport(
         id=tracked.id,
         name=tracked.identity.name,
@@ -109,11 +111,13 @@ def report(tracked: Tracked) -> ContainerReport:
         cpus=tracked.observed.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.entitlement.cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
+        pooled_code=tracked.fallback_reason.word,
         pool_requested=cut_answer(tracked.pool_requested),
         mems=tracked.observed.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in tracked.observed.limits.items()},
         cgroup=tracked.identity.cgroup,
-        refused="" if rejection is None or lost else cut_answer(rejection.text),
+        refused=cut_answer(refusal),
+        refused_code=refusal.word,
         memory_kills=tracked.observed.memory_kills,
     )
 

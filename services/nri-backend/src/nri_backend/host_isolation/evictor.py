@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn, Protocol
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import cut_answer
 
 from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.plan import Cpus, plan_eviction, revert_failed
+from nri_backend.problems import NO_PROBLEM, Problem, code_of
 
 DEBOUNCE_SECONDS: Final = 0.2
 """Delay before each pass, so that hooks run first and a burst of new pods causes only one pass."""
@@ -93,10 +95,12 @@ class AffinityClass:
     """Seconds between two passes while something is moved."""
     may_relocate: bool
     """Whether a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
-    contested_remedy: str = ""
-    """Remedy to report if another program keeps moving them back. If empty, that is not reported as a problem."""
-    remaining_remedy: str = ""
-    """Reason and remedy to report if some stay on claimed CPUs. If empty, that is not reported as a problem."""
+    not_moved: BackendCode
+    """Code to report if they cannot be moved and the error has no code of its own."""
+    contested: Problem = NO_PROBLEM
+    """Problem to report if another program keeps moving them back, with the remedy."""
+    remaining: Problem = NO_PROBLEM
+    """Problem to report if some stay on claimed CPUs, with the reason and the remedy."""
 
 
 def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: frozenset[str]) -> EvictionResult:
@@ -142,19 +146,14 @@ class Evictor:
         self._next_pass: float | None = None
         """Loop time of the next periodic pass, or None if none is needed."""
         self._contested_passes = 0
-        self._error = ""
+        self._error = NO_PROBLEM
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Problems that an operator should look at, one sentence each."""
-        one = self._class
-        found = {
-            f"{one.noun} are not moved off claimed CPUs: {self._error}": self._error,
-            f"another process moves {one.noun} back to claimed CPUs: {one.contested_remedy}": one.contested_remedy
-            and self._contested_passes >= CONTESTED_PASSES,
-            f"{one.noun} stay on claimed CPUs: {one.remaining_remedy}": one.remaining_remedy and self.result.remaining,
-        }
-        return tuple(text for text, present in found.items() if present)
+        contested = self._class.contested if self._contested_passes >= CONTESTED_PASSES else NO_PROBLEM
+        remaining = self._class.remaining if self.result.remaining else NO_PROBLEM
+        return tuple(filter(None, (self._error, contested, remaining)))
 
     def wake(self) -> None:
         """Requests a check of the desired state."""
@@ -189,7 +188,8 @@ class Evictor:
             unexpected = None if isinstance(error, OSError | ValueError) else error
             if not self._error:
                 _log.warning("%s are not moved", self._class.noun, extra={"error": str(error)}, exc_info=unexpected)
-            self._error = cut_answer(str(error) or repr(error))
+            text = f"{self._class.noun} are not moved off claimed CPUs: {cut_answer(str(error) or repr(error))}"
+            self._error = Problem(text, code_of(error, self._class.not_moved))
         repeat = bool(desired.cpus_to_vacate or self.result.moved or self._error)
         self._next_pass = loop.time() + self._class.interval_seconds if repeat else None
         self._applied = desired
@@ -202,4 +202,4 @@ class Evictor:
         contested = bool(result.contested) and desired == self._applied
         self._contested_passes = self._contested_passes + 1 if contested else 0
         self.result = result
-        self._error = ""
+        self._error = NO_PROBLEM

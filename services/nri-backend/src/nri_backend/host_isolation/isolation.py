@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from numa_contract.backend_codes import BackendCode
+
 from nri_backend.containers.lifecycle import OCCUPYING
 from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
@@ -15,14 +17,23 @@ from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.plan import Cpus
 from nri_backend.host_isolation.slices import HostSlices
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.problems import Problem
 from nri_backend.settings import Settings
 
 INTERRUPT_SECONDS: Final = 30.0
 """Seconds between two passes over the interrupts."""
 SLICE_SECONDS: Final = 5.0
 """Seconds between two passes over the slices: a daemon-reload gives host daemons every CPU again."""
-_CONTESTED: Final = "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it"
-_CONFINED: Final = "claims hold all CPUs that their slice allows (AllowedCPUs=); allow more CPUs, or reserve some"
+_CONTESTED: Final = Problem(
+    "another process moves interrupts back to claimed CPUs: if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its "
+    "environment file, or stop it",
+    BackendCode.INTERRUPTS_MOVED_BACK,
+)
+_CONFINED: Final = Problem(
+    "host daemons stay on claimed CPUs: claims hold all CPUs that their slice allows (AllowedCPUs=); allow more CPUs, "
+    "or reserve some",
+    BackendCode.HOST_DAEMONS_STAY,
+)
 _READ_ONLY_IRQS: Final = "interrupts are not moved off claimed CPUs: {} cannot be written"
 _READ_ONLY_WORKQUEUES: Final = "unbound kernel workers stay on claimed CPUs: {} cannot be written"
 _log = logging.getLogger(__name__)
@@ -59,7 +70,8 @@ class HostIsolation:
                 "interrupts",
                 INTERRUPT_SECONDS,
                 may_relocate=True,
-                contested_remedy=_CONTESTED,
+                not_moved=BackendCode.INTERRUPTS_NOT_MOVED,
+                contested=_CONTESTED,
             ),
             self._desired_for_interrupts,
         )
@@ -70,24 +82,26 @@ class HostIsolation:
                 "host daemons",
                 SLICE_SECONDS,
                 may_relocate=False,
-                remaining_remedy=_CONFINED,
+                not_moved=BackendCode.HOST_DAEMONS_NOT_MOVED,
+                remaining=_CONFINED,
             ),
             self._desired_for_slices,
         )
-        self._mount_problems: tuple[str, ...] = ()
+        self._mount_problems: tuple[Problem, ...] = ()
         """Directories that are not mounted read-write, found at the start."""
         if settings.kernel_root and not self._interrupts_writable:
-            self._mount_problems += (_READ_ONLY_IRQS.format(f"{settings.kernel_root.rstrip('/')}/proc/irq"),)
+            text = _READ_ONLY_IRQS.format(f"{settings.kernel_root.rstrip('/')}/proc/irq")
+            self._mount_problems += (Problem(text, BackendCode.INTERRUPTS_NOT_MOVED),)
         if settings.kernel_root and (path := interrupts.unwritable_workqueues):
-            self._mount_problems += (_READ_ONLY_WORKQUEUES.format(path),)
-        for text in self._mount_problems:
-            _log.warning(text)
+            self._mount_problems += (Problem(_READ_ONLY_WORKQUEUES.format(path), BackendCode.KERNEL_WORKERS_STAY),)
+        for problem in self._mount_problems:
+            _log.warning(problem)
         if settings.kernel_root and not interrupts.irqbalance_mounted:
             text = "run/irqbalance is not mounted, so irqbalance may move interrupts back to claimed CPUs"
             _log.warning(text, extra={"root": settings.kernel_root})
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Problems that an operator should look at, one sentence each."""
         mount_problems = self._mount_problems if self._state.config.irqs == "move" else ()
         return mount_problems + self._interrupts.problems + self._slices.problems

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final, Self
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
 from nri_backend.limits.claimed import Limit, Note
+from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
@@ -36,11 +38,18 @@ class CgroupGoneError(Exception):
     """The cgroup does not exist (any more)."""
 
 
-class CgroupAccessError(Exception):
+class CgroupAccessError(CodedError):
     """The kernel has refused a read or a write, or the content of a file cannot be parsed."""
+
+    code = BackendCode.CGROUP_FILE_REFUSED
 
     def __init__(self, file: str, reason: str, text: str = "") -> None:
         super().__init__(f"{file}: {reason}{f' when {text} was written' if text else ''}")
+
+    @property
+    def problem(self) -> Problem:
+        """The error as a problem."""
+        return Problem(str(self), self.code)
 
 
 class MissingFileError(CgroupAccessError):
@@ -54,7 +63,16 @@ class MissingFileError(CgroupAccessError):
             else f"the {controller} controller is not in {parent}/cgroup.subtree_control; "
             "let kubelet or systemd enable it there"
         )
+        self.code = BackendCode.KERNEL_TOO_OLD if controller == "cgroup" else BackendCode.CONTROLLER_MISSING
         super().__init__(f"{directory}/{name}", f"does not exist: {remedy}")
+
+
+def access_error(error: OSError, file: str, reason: str, text: str = "") -> CgroupAccessError:
+    """Returns the error for an access that the kernel has refused, with the code of its errno."""
+    refused = CgroupAccessError(file, reason, text)
+    # This file system is never full: ENOSPC means that a cpuset would have no CPU.
+    refused.code = CgroupAccessError.code if error.errno == errno.ENOSPC else code_of(error, CgroupAccessError.code)
+    return refused
 
 
 class CgroupTree:
@@ -154,7 +172,7 @@ class CgroupTree:
         if error.errno == errno.EACCES:
             # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
             reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies the access)"
-        return CgroupAccessError(f"{directory}/{name}", reason, text)
+        return access_error(error, f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
         """Parses a file with a list of CPUs or nodes. Returns None if the cgroup exists without the file.
@@ -182,25 +200,26 @@ class CgroupTree:
                 raise CgroupAccessError(f"{self.root}/{path}/{name}", "holds no number") from error
         return found
 
-    def partition_obstacle(self) -> str:
-        """Returns the reason why the kernel cannot create remote partitions in this tree, or "" if it can.
+    def partition_obstacle(self) -> Problem:
+        """Returns the reason why the kernel cannot create remote partitions in this tree, or NO_PROBLEM if it can.
 
         Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
         itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
         """
         # A kernel never loses the feature, and one false reading would move every container of the node twice.
         if self._capable:
-            return ""
+            return NO_PROBLEM
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110
-            return f"{self.root} is not the topmost cgroup, so this node is itself a container (as in kind)"
+            text = f"{self.root} is not the topmost cgroup, so this node is itself a container (as in kind)"
+            return Problem(text, BackendCode.NODE_IS_CONTAINER)
         try:
             children = self.children("")
         except CgroupAccessError as error:
-            return f"it is unknown whether the kernel has {EXCLUSIVE}: {error}"
+            return Problem(f"it is unknown whether the kernel has {EXCLUSIVE}: {error}", error.code)
         if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in children):  # noqa: PTH110
-            return f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later"
+            return Problem(f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later", BackendCode.KERNEL_TOO_OLD)
         self._capable = True
-        return ""
+        return NO_PROBLEM
 
     def make(self, path: str) -> None:
         """Creates a cgroup. Raises OSError."""
@@ -223,7 +242,7 @@ class CgroupTree:
         except OSError as error:
             if error.errno in _GONE:
                 return []
-            raise CgroupAccessError(f"{self.root}/{path}", error.strerror or repr(error)) from error
+            raise access_error(error, f"{self.root}/{path}", error.strerror or repr(error)) from error
         if len(found) > MOST_CHILDREN:
             raise CgroupAccessError(f"{self.root}/{path}", f"has more than {MOST_CHILDREN} cgroups")
         return found

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import parse_page_size
 
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.model import Host
+from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +27,11 @@ def possible_cpus(host_root: str) -> frozenset[int]:
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
-def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], str] = lambda: "") -> Host:
+def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], Problem] = lambda: NO_PROBLEM) -> Host:
     """Reads the node below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
 
-    ``partition_obstacle`` returns why this process may not create partitions, or "". It is called only if the kernel
-    of the tree supports them.
+    ``partition_obstacle`` returns why this process may not create partitions, or NO_PROBLEM. It is called only if the
+    kernel of the tree supports them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
@@ -51,7 +53,7 @@ class HostReader:
 
     def __init__(self, read: Callable[[], Host], changed: Callable[[Host], object]) -> None:
         """``read`` is read_host() with its arguments. ``changed`` is called with each reading."""
-        self.problem = ""
+        self.problem = NO_PROBLEM
         """Reason why the machine cannot be read; empty if it can."""
         self._read = read
         self._changed = changed
@@ -63,7 +65,7 @@ class HostReader:
         except HostError as error:
             if not self.problem:
                 _log.warning("the machine cannot be read", extra={"error": str(error)})
-            self.problem = str(error)
+            self.problem = Problem(str(error), BackendCode.HOST_UNREADABLE)
             return
-        self.problem = ""
+        self.problem = NO_PROBLEM
         self._changed(host)

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from nri_backend.problems import NO_PROBLEM, Problem
+
 CPUS: Final = "cpuset.cpus"
 EFFECTIVE: Final = "cpuset.cpus.effective"
 MEMS: Final = "cpuset.mems"
@@ -19,5 +21,5 @@ class Host:
     """Hugepage sizes in bytes."""
     partitions: bool = False
     """True if the kernel can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
-    obstacle: str = ""
+    obstacle: Problem = NO_PROBLEM
     """Reason why the backend creates no partitions, with the remedy; empty if it does. Existing partitions may stay."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from numa_contract.backend_codes import BackendCode
+
 from nri_backend.node.cgroups import (
     PARTITION,
     CgroupAccessError,
@@ -26,6 +28,7 @@ from nri_backend.node.cgroups import (
     CgroupTree,
 )
 from nri_backend.node.host import possible_cpus
+from nri_backend.problems import NO_PROBLEM, Problem
 
 # linux/capability.h
 CAP_DAC_OVERRIDE: Final = 1
@@ -37,7 +40,7 @@ _PROBE: Final = "dra-driver-numa-probe"
 """Prefix of the names of the probe's cgroups."""
 _PROBE_ATTEMPTS: Final = 3
 # perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
-_NOT_PERMITTED: Final = "not permitted"
+NOT_PERMITTED: Final = "not permitted"
 _NO_CPUS: Final = "Invalid cpu list"
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
@@ -90,19 +93,19 @@ def sys_admin() -> Iterator[None]:
             set_effective(CAP_SYS_ADMIN, on=False)
 
 
-def no_obstacle() -> str:
-    """Returns "", for a process that creates no partitions or whose obstacle is unknown."""
-    return ""
+def no_obstacle() -> Problem:
+    """Returns NO_PROBLEM, for a process that creates no partitions or whose obstacle is unknown."""
+    return NO_PROBLEM
 
 
 @dataclass(frozen=True, slots=True)
 class Privileges:
     """The capabilities of this process and their effect, as found at its start."""
 
-    partition_obstacle: Callable[[], str] = no_obstacle
-    """Returns why this process may not create partitions, with the remedy, or "" if it may or if that is unknown. Call
-    it only if the kernel of the tree supports partitions: the first call probes that kernel."""
-    problems: tuple[str, ...] = ()
+    partition_obstacle: Callable[[], Problem] = no_obstacle
+    """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if that is
+    unknown. Call it only if the kernel of the tree supports partitions: the first call probes that kernel."""
+    problems: tuple[Problem, ...] = ()
     """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
 
 
@@ -118,19 +121,23 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
     return Privileges(obstacle, tuple(problems))
 
 
-def lower_sys_admin(host_root: str) -> str:
-    """Removes CAP_SYS_ADMIN from the effective set of the calling thread. Returns a problem if that fails, or ""."""
+def lower_sys_admin(host_root: str) -> Problem:
+    """Removes CAP_SYS_ADMIN from the effective set of the calling thread.
+
+    Returns a problem if that fails, else NO_PROBLEM.
+    """
     try:
         set_effective(CAP_SYS_ADMIN, on=False)
     except OSError as error:
         if CAP_SYS_ADMIN in missing_capabilities(host_root):
-            return ""
-        return (
+            return NO_PROBLEM
+        text = (
             "the capability SYS_ADMIN of nri-backend is in effect all the time, and not only while it writes a "
             f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); let the seccomp profile of the "
             "container allow capget and capset"
         )
-    return ""
+        return Problem(text, BackendCode.SYS_ADMIN_IN_EFFECT)
+    return NO_PROBLEM
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:
@@ -146,30 +153,33 @@ def missing_capabilities(host_root: str) -> frozenset[int]:
     return frozenset(one for one in (CAP_DAC_OVERRIDE, CAP_SYS_ADMIN) if not permitted >> one & 1)
 
 
-def capability_problem(host_root: str) -> str:
-    """Returns the consequence of a missing CAP_DAC_OVERRIDE, with the remedy, or "" if it is not missing."""
+def capability_problem(host_root: str) -> Problem:
+    """Returns the consequence of a missing CAP_DAC_OVERRIDE, with the remedy, or NO_PROBLEM if it is not missing."""
     if CAP_DAC_OVERRIDE not in missing_capabilities(host_root):
-        return ""
-    return (
+        return NO_PROBLEM
+    text = (
         "nri-backend lacks the capability DAC_OVERRIDE: it can neither see nor move a container that changes owner or "
         "mode of its cgroup's files, and then refuses claims for CPUs; the chart adds it (docs/security.md)"
     )
+    return Problem(text, BackendCode.DAC_OVERRIDE_MISSING)
 
 
-def process_obstacle(host_root: str) -> str:
-    """Returns why no kernel would allow this process to create partitions, with the remedy, or "".
+def process_obstacle(host_root: str) -> Problem:
+    """Returns why no kernel would allow this process to create partitions, with the remedy, or NO_PROBLEM.
 
     Reads only the capabilities and the user namespace, which do not depend on the cgroup tree.
     """
     if CAP_SYS_ADMIN in missing_capabilities(host_root):
-        return f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
+        text = f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
+        return Problem(text, BackendCode.SYS_ADMIN_MISSING)
     try:
         users = Path(host_root, "proc/self/uid_map").read_text().split()
     except OSError:
         users = _IDENTITY_MAP
     if users != _IDENTITY_MAP:
-        return "nri-backend runs in a user namespace, in which the kernel grants no partition; set hostUsers: true"
-    return ""
+        text = "nri-backend runs in a user namespace, in which the kernel grants no partition; set hostUsers: true"
+        return Problem(text, BackendCode.USER_NAMESPACE)
+    return NO_PROBLEM
 
 
 class PartitionRight:
@@ -186,27 +196,28 @@ class PartitionRight:
         self._obstacle = process_obstacle(host_root)
         self._known = bool(self._obstacle)
 
-    def obstacle(self) -> str:
-        """Returns why this process may not create partitions, with the remedy, or "" if no reason is known."""
+    def obstacle(self) -> Problem:
+        """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if none is known."""
         if not self._known:
             self._known = True
             self._obstacle = self._ask_kernel()
         return self._obstacle
 
-    def _ask_kernel(self) -> str:
+    def _ask_kernel(self) -> Problem:
         try:
             answer = _probe(self._tree, self._host_root)
         except (OSError, ValueError, CgroupGoneError, CgroupAccessError) as error:
             answer = str(error)
-        if _NOT_PERMITTED in answer:
-            return (
+        if NOT_PERMITTED in answer:
+            text = (
                 f"the kernel denies nri-backend partitions although it has the capability SYS_ADMIN ({answer}); "
                 "look for a security module (AppArmor, SELinux) that denies it"
             )
+            return Problem(text, BackendCode.SECURITY_MODULE)
         if _NO_CPUS not in answer:
             text = "it is unknown whether nri-backend may create partitions; the first claim will show it"
             _log.info(text, extra={"answer": answer})
-        return ""
+        return NO_PROBLEM
 
 
 def _probe(tree: CgroupTree, host_root: str) -> str:

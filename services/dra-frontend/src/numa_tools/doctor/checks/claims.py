@@ -159,7 +159,7 @@ def _recorded(service: Service) -> Iterator[Finding]:
 
 def _started(service: Service) -> Iterator[Finding]:
     for one in [one for one in service.containers if one.refused][:_MOST_SHOWN]:
-        remedy = cause_of(one.refused, REFUSED).remedy
+        remedy = cause_of(one.refused_code, REFUSED).remedy
         yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 
@@ -169,7 +169,7 @@ def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
         yield problem(
             f"The kernel does not keep the CPUs of {_pod(one)}: {one.pooled}.",
             f"the shared pool keeps containers off them; {daemons}",
-            f"{cause_of(one.pooled).remedy}. The driver tries again each minute",
+            f"{cause_of(one.pooled_code).remedy}. The driver tries again each minute",
         )
 
 

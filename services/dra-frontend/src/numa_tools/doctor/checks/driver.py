@@ -61,7 +61,7 @@ def _effect(notice: Notice, level: Level) -> str:
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     if backend.exclusivity != "pool" or not backend.exclusivity_reason:
         return
-    cause, reason = cause_of(backend.exclusivity_reason), _joined([backend.exclusivity_reason])
+    cause, reason = cause_of(backend.exclusivity_code), _joined([backend.exclusivity_reason])
     if config.cpu_exclusivity == "partition":
         what = f"CPU claims for one container are refused: {reason}."
         yield problem(what, "cpuExclusivity: partition demands partitions of the kernel", _other_mode(cause))

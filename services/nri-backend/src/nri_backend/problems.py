@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems: sentences for people, each with the code of its cause for programs. Pure."""
+
+import errno
+from collections.abc import Sequence
+from typing import Final, Self
+
+from numa_contract.backend_codes import BackendCode, known_code
+
+_BY_ERRNO: Final = {
+    errno.EACCES: BackendCode.PERMISSION_DENIED,
+    errno.EPERM: BackendCode.OPERATION_NOT_PERMITTED,
+    errno.EROFS: BackendCode.READ_ONLY_FILE_SYSTEM,
+    errno.ENOSPC: BackendCode.NO_SPACE_LEFT,
+}
+
+
+class Problem(str):
+    """A sentence with the code of its cause. The empty sentence (NO_PROBLEM) stands for no problem.
+
+    It is a ``str``, so that it is logged and put into other sentences as one. These are plain strings: a sentence that
+    contains that of a problem gets the code explicitly.
+    """
+
+    __slots__ = ("code",)
+    code: BackendCode | None
+    """Code of the cause; None if there is no problem or nothing to repair."""
+
+    def __new__(cls, text: str, code: BackendCode | None) -> Self:
+        """Returns the sentence ``text`` with a code."""
+        problem = super().__new__(cls, text)
+        problem.code = code
+        return problem
+
+    @property
+    def word(self) -> str:
+        """The code as reports contain it: empty if there is none."""
+        return self.code or ""
+
+
+NO_PROBLEM: Final = Problem("", None)
+
+
+def read_problem(text: str, code: str) -> Problem:
+    """Returns a problem that was stored as text and code. It has no code if this release does not know that one."""
+    return Problem(text, BackendCode(known) if (known := known_code(code)) else None)
+
+
+class CodedError(Exception):
+    """An error that knows the code of its cause."""
+
+    code: BackendCode
+
+
+def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
+    """Returns the code of an error or of its direct cause: its own one, or that of its errno, or ``otherwise``."""
+    for one in (error, error.__cause__):
+        if isinstance(one, CodedError):
+            return one.code
+        if isinstance(one, OSError) and one.errno in _BY_ERRNO:
+            return _BY_ERRNO[one.errno]
+    return otherwise
+
+
+def joined(problems: Sequence[Problem]) -> Problem:
+    """Returns several problems of one cgroup as one, or NO_PROBLEM for an empty sequence.
+
+    Its code is the first that explains why a setting is not in effect.
+    """
+    codes = [one.code for one in problems]
+    specific = (code for code in codes if code is not BackendCode.SETTINGS_NOT_APPLIED)
+    return Problem("; ".join(problems), next(specific, codes[0])) if problems else NO_PROBLEM

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of the causes that the backend reports, for programs. The sentence beside a code is for people and changes."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class BackendCode(StrEnum):
+    """Codes of the causes for which the backend cannot enforce something. A code keeps its meaning."""
+
+    # The container of the backend.
+    SYS_ADMIN_MISSING = "SysAdminMissing"
+    """The backend lacks the capability ``SYS_ADMIN``, without which the kernel makes no partition."""
+    SYS_ADMIN_IN_EFFECT = "SysAdminInEffect"
+    """The backend cannot lower the capability ``SYS_ADMIN``, which is therefore in effect all the time."""
+    DAC_OVERRIDE_MISSING = "DacOverrideMissing"
+    """The backend lacks the capability ``DAC_OVERRIDE``."""
+    USER_NAMESPACE = "UserNamespace"
+    """The backend runs in a user namespace, in which the kernel makes no partition."""
+    SECURITY_MODULE = "SecurityModule"
+    """The kernel denies the backend partitions although it has the capability ``SYS_ADMIN``."""
+    CLAIMS_DIRECTORY_MISSING = "ClaimsDirectoryMissing"
+    """The CDI directory does not exist in the container of the backend."""
+    # The machine and its kernel.
+    NODE_IS_CONTAINER = "NodeIsContainer"
+    """The node is itself a container, in which the kernel makes no partition."""
+    KERNEL_TOO_OLD = "KernelTooOld"
+    """The kernel is too old for partitions or for another file of a cgroup."""
+    CPUS_LOST = "CPUsLost"
+    """The kernel has lost CPUs, so no partition is made any more."""
+    KERNEL_CALL_HANGS = "KernelCallHangs"
+    """The kernel has not answered a call for some seconds."""
+    HOST_UNREADABLE = "HostUnreadable"
+    """The backend cannot read the machine; its last reading stays in force."""
+    # Files.
+    PERMISSION_DENIED = "PermissionDenied"
+    """The kernel has answered EACCES: a capability is missing, or a security module denies the access."""
+    OPERATION_NOT_PERMITTED = "OperationNotPermitted"
+    """The kernel has answered EPERM: it lets no container write the files of its own cgroup."""
+    READ_ONLY_FILE_SYSTEM = "ReadOnlyFileSystem"
+    """A file is in a file system that is mounted read-only."""
+    NO_SPACE_LEFT = "NoSpaceLeft"
+    """The file system of a file is full."""
+    CONTROLLER_MISSING = "ControllerMissing"
+    """A controller is not enabled for a cgroup, so a file of it does not exist."""
+    CGROUP_FILE_REFUSED = "CgroupFileRefused"
+    """The kernel has refused to read or write a file of a cgroup for another reason, or its content is unknown."""
+    CLAIM_FILES_UNREADABLE = "ClaimFilesUnreadable"
+    """The backend cannot read the CDI directory or a file in it."""
+    ENFORCEMENT_NOT_RECORDED = "EnforcementNotRecorded"
+    """The backend cannot write its enforcement records."""
+    # The state of cgroups, interrupts and host daemons.
+    SETTINGS_NOT_APPLIED = "SettingsNotApplied"
+    """A cgroup does not have the settings that were written to it."""
+    CGROUP_UNKNOWN = "CgroupUnknown"
+    """The runtime names no cgroup for a container or its pod, or one that the backend cannot find."""
+    PARTITION_REFUSED = "PartitionRefused"
+    """The kernel does not accept a cgroup as a partition."""
+    INTERRUPTS_NOT_MOVED = "InterruptsNotMoved"
+    """The backend cannot move interrupts off claimed CPUs."""
+    KERNEL_WORKERS_STAY = "KernelWorkersStay"
+    """The backend cannot keep unbound kernel workers off claimed CPUs."""
+    INTERRUPTS_MOVED_BACK = "InterruptsMovedBack"
+    """Another process moves interrupts back to claimed CPUs."""
+    HOST_DAEMONS_NOT_MOVED = "HostDaemonsNotMoved"
+    """The backend cannot move host daemons off claimed CPUs."""
+    HOST_DAEMONS_STAY = "HostDaemonsStay"
+    """Host daemons stay on claimed CPUs, since claims hold all CPUs that their slice allows."""
+    INTERNAL_ERROR = "InternalError"
+    """An unforeseen exception in the backend; its log has the details."""
+    # Rejections of containers.
+    VARIABLES_MALFORMED = "VariablesMalformed"
+    """The container has malformed or too many variables with the driver's prefixes."""
+    VARIABLES_FORGED = "VariablesForged"
+    """The container's variables of a claim are not those of the claim's record."""
+    CLAIM_NOT_RECORDED = "ClaimNotRecorded"
+    """This node has no record of a claim that a container uses, or cannot read it."""
+    CLAIM_NOT_RESERVED = "ClaimNotReserved"
+    """The claim is not reserved for the container's pod."""
+    CLAIM_IN_USE = "ClaimInUse"
+    """The claim belongs to another container."""
+    CLAIM_UNSUPPORTED = "ClaimUnsupported"
+    """This node or its runtime cannot enforce the claim."""
+    CLAIMED_CPUS_OFFLINE = "ClaimedCPUsOffline"
+    """All CPUs of the claim are offline."""
+    CLAIMED_CPUS_OCCUPIED = "ClaimedCPUsOccupied"
+    """Another container still runs on CPUs of the claim."""
+    NO_SHARED_CPUS = "NoSharedCPUs"
+    """Claims hold every CPU of the node, so there is none for a container without a claim."""
+    NOT_ENFORCED = "NotEnforced"
+    """No instance of the backend has enforced the container's claims."""
+
+
+_KNOWN: Final = frozenset(map(str, BackendCode))
+
+
+def known_code(code: str) -> str:
+    """Returns the code if this release knows it, else the empty string."""
+    return code if code in _KNOWN else ""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.devices.cpu_lists import CPU_IDS, SMT_LAYOUT, smt_layout
-from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.inventory import Inventory, MisfitKind, build_inventory
 from dra_frontend.machine.model import Machine
 from hypothesis import given
 from numa_contract.config import Config
@@ -82,6 +82,7 @@ def test_what_is_too_long_is_left_out_and_told() -> None:
     """The server refuses a slice with a text of more than 64 bytes; a part of the CPUs would be a lie."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
+    assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}
     (warning,) = [one for one in inventory.warnings if CPU_IDS in one]
     assert "cpudevnuma000, cpudevnuma001" in warning
     assert "smaller groupBy" in warning

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, MisfitKind, build_inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
@@ -179,35 +179,41 @@ def test_cpus_are_next_to_the_nodes_that_they_are_of() -> None:
 
 
 PAGES = {"hugepages-1Gi": 1, "hugepages-2Mi": "1Ti"}
+ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left for claims"
 
 
 @pytest.mark.fault("frontend A9")
 @pytest.mark.parametrize(
-    ("keys", "texts"),
+    ("keys", "texts", "kinds"),
     [
-        ({"reservedCPUs": "0,7"}, ["reservedCPUs: CPU 7 is offline; online are 0-6"]),
-        ({"reservedCPUs": "0,9"}, ["reservedCPUs: CPU 9 is not present; online are 0-6"]),
-        ({"reservedCPUs": "0-6"}, ["reservedCPUs, minSharedCPUs: no CPU is left for claims; online are 0-6"]),
-        ({"minSharedCPUs": 64}, ["reservedCPUs, minSharedCPUs: no CPU is left for claims; online are 0-6"]),
+        ({"reservedCPUs": "0,7"}, ["reservedCPUs: CPU 7 is offline; online are 0-6"], [ABSENT]),
+        ({"reservedCPUs": "0,9"}, ["reservedCPUs: CPU 9 is not present; online are 0-6"], [ABSENT]),
+        ({"reservedCPUs": "0-6"}, [f"reservedCPUs, minSharedCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
+        ({"minSharedCPUs": 64}, [f"reservedCPUs, minSharedCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
         (
             {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
             ["reservedMemory: NUMA node 2 is not there; there are 0-1"],
+            [ABSENT],
         ),
         (
             {"reservedMemory": [{"numaNode": 0, "limits": PAGES}, {"numaNode": 1, "limits": {"memory": "900Gi"}}]},
             [
                 "reservedMemory: this kernel has no hugepages-1Gi; it has hugepages-2Mi",
-                "reservedMemory: no hugepages-2Mi of NUMA node 0 is left for claims",
-                "reservedMemory: no memory of NUMA node 1 is left for claims",
+                f"reservedMemory: no hugepages-2Mi of NUMA node 0 is {LEFT}",
+                f"reservedMemory: no memory of NUMA node 1 is {LEFT}",
             ],
+            [MisfitKind.NO_PAGE_SIZE, NOTHING_LEFT, NOTHING_LEFT],
         ),
     ],
 )
-def test_what_is_absent_or_leaves_nothing_is_a_warning(keys: dict[str, Any], texts: list[str]) -> None:
+def test_what_is_absent_or_leaves_nothing_is_a_warning(
+    keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]
+) -> None:
     """One configuration is for unlike nodes: what may be there another time is told, and the rest is offered."""
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)
     assert (list(inventory.warnings), inventory.refused) == (texts, {})
+    assert [one.kind for one in inventory.misfits] == kinds
     assert sum(len(pool.devices) for pool in inventory.pools) > 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.inventory import MisfitKind, build_inventory
 from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine, MemoryKind, MemoryTraits
@@ -41,9 +41,9 @@ def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Mac
 
 def doubts(found: Machine) -> str:
     """The doubt about memory; what is offered goes with it as a warning."""
-    warnings = build_inventory(found, Config(), "n").warnings
+    misfits = build_inventory(found, Config(), "n").misfits
     doubt = found.doubts.get("memory", "")
-    assert [text for text in warnings if "of some memory are not known" in text] == (
+    assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (
         [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are not known"] if doubt else []
     )
     return doubt

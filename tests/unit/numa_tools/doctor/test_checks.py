@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dra_frontend.devices.inventory import MisfitKind
 from numa_contract.config import ConfigError
 from numa_contract.records import SharedCpus
 from numa_tools import cli
+from numa_tools.doctor.checks.configuration import _REMEDIES
 from numa_tools.doctor.facts import KubeletConfig, Right, Service
 from numa_tools.doctor.gather import gather
 from numa_tools.doctor.model import Check, Level, Unread, problem, unknown
@@ -301,6 +303,11 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
         assert ("hostSlices: true" in one.remedy) == (not refused and not slices)
     assert ("host daemons stay" in pooled.why) == (not slices)
     assert all(("set hostSlices: true" in one.remedy) == (not slices) for one in found["host.daemons"].findings)
+
+
+def test_each_kind_of_misfit_has_a_remedy() -> None:
+    """A new kind needs one."""
+    assert _REMEDIES.keys() == set(MisfitKind)
 
 
 async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) -> None:

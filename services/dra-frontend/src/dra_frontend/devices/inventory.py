@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -52,6 +53,29 @@ _INSTEAD: Final = {
 }
 
 
+class MisfitKind(StrEnum):
+    """Kinds of misfits of machine and configuration. The doctor has a remedy for each."""
+
+    ABSENT = "absent"
+    """A setting names CPUs or a NUMA node that are offline or not present."""
+    NOTHING_LEFT = "nothing left"
+    """Settings leave nothing for claims."""
+    DOUBT = "doubt"
+    """Files of the kernel contradict each other or are missing."""
+    NO_PAGE_SIZE = "no page size"
+    """A setting names a size of hugepages that the kernel does not have."""
+    TOO_LONG = "too long"
+    """An attribute would be too long for a ResourceSlice, so it is left out or cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Something in which machine and configuration do not fit each other at present."""
+
+    kind: MisfitKind
+    text: str
+
+
 class InventoryError(Exception):
     """A name or a setting with which nothing can be offered; names the setting and the remedy."""
 
@@ -65,7 +89,7 @@ class Inventory:
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
     """Never given to a claim: the least that the shared pool always has (``minSharedCPUs``)."""
-    warnings: tuple[str, ...] = ()
+    misfits: tuple[Misfit, ...] = ()
     """What does not fit at present, or leaves nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -79,6 +103,11 @@ class Inventory:
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
         object.__setattr__(self, "devices", index)
         object.__setattr__(self, "layout", Layout.of(self.machine))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The texts of the misfits."""
+        return tuple(one.text for one in self.misfits)
 
 
 def build_inventory(
@@ -109,12 +138,13 @@ def build_inventory(
     memory = _memory_pools(machine, config, reserve, node_name, host_pages, refused)
     pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *memory)
     _check_names(node_name, pools)
-    warnings = [*_cpu_warnings(machine, config, pools[0], refused)]
-    warnings += _memory_warnings(machine, config, reserve, pools, refused)
-    warnings += left_out(machine, cpus) if listed else ()
+    misfits = [*_cpu_misfits(machine, config, pools[0], refused)]
+    misfits += _memory_misfits(machine, config, reserve, pools, refused)
+    misfits += [Misfit(MisfitKind.TOO_LONG, text) for text in (left_out(machine, cpus) if listed else ())]
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
-        warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
-    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), reserve, refused)
+        text = f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy"
+        misfits.append(Misfit(MisfitKind.TOO_LONG, text))
+    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(misfits), reserve, refused)
 
 
 def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
@@ -227,37 +257,42 @@ def _memory_pools(
             yield Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(size)}", devices)
 
 
-def _cpu_warnings(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[str]:
+def _cpu_misfits(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[Misfit]:
     online = format_cpu_list(machine.online)
     if offline := config.reserved_cpus & machine.offline:
-        yield f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online are {online}"
+        text = f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online are {online}"
+        yield Misfit(MisfitKind.ABSENT, text)
     if absent := config.reserved_cpus & machine.possible - machine.online - machine.offline:
-        yield f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online are {online}"
+        text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online are {online}"
+        yield Misfit(MisfitKind.ABSENT, text)
     if not pool.devices and CPU_DRIVER not in refused:
-        yield f"reservedCPUs, minSharedCPUs: no CPU is left for claims; online are {online}"
+        text = f"reservedCPUs, minSharedCPUs: no CPU is left for claims; online are {online}"
+        yield Misfit(MisfitKind.NOTHING_LEFT, text)
     for fact, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):
-            yield f"{doubt}; {_INSTEAD[fact]}"
+            yield Misfit(MisfitKind.DOUBT, f"{doubt}; {_INSTEAD[fact]}")
 
 
-def _memory_warnings(
+def _memory_misfits(
     machine: Machine, config: Config, reserve: MemoryReserve, pools: Sequence[Pool], refused: Mapping[str, str]
-) -> Iterator[str]:
+) -> Iterator[Misfit]:
     sizes = machine.page_sizes
     offered = {device.name for pool in pools for device in pool.devices}
     if reserve.source == "kubelet" and not offered & {memory_device_name(None, one) for one in machine.numa_nodes}:
-        yield f"memory: none is left for claims; reserved is {reserve.text}"
+        yield Misfit(MisfitKind.NOTHING_LEFT, f"memory: none is left for claims; reserved is {reserve.text}")
     for entry in config.reserved_memory if MEMORY_DRIVER not in refused else ():
         node = machine.numa_nodes.get(entry.numa_node)
         if node is None:
             there = format_cpu_list(machine.numa_nodes)
-            yield f"reservedMemory: NUMA node {entry.numa_node} is not there; there are {there}"
+            text = f"reservedMemory: NUMA node {entry.numa_node} is not there; there are {there}"
+            yield Misfit(MisfitKind.ABSENT, text)
             continue
         for name in entry.limits:
             size = None if name == "memory" else parse_page_size(name)
             if size is not None and size not in sizes:
                 known = ", ".join(f"hugepages-{kubernetes_page_size(size)}" for size in sorted(sizes)) or "none"
-                yield f"reservedMemory: this kernel has no {name}; it has {known}"
+                yield Misfit(MisfitKind.NO_PAGE_SIZE, f"reservedMemory: this kernel has no {name}; it has {known}")
             pages = sum(pool.total for pool in node.hugepages if pool.page_bytes == size)
             if (pages or (size is None and node.memory_bytes)) and memory_device_name(size, node.id) not in offered:
-                yield f"reservedMemory: no {name} of NUMA node {node.id} is left for claims"
+                text = f"reservedMemory: no {name} of NUMA node {node.id} is left for claims"
+                yield Misfit(MisfitKind.NOTHING_LEFT, text)

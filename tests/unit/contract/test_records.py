@@ -155,6 +155,8 @@ def test_long_texts_of_a_report_are_cut() -> None:
     )
     assert len(report.cgroup) == 4096
     assert len(report.model_dump_json().encode()) < 8 * 1024 + 2 * 4096 + 1024
+    odd = BackendStatus.model_validate({"instance": "i", "problems": ["a"], "problemCodes": ["\ud800" * 1000]})
+    assert len(odd.model_dump_json().encode()) < 1024, "what is not Unicode can be shown"
     with pytest.raises(ValidationError):
         BackendStatus.model_validate({"instance": "i", "problems": "text"})
 

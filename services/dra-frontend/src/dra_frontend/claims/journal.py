@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ _HEADER: Final = 64
 """Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
 _HEAD: Final = re.compile(_MAGIC + rb" (\d+) (\d+) (\d+) *")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_NO_CPUS: Final[Mapping[str, frozenset[int]]] = {}
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
 """Namespace and name of a claim; empty where they are not known."""
@@ -67,6 +67,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries = Entries()
+        self._lines = _Lines()
         self._stamp = (0, 0)
         """Sequence number and checksum of the slot that was read or written last."""
         self._former = (0, 0)
@@ -131,7 +132,7 @@ class Journal:
             return
         self._entries = entries
         try:
-            data = _dump(entries)
+            data = self._lines.dump(entries)
             sequence = self._stamp[0] + 1
             # The CRC covers the sequence number as well, so a torn header cannot make an old slot look newest.
             checksum = zlib.crc32(data, sequence)
@@ -175,32 +176,61 @@ class Journal:
             path.unlink(missing_ok=True)
 
 
-def _dump(entries: Entries) -> bytes:
-    """Returns a line for each entry. If they do not fit, names and records are left out, then the CPUs of claims.
+class _Lines:
+    """The lines of the entries. All but one are the same at each write, so those of the last one are retained."""
 
-    The author of a claim decides how many requests it has and how long their names are, and these are in the lists of
-    CPUs. Without the list a lost claim is still known to be lost.
-    """
-    for whole, listed in ((True, True), (False, True), (False, False)):
-        lines = [_line({"unlisted": True})] if entries.unlisted else []
-        for key, name in entries.present.items():
-            cpus = tuple(entries.cpus.get(key, {}).items()) if listed else ()
-            lines.append(_present_line(key, name if whole else ("", ""), cpus))
-        lines += [_line(_releasing_value(file, whole=whole)) for file in entries.releasing.values()]
-        data = b"".join(lines)
+    def __init__(self) -> None:
+        self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
+        """By claim: its name and CPUs, and the line that was made from these very objects."""
+        self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}
+
+    def dump(self, entries: Entries) -> bytes:
+        """Returns a line for each entry. If they do not fit, names and records are left out, then the CPUs of claims.
+
+        The author of a claim decides how many requests it has and how long their names are, and these are in the lists
+        of CPUs. Without the list a lost claim is still known to be lost. Raises OSError if the lines do not fit either.
+        """
+        head = _line({"unlisted": True}) if entries.unlisted else b""
+        data = b"".join([head, *self._whole(entries)])
+        for listed in (True, False):
+            if len(data) <= SLOT_BYTES - _HEADER:
+                return data
+            data = b"".join([head, *_short_lines(entries, listed=listed)])
         if len(data) <= SLOT_BYTES - _HEADER:
             return data
-    raise OSError(errno.EFBIG, "there are more claims than it has room for")
+        raise OSError(errno.EFBIG, "there are more claims than it has room for")
+
+    def _whole(self, entries: Entries) -> list[bytes]:
+        present, releasing = self._present, self._releasing
+        self._present, self._releasing = {}, {}
+        for key, name in entries.present.items():
+            cpus = entries.cpus.get(key, _NO_CPUS)
+            known = present.get(key)
+            if known is None or known[1] is not cpus or known[0] != name:
+                known = name, cpus, _present_line(key, name, cpus)
+            self._present[key] = known
+        for key, file in entries.releasing.items():
+            former = releasing.get(key)
+            if former is None or former[0] is not file:
+                former = file, _line(_releasing_value(file, whole=True))
+            self._releasing[key] = former
+        lines = [line for _, _, line in self._present.values()]
+        return lines + [line for _, line in self._releasing.values()]
+
+
+def _short_lines(entries: Entries, *, listed: bool) -> list[bytes]:
+    """Returns the lines without names and records, and without the CPUs of claims unless ``listed``."""
+    cpus = entries.cpus if listed else {}
+    lines = [_present_line(key, ("", ""), cpus.get(key, _NO_CPUS)) for key in entries.present]
+    return lines + [_line(_releasing_value(file, whole=False)) for file in entries.releasing.values()]
 
 
 def _line(value: Any) -> bytes:
     return _encode(value).encode() + b"\n"
 
 
-# All but one are the same at each write.
-@lru_cache(maxsize=4096)
-def _present_line(key: ClaimKey, name: Name, cpus: tuple[tuple[str, frozenset[int]], ...]) -> bytes:
-    lists = {request: format_cpu_list(numbers) for request, numbers in cpus}
+def _present_line(key: ClaimKey, name: Name, cpus: Mapping[str, frozenset[int]]) -> bytes:
+    lists = {request: format_cpu_list(numbers) for request, numbers in cpus.items()}
     return _line([*key, *name, lists] if lists else [*key, *name])
 
 

@@ -132,11 +132,24 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
 def test_the_service_imports_the_command_line_and_no_tool() -> None:
     """The service runs on every node all the time; tests/integration/test_service_imports.py looks at a running one."""
     program = (
-        "import sys, numa_tools.__main__, dra_frontend.app\n"
+        "import sys, numa_tools.__main__, numa_tools.cli, dra_frontend.app\n"
         "print(*sorted(name for name in sys.modules if name.startswith('numa_tools')), 'tarfile' in sys.modules)\n"
     )
     ran = run("-c", program, stdout=subprocess.PIPE)
     assert (ran.returncode, ran.stdout.strip()) == (0, "numa_tools numa_tools.__main__ numa_tools.cli False")
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--node=n", "--log-level=error"]])
+def test_the_collector_is_off_only_during_the_imports(arguments: list[str]) -> None:
+    """Both of a command and of the service, whose event loop is not started here."""
+    program = (
+        "import asyncio, gc, sys; from numa_tools.__main__ import main\n"
+        "asyncio.run = lambda coroutine: coroutine.close()\n"
+        "code = main()\n"
+        "sys.exit(0 if gc.isenabled() and code == 0 else 1)\n"
+    )
+    ran = run("-c", program, *arguments, stdout=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_showing_needs_no_service_library(host: str) -> None:

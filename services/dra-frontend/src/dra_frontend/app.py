@@ -74,6 +74,8 @@ the process may use, 3.11 those of the machine."""
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between two preflights of a pod that lacks something."""
 _LEFTOVERS_SECONDS: Final = 300.0
+_SETTLE_SECONDS: Final = 5.0
+"""Time after which the memory of the start is collected. It takes 30 ms, and before it the kubelet waits."""
 _log = logging.getLogger(__name__)
 
 
@@ -323,6 +325,13 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
     return Notice(code=code, subject=subject, text=text, unready=True)
 
 
+def _settle_memory() -> None:
+    """Collects the garbage of the start. What is left lives as long as the process, and is not visited again."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs what must never end by itself: a service that has lost a part of it must not go on as if nothing were."""
     await work
@@ -394,10 +403,9 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
             link = service.guard.endless("link", keep)
             endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
-            # What exists now lives as long as the process: the collector need not walk it again and again.
-            gc.collect()
-            gc.freeze()
+            settling = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, _settle_memory)
             await stop.wait()
+            settling.cancel()
             _log.info("stopping")
             for task in running:
                 task.cancel()
@@ -412,6 +420,9 @@ def main(settings: Settings) -> int:
     sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
+    # The collector was off during the imports. Their objects are not visited before _settle_memory().
+    gc.freeze()
+    gc.enable()
     fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": settings.config.model_dump_json()}
     _log.info("starting", extra={"version": __version__, **fields})
     code = 0

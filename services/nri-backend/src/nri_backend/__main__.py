@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``nri-backend``: runs the service, or sets up a container runtime for it."""
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
+    # Imports create 40,000 objects that all stay, and collections would visit them many times. app.py switches the
+    # collector on again.
+    gc.disable()
     from nri_backend.app import main as run  # noqa: PLC0415
 
     return run(["--version"] if arguments == ["version"] else arguments)

@@ -188,6 +188,17 @@ async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
     assert [one.message for one in caplog.records if one.name.startswith("nri_backend")] == []
 
 
+@pytest.mark.parametrize(("absent", "within"), [(3.0, 0.06), (30.0, 1.1)])
+async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, absent: float, within: float) -> None:
+    """It registers with the kubelet after it. A frontend that is absent for longer than a start is tried less often."""
+    async with running(Backend(path)):
+        await asyncio.sleep(absent)
+        began = asyncio.get_running_loop().time()
+        async with state_server(path) as server:
+            await server.until(lambda: bool(server.tellings))
+            assert asyncio.get_running_loop().time() - began < within
+
+
 async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> None:
     """By the first answer, too, and after a reconnection if the generation has changed in the meantime."""
     async with state_server(path) as server, running(Backend(path)) as backend:

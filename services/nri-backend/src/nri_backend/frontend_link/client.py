@@ -21,6 +21,7 @@ The frontend may be absent for any time. Both loops then reconnect with a growin
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -37,6 +38,10 @@ RATE_PER_SECOND: Final = 6
 """Reports per second after a burst, however many changes there are."""
 RECORDS_PAUSE_SECONDS: Final = 0.02
 """Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
+RETRY_SECONDS: Final = 0.05
+"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS: it starts,
+and registers with the kubelet when the first report has arrived."""
+RESTART_SECONDS: Final = 10.0
 ABSENT_SECONDS: Final = 60.0
 """Time after which a frontend that has never answered is logged as a warning: its socket may not be mounted."""
 _log = logging.getLogger(__name__)
@@ -89,7 +94,8 @@ class FrontendClient:
         """Reports the state and renews the lease."""
         backoff = Backoff(0.05, 1.0)
         clock = asyncio.get_running_loop().time
-        warn_at: float | None = clock() + self._absent_seconds
+        absent_since = clock()
+        warn_at: float | None = absent_since + self._absent_seconds
         while True:
             try:
                 async with connect(self._path) as http:
@@ -97,13 +103,15 @@ class FrontendClient:
             except TRANSIENT_ERRORS as error:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
                 if self._connected:
+                    absent_since = clock()
                     _log.warning("the frontend no longer answers", extra=fields)
                 elif warn_at is not None and clock() >= warn_at:
                     text = "no frontend has answered yet; check that it runs and that both mount the same run directory"
                     _log.warning(text, extra=fields)
                     warn_at = None
                 self._connected = False
-            await asyncio.sleep(backoff.next())
+            longest = RETRY_SECONDS if clock() - absent_since < RESTART_SECONDS else math.inf
+            await asyncio.sleep(min(backoff.next(), longest))
 
     async def follow_forever(self) -> NoReturn:
         """Follows changes of the claim records."""

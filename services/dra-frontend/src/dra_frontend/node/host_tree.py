@@ -68,7 +68,7 @@ class HostTree:
             part = todo.pop()
             if part in ("", "."):
                 continue
-            step = posixpath.dirname(done) if part == ".." else posixpath.join(done, part)
+            step = posixpath.dirname(done) if part == ".." else f"{done.rstrip('/')}/{part}"
             try:
                 target = os.readlink(self._base + step)  # noqa: PTH115 - one Path per link costs more than the link
             except OSError:

@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When an idle process wakes up: all that is looked at regularly is looked at together, in both processes."""
+"""When the services do their regular work.
+
+Each wake-up of an idle process costs more than the look at a few files that follows it. So all regular work is done at
+*ticks*: multiples of TICK_SECONDS on the loop's clock, which all processes of a boot share. Timers that end at the same
+tick are one wake-up, whatever their number. A task with nothing to do waits for a *quiet* tick, a multiple of
+QUIET_SECONDS, instead of the next one.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 TICK_SECONDS: Final = 2.0
+QUIET_SECONDS: Final = 4.0
+"""A multiple of TICK_SECONDS: a quiet tick is a tick, so that quiet tasks wake up together with busy ones."""
 
 
-def until_tick() -> float:
-    """Returns the seconds to the next multiple of a tick on the loop's clock, which all processes of a boot share."""
-    return TICK_SECONDS - asyncio.get_running_loop().time() % TICK_SECONDS
+def until_tick(period: float = TICK_SECONDS) -> float:
+    """Returns the seconds to the next multiple of ``period`` on the loop's clock."""
+    return period - asyncio.get_running_loop().time() % period
 
 
-async def next_tick() -> None:
-    """Waits for it."""
-    await asyncio.sleep(until_tick())
+async def next_tick(*, busy: bool = False) -> None:
+    """Waits for the next tick if ``busy``, else for the next quiet one."""
+    await asyncio.sleep(until_tick(TICK_SECONDS if busy else QUIET_SECONDS))
 
 
-async def each_tick(work: Callable[[], Awaitable[None]]) -> None:
-    """Calls ``work`` each time, for ever or until it raises."""
+async def each_tick(work: Callable[[], Awaitable[bool | None]]) -> None:
+    """Calls ``work`` at each quiet tick, or at the next tick if it has returned True, for ever or until it raises."""
+    busy: bool | None = False
     while True:
-        await next_tick()
-        await work()
+        await next_tick(busy=bool(busy))
+        busy = await work()

@@ -265,8 +265,8 @@ class Service:
         if self.on_demand is not None:
             yield "claims on demand", self.on_demand.claims.follow
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Yields functions that are called at each tick, by name."""
+    def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[bool | None]]]]:
+        """Yields functions that are called at each quiet tick, or at the next tick if they return True, by name."""
         yield "events", self.recorder.write_due
         yield "sweep", self.reconciler.sweep_some
         yield "device status", self.device_status.write_some

@@ -64,7 +64,7 @@ class ErrorCounterDocument(StateDocument):
 
 
 class MachineDocument(StateDocument):
-    """The machine as of the latest read, which is at most two seconds old."""
+    """The machine as of the latest read, which is at most four seconds old."""
 
     problem: str
     """Reason why the last read failed, or empty. The result of the last successful read stays in use."""

@@ -388,3 +388,39 @@ async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal:
     node = Frontend(tmp_path)
     await node.store.start()
     assert node.store.journal_lost is (journal == "lost")
+
+
+async def test_a_scan_is_due_as_long_as_a_file_may_have_changed(tmp_path: Path) -> None:
+    """A change of the directory or of the journal, a release under way, and a lost file end the settled state."""
+    (tmp_path / "cdi").mkdir()
+    node, other = Frontend(tmp_path), Frontend(tmp_path)
+    await node.store.transact(lambda t: None)
+    await asyncio.sleep(0.02)  # a time stamp in the present proves nothing
+    await node.store.transact(lambda t: None)
+    assert (node.store.is_settled, node.store.has_files) == (True, False)
+    await write(other)
+    assert not node.store.is_settled
+    await asyncio.sleep(0.02)
+    await node.look()
+    assert (node.store.is_settled, node.store.has_files) == (True, True)
+    (tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")).unlink()
+    assert not node.store.is_settled
+    await asyncio.sleep(0.02)
+    await node.look()
+    assert on_disk(tmp_path)  # written again
+    await asyncio.sleep(0.02)
+    await node.look()
+    assert node.store.is_settled
+    (tmp_path / "claims.journal").unlink()
+    assert not node.store.is_settled
+
+
+async def test_a_release_whose_container_runs_is_not_settled(node: Frontend) -> None:
+    """Each scan may find that the container has ended."""
+    await write(node)
+    node.report(**USES)
+    await release(node)
+    await asyncio.sleep(0.02)
+    await node.look()
+    assert node.store.ledger.releasing
+    assert not node.store.is_settled

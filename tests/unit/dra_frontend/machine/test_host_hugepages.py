@@ -4,7 +4,14 @@
 from pathlib import Path
 
 import pytest
-from dra_frontend.machine.host_hugepages import HostPages, PodPages, find_pods_groups, held_pages, read_pod_pages
+from dra_frontend.machine.host_hugepages import (
+    FALL_SAMPLES,
+    HostPages,
+    PodPages,
+    find_pods_groups,
+    held_pages,
+    read_pod_pages,
+)
 from dra_frontend.machine.model import HugepagePool
 from dra_frontend.node.host_tree import HostTree
 
@@ -98,3 +105,21 @@ def test_a_pool_that_vanishes_is_forgotten() -> None:
     for held in ({KEY: 5}, {}, {KEY: 3}):
         pages.sample(held)
         assert pages.counted == held
+
+
+def test_samples_are_settled_when_equal_ones_would_change_nothing() -> None:
+    """The machine is read at each tick until then, so that a rise counts after one more tick."""
+    pages = HostPages()
+    assert pages.is_settled
+    pages.sample({KEY: 3})
+    assert pages.is_settled
+    pages.sample({KEY: 5})
+    assert (pages.counted[KEY], pages.is_settled) == (3, False)
+    pages.sample({KEY: 5})
+    assert (pages.counted[KEY], pages.is_settled) == (5, True)
+    pages.sample({KEY: 4})
+    settled = [pages.is_settled]
+    while not settled[-1]:
+        pages.sample({KEY: 4})
+        settled.append(pages.is_settled)
+    assert (pages.counted[KEY], len(settled)) == (4, FALL_SAMPLES)

@@ -117,11 +117,14 @@ class DeviceStatus:
             self._present[uid] = read_entries(document)
             self._compare(uid)
 
-    async def write_some(self) -> None:
-        """Writes what is due, if the backend of this pod was the last to enforce here. Raises nothing."""
+    async def write_some(self) -> bool:
+        """Writes what is due, if the backend of this pod was the last to enforce here. Raises nothing.
+
+        Returns True while a claim is to be written.
+        """
         status = self._backend.status
         if status is None or not status.active:
-            return
+            return False
         self._refresh()
         now = self.clock()
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
@@ -129,13 +132,14 @@ class DeviceStatus:
         # A claim that failed is behind those that have waited longer since.
         for uid in sorted(due, key=times.__getitem__)[:MOST_AT_ONCE]:
             if self._paused_until > now:
-                return
+                break
             if self._postponed(uid):
                 continue
             try:
                 await self._write(uid)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
                 self._failed(uid, error)
+        return bool(self._due) and self._paused_until <= now
 
     def _postponed(self, uid: str) -> bool:
         namespace = self._claims[uid].namespace

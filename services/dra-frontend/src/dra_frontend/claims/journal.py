@@ -28,6 +28,7 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import ClaimKey, cdi_file_name
 from numa_contract.records import parse_record
+from numa_node.claim_directory import stamp_clock_ns
 
 SLOT_BYTES: Final = 256 << 10
 """Room for some 2,300 claim files with names and CPUs, and for MAX_CLAIM_FILES without."""
@@ -77,16 +78,28 @@ class Journal:
         self.was_read = False
         """True once this instance has read entries. If an instance ran before this one and this is False, the entries
         of that instance are lost."""
+        self._seen: tuple[int, ...] = ()
+        """Time stamp, inode and device of the file when it was read; empty if a later change might have the same."""
         self.foreign = True
         """True if another instance may have written the journal, and so changed claims, since this one last did."""
 
+    def is_current(self) -> bool:
+        """Returns True if the file's time stamp shows that the entries are the present ones. Makes one system call."""
+        try:
+            return bool(self._seen) and not self.problem and _status_of(self._path.stat()) == self._seen
+        except OSError:
+            return False
+
     def read(self) -> Entries:
         """Returns the entries of the file, or the last known ones if it cannot be read. Raises nothing."""
-        known = self._stamp
+        known, self._seen = self._stamp, ()
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
             try:
+                now_ns, status = stamp_clock_ns(), os.fstat(descriptor)
                 self._read_slots(descriptor)
+                if status.st_mtime_ns < now_ns:
+                    self._seen = _status_of(status)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -130,7 +143,7 @@ class Journal:
         """
         if entries == self._entries and not self.problem:
             return
-        self._entries = entries
+        self._entries, self._seen = entries, ()
         try:
             data = self._lines.dump(entries)
             sequence = self._stamp[0] + 1
@@ -174,6 +187,10 @@ class Journal:
         """Removes temporary files of an instance that died while it made the journal."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
+
+
+def _status_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_mtime_ns, status.st_ino, status.st_dev
 
 
 class _Lines:

@@ -173,19 +173,23 @@ class HugepagesOnDemand:
         """Forgets the answer to the previous allocation of a claim."""
         self._answered.pop(uid, None)
 
-    async def provide(self) -> None:
-        """Resizes the pools and answers the claims that wait for that. Raises nothing."""
+    async def provide(self) -> bool:
+        """Resizes the pools and answers the claims that wait for that. Raises nothing.
+
+        Returns True: the scheduler waits for the answers, so claims are looked for at each tick.
+        """
         with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
             await self._follow_shortages()
         ledger = self._ledger()
         inputs = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
         books = (*inputs, *ledger.releasing.values())
         if self.claims.by_uid is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
-            return
+            return True
         self._books = ()
         with self._complaints.about("pools", "pools of hugepages on demand not resized"):
             if await self._provide():
                 self._books = books
+        return True
 
     async def _follow_shortages(self) -> None:
         """Ends shortages that are over, and finds out whether the helper can write the pools."""

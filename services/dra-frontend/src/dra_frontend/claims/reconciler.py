@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from math import inf
 from typing import Any, Final, Protocol
 
@@ -29,8 +28,9 @@ from dra_frontend.claims.store import ClaimStore
 
 _log = logging.getLogger(__name__)
 
-# Between two looks at every file: what changes in place, and files of metadata that are gone, are seen by these alone.
-_THOROUGH_TICKS: Final = 5
+_THOROUGH_SECONDS: Final = 10.0
+"""Minimum time between two scans of every file. Only these notice changes of a file in place, and missing metadata
+files."""
 # What could not be done for a container is tried again after so long, without news.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
@@ -63,22 +63,29 @@ class Reconciler:
         """Stores owners, and reads claims again when a pod shows up that a record does not know. Runs for ever."""
         while True:
             news = self._backend.news
-            await self.follow_reports()
+            complete = await self.follow_reports()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_SECONDS):
+                async with asyncio.timeout(None if complete else _RETRY_SECONDS):
                     await news.wait()
 
-    async def follow_reports(self) -> None:
-        """Does what follows from the reports that changed since the last time. Raises nothing."""
-        containers = self._backend.containers
+    async def follow_reports(self) -> bool:
+        """Does what follows from the reports that changed since the last time. Raises nothing.
+
+        Returns False if that was not possible for all of them.
+        """
+        complete, containers = True, self._backend.containers
         self._followed = {known: report for known, report in self._followed.items() if known in containers}
         for report in list(containers.values()):
             known = self._followed.get(report.id)
             if not (report.claims or report.unknown_claims) or known is report or known == report:
                 continue
+            followed = False
             with self._complaints.about(report.id, "record not updated"):
-                if await self._follow(report):
-                    self._followed[report.id] = report
+                followed = await self._follow(report)
+            if followed:
+                self._followed[report.id] = report
+            complete &= followed
+        return complete
 
     async def _follow(self, report: ContainerReport) -> bool:
         """Does what follows from a report; returns False if an owner cannot be decided on before reports are complete.
@@ -104,10 +111,17 @@ class Reconciler:
         return decided
 
     async def run_scans(self) -> None:
-        """Looks for what vanished, every two seconds. Runs until :meth:`scan` raises."""
-        for tick in count(1):
-            await next_tick()
-            await self.scan(thorough=tick % _THOROUGH_TICKS == 0)
+        """Scans at each quiet tick, or at the next tick while something changes. Runs until :meth:`scan` raises."""
+        loop, busy = asyncio.get_running_loop(), False
+        thorough_at = loop.time() + _THOROUGH_SECONDS
+        while True:
+            await next_tick(busy=busy)
+            thorough = self._store.has_files and loop.time() >= thorough_at
+            if thorough:
+                thorough_at = loop.time() + _THOROUGH_SECONDS
+            if thorough or self._detached or not self._store.is_settled:
+                await self.scan(thorough=thorough)
+            busy = self._detached or not self._store.is_settled
 
     async def scan(self, *, thorough: bool = True) -> None:
         """Rewrites files that vanished; ``thorough`` looks at every one of them.
@@ -121,13 +135,14 @@ class Reconciler:
             await self._store.transact(_only_scan, thorough=thorough)
         self._detached = self._store.detached
 
-    async def sweep_some(self) -> None:
+    async def sweep_some(self) -> bool:
         """Compares the records of one claim with it, if this instance leads: each in its turn. Raises nothing.
 
         One at a time is a claim in two seconds at most. Only a claim whose release the kubelet never asked for waits.
+        Returns True while claims of this sweep remain.
         """
         if not self._backend.leads:
-            return
+            return False
         ledger = self._store.ledger
         if not self._sweep and self._clock() >= self._next_sweep:
             # Not all nodes of a cluster at once.
@@ -142,6 +157,7 @@ class Reconciler:
             self._complaints.say("sweep", "claims not read", error)
         except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
             self._complaints.say(uid, "claim not compared", error)
+        return bool(self._sweep)
 
     async def _compare(self, *records: AllocationRecord) -> None:
         """Compares records with their claim: releases them when it is forgotten, else takes over reservedFor.

@@ -21,7 +21,7 @@ from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, ClaimKey
 from numa_contract.reports import BackendStatus
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
-from numa_node.ticks import until_tick
+from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, until_tick
 
 from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import Refused, claim_of, name_of, parse_claim, uid_of
@@ -102,12 +102,15 @@ class Recovery:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
-        """Rebuilds what is lost, every two seconds or as soon as somebody waits for it. Runs for ever."""
+        """Rebuilds lost records at each tick, or as soon as a Prepare waits for it. Runs for ever.
+
+        If nothing is lost, a round at each quiet tick finds records that overlap.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._list())
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(until_tick()):
+                    async with asyncio.timeout(until_tick(TICK_SECONDS if self._due else QUIET_SECONDS)):
                         await self._wanted.wait()
                 self._wanted.clear()
                 # Whatever went wrong, the next round may succeed.

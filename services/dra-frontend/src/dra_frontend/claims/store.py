@@ -132,6 +132,22 @@ class ClaimStore:
         return self._files.problems
 
     @property
+    def is_settled(self) -> bool:
+        """True if a transaction that changes nothing would find nothing to do.
+
+        The time stamps of directory and journal show that no file has changed, no release is under way, and no file is
+        lost. This makes two system calls. Both files are in memory on a node, so it may be called on the event loop.
+        """
+        ledger, view = self._ledger, self._files.view
+        pending = ledger.releasing or ledger.absent or ledger.files is not view.files
+        return not pending and self._journal.is_current() and self._files.is_current()
+
+    @property
+    def has_files(self) -> bool:
+        """True if the CDI directory contains claim files, also unreadable ones."""
+        return bool(self._files.view.files or self._files.view.problems)
+
+    @property
     def detached(self) -> bool:
         """Whether the CDI directory was removed on the host: only a restart of the container mounts the new one."""
         return self._files.view.detached

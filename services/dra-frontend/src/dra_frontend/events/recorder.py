@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from numa_contract.errors import cut_answer
 from numa_node.log import LimitedLog
+from numa_node.ticks import TICK_SECONDS
 
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -200,15 +201,17 @@ class EventRecorder:
         else:
             _log.warning("event", extra=fields)
 
-    async def write_due(self) -> None:
-        """Writes the Events that are due. Raises nothing."""
+    async def write_due(self) -> bool:
+        """Writes the Events that are due. Raises nothing. Returns True if more are due, or will be at the next tick."""
         self._forget_old(self._clock())
         self._failures.keep(self._per_namespace)
         self._failures.begin()
         self._turns = {name: at for name, at in self._turns.items() if name in self._per_namespace}
         for condition in self._due():
             if not self._failures.postponed(condition.namespace) and not await self._attempt(condition):
-                return
+                break
+        soon = self._clock() + TICK_SECONDS
+        return any(one.due <= soon and one.unwritten for one in self._conditions.values())
 
     async def _attempt(self, condition: _Condition) -> bool:
         """Writes one Event; returns False if those of other namespaces would fail as well."""

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Final
 
 import grpc.aio
+from numa_node.ticks import until_tick
 
 from dra_frontend._pb import (
     dra_health_v1_pb2,
@@ -23,7 +24,8 @@ from dra_frontend._pb import (
 # v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680); the fields are the same.
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
-RESEND_SECONDS: Final = 10.0
+RESEND_SECONDS: Final = 12.0
+"""The list is sent again at each multiple of this on the loop's clock. These are quiet ticks (numa_node/ticks.py)."""
 # After so long without news the kubelet shows the device as unknown: two lost reports are forgiven.
 STALE_SECONDS: Final = 30
 
@@ -75,7 +77,7 @@ class HealthBoard:
             news = self._news  # before the list is sent: what changes meanwhile is the next answer
             yield self.devices
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._resend):
+                async with asyncio.timeout(until_tick(self._resend)):
                     await news.wait()
 
     def add_to(self, server: grpc.aio.Server) -> None:

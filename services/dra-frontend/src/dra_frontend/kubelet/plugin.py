@@ -177,7 +177,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         self.problem = problem
 
     async def _restore(self, one: ServedSocket) -> None:
-        if not await asyncio.to_thread(one.placed.is_gone) or one not in self._served:
+        if not one.placed.is_gone():
             return
         _log.warning("socket was removed, serving it anew", extra={"path": str(one.path)})
         fresh = await ServedSocket.open(one.path, one.services)

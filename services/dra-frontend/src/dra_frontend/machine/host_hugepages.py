@@ -19,8 +19,8 @@ from dra_frontend.machine.model import HugepagePool
 PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
-# Consecutive samples, two seconds apart, for which an increase must last before it counts; a program may test and
-# release.
+# Consecutive samples for which an increase must last before it counts; a program may test and release. Samples are two
+# seconds apart as long as they differ from the counted pages.
 RISE_SAMPLES: Final = 2
 # The same for a decrease: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
 FALL_SAMPLES: Final = 5
@@ -101,6 +101,11 @@ class HostPages:
         """The latest ones of each pool. The first one fills them: before it, nothing has been promised."""
         self.counted: dict[PageKey, int] = {}
         """Pages that count as held by the host."""
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the counted pages are those of the latest sample, so that further equal samples change nothing."""
+        return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:
         """Takes in one sample of every pool."""

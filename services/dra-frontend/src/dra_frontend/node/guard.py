@@ -31,8 +31,8 @@ class Guard:
         """A text for each task whose latest step failed, by the task's name."""
         return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
 
-    async def each_tick(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Calls ``work`` at each tick. Runs for ever."""
+    async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
+        """Calls ``work`` at each quiet tick, or at the next tick if it has returned True. Runs for ever."""
         await each_tick(partial(self._step, name, work))
 
     async def endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
@@ -42,12 +42,14 @@ class Guard:
             await self._step(name, run)
             await asyncio.sleep(waits.next())
 
-    async def _step(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _step(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> bool | None:
+        """Calls ``work`` and returns its result. A step that has failed is repeated at the next tick."""
         try:
-            await work()
+            busy = await work()
         except Exception as error:  # noqa: BLE001 - logged and reported
             self._failing[name] = cut_answer(str(error) or type(error).__name__)
             self._complaints.say(name, "task failed and is retried", error)
-        else:
-            self._failing.pop(name, None)
-            self._complaints.well(name)
+            return True
+        self._failing.pop(name, None)
+        self._complaints.well(name)
+        return busy

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as it is now: its fingerprint every two seconds, and a full discovery when that has changed."""
+"""The machine as it is now: its fingerprint at each quiet tick, and a full discovery when that has changed.
+
+The event loop itself reads the fingerprint. Its files are counters in memory, which the kernel prints without a lock
+that another operation holds for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage
+counters in mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the groups under RCU. Some tens of
+files take a millisecond; two switches to a thread and back took as long, and were most wake-ups of the process.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from numa_contract.config import Config
 from numa_contract.state.status import Notice, StatusCode
@@ -100,10 +107,15 @@ class MachineWatch:
         """Hugepages that count as held by host processes."""
         return self._host_pages.counted
 
-    async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] = next_tick) -> None:
-        """Reads every two seconds, and calls ``changed`` after each read, as claims change too. Runs for ever."""
+    async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Reads at each quiet tick, and calls ``changed`` after each read, as claims change too. Runs for ever.
+
+        It reads at each tick while the pages in use by host processes change, and if hugepages are allocated on demand:
+        their claims wait until new pages were read. ``pause`` replaces these waits.
+        """
         while True:
-            await pause()
+            busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled
+            await (pause or partial(next_tick, busy=busy))()
             await self.read()
             try:
                 changed()
@@ -114,9 +126,9 @@ class MachineWatch:
         """Reads the fingerprint; discovers the whole machine again if that has changed. Raises nothing."""
         try:
             if self.errors.due:
-                await asyncio.to_thread(self.errors.read, self.inventory.machine)
+                self.errors.read(self.inventory.machine)
             sizes = frozenset(self.inventory.machine.page_sizes)
-            fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
+            fingerprint, held, pods_known = _sample(self._host, self._cgroups, sizes)
             self._host_pages.sample(held)
             if (fingerprint.shape, self.host_pages, self._reserve()) != (self._shape, *self._counted):
                 await self._renew(fingerprint)

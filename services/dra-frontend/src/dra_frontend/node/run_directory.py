@@ -73,7 +73,7 @@ class RunDirectory:
             return listen_unix(self.state_socket)
 
     async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Checks every two seconds, as :meth:`check` does. Runs for ever."""
+        """Checks at each quiet tick, as :meth:`check` does. Runs for ever."""
         while True:
             await self.check(leads=leads(), listen_anew=listen_anew)
             await next_tick()
@@ -84,7 +84,7 @@ class RunDirectory:
         ``listen_anew`` is called when somebody has removed the socket: it shall serve what :meth:`listen` returns then.
         """
         try:
-            if self._placed is not None and await asyncio.to_thread(self._placed.is_gone):
+            if self._placed is not None and self._placed.is_gone():
                 _log.warning("socket was removed, serving it anew", extra={"path": str(self.state_socket)})
                 await listen_anew()
             if (leads and not self._led) or not self.active_link.exists():

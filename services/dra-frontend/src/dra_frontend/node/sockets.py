@@ -2,7 +2,8 @@
 """Sockets to listen on. Those of unix are placed whole, and removed only by the one who made them.
 
 During a rolling update another instance may have put its own socket under our name (a fixed ``dra.sock``), so a file
-is removed only while it still is the very inode that was placed. All functions here touch the file system and block.
+is removed only while it still is the very inode that was placed. All functions here touch the file system and block,
+except ``is_gone``.
 """
 
 import os
@@ -41,7 +42,11 @@ class PlacedSocket:
         return cls(path, status.st_dev, status.st_ino)
 
     def is_gone(self) -> bool:
-        """Tells whether somebody has removed the file, or put another thing in its place than a socket. OSError."""
+        """Returns True if another process has removed the file or replaced it by something else than a socket.
+
+        Raises OSError. Does not wait for a disk as long as the file is in its place: the kernel keeps the directory
+        entry of a bound socket in memory, and those of the directories above it (unix_bind() in net/unix/af_unix.c).
+        """
         there = _status(self.path)
         return there is None or not stat.S_ISSOCK(there.st_mode)
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The times at which tasks do their regular work, on a clock that moves only while all tasks wait."""
+
+import asyncio
+from itertools import repeat
+
+import pytest
+from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, each_tick, next_tick, until_tick
+
+from tests.fuzz.virtual_time import run
+
+
+def test_tasks_with_nothing_to_do_wake_up_at_the_same_time_as_busy_ones() -> None:
+    """However long each one's work takes, tasks wait for multiples of the same time."""
+    woken: list[tuple[str, float]] = []
+
+    async def task(name: str, seconds: float, *, busy: bool) -> None:
+        for _ in range(3):
+            await next_tick(busy=busy)
+            woken.append((name, asyncio.get_running_loop().time()))
+            await asyncio.sleep(seconds)
+
+    async def program() -> None:
+        await asyncio.sleep(0.5)
+        await asyncio.gather(
+            task("quiet", 0.3, busy=False), task("busy", 1.1, busy=True), task("late", 2.5, busy=False)
+        )
+
+    run(program, repeat(0.0))
+    assert [time for name, time in woken if name == "busy"] == pytest.approx([2, 4, 6])
+    assert [time for name, time in woken if name == "quiet"] == pytest.approx([4, 8, 12])
+    assert [time for name, time in woken if name == "late"] == pytest.approx([4, 8, 12])
+
+
+def test_work_is_repeated_at_the_next_tick_if_something_is_left_of_it() -> None:
+    """Else at the next quiet tick."""
+    left, called = [True, True, False, False, None], list[float]()
+
+    async def work() -> bool | None:
+        called.append(asyncio.get_running_loop().time())
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    async def program() -> None:
+        with pytest.raises(EOFError):
+            await each_tick(work)
+
+    run(program, repeat(0.0))
+    assert called == pytest.approx([4, 6, 8, 12, 16, 20])
+
+
+def test_a_quiet_tick_is_a_tick() -> None:
+    """Otherwise a quiet task would wake up alone."""
+    assert QUIET_SECONDS % TICK_SECONDS == 0
+
+    async def program() -> None:
+        await asyncio.sleep(2 * QUIET_SECONDS + 0.25)
+        assert until_tick() == pytest.approx(TICK_SECONDS - 0.25)
+        assert until_tick(QUIET_SECONDS) == pytest.approx(QUIET_SECONDS - 0.25)
+
+    run(program, repeat(0.0))

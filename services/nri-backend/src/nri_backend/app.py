@@ -97,6 +97,7 @@ class Backend:
         )
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
+        enforcer.on_idle_changed(lock.set_idle)
         self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
         # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())

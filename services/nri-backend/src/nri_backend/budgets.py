@@ -46,6 +46,9 @@ MAX_STUCK: Final = 4
 REPORTED_SECONDS: Final = 2.0
 """Time after which a kernel call that hangs is reported as a problem."""
 
+IDLE_SECONDS: Final = 10.0
+"""Time between two ticks of the audit, and between two heartbeats, while the node has no claims and its state does not
+change. A multiple of a tick (numa_node/ticks.py)."""
 FULL_SECONDS: Final = 20.0
 """Time between two audits of everything, claim files and limits included. At each tick (2 s) the CPUs are compared, and
 the mems that are claimed; if a difference is found, everything is compared at the next tick."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.node.model import Host
@@ -19,7 +20,9 @@ from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Res
 from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
+from numa_node.ticks import TICK_SECONDS
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import POD, PODS, cgroup_of, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -395,3 +398,67 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
         assert any("restarts" in problem for problem in node.enforcer.problems)
     finally:
         os.close(held)
+
+
+async def idle_node(node: Node) -> list[bool]:
+    """Runs the audit until it is idle. Returns the list to which each further change of its pace is added."""
+    changes: list[bool] = []
+    node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))
+    await node.until(lambda: node.enforcer._auditor._next.idle)
+    changes.clear()
+    return changes
+
+
+def next_tick(node: Node) -> float:
+    """Seconds until the next tick of the audit."""
+    auditor = node.enforcer._auditor
+    return auditor._next.tick - auditor._deps.clock()
+
+
+async def test_without_claims_a_tick_is_every_ten_seconds(memory: Path) -> None:
+    """As soon as a claim is prepared or a container created, the next tick is within two seconds."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("plain")
+        changes = await idle_node(node)
+        assert next_tick(node) <= IDLE_SECONDS
+        node.claim(ONE)
+        node.enforcer.records_changed()
+        await eventually(lambda: changes == [False])
+        assert next_tick(node) <= TICK_SECONDS
+        for _ in range(5):
+            node.ahead += TICK_SECONDS
+            node.enforcer.signals.audit.set()
+            await asyncio.sleep(0.02)
+            assert next_tick(node) <= TICK_SECONDS
+        node.unprepare(ONE)
+        node.enforcer.records_changed()
+        changes = await idle_node(node)
+        await node.create("another", of="p2")
+        assert changes == [False]
+        assert next_tick(node) <= TICK_SECONDS
+
+
+async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path) -> None:
+    """Its container keeps the CPUs until it ends, so other containers must be kept off them."""
+    async with enforcing(Node(memory)) as node:
+        env = node.claim(ONE)
+        await node.run("claim", *env)
+        node.unprepare(ONE)
+        node.enforcer.records_changed()
+        await node.until(lambda: not node.enforcer.state.files)
+        for _ in range(5):
+            node.ahead += TICK_SECONDS
+            node.enforcer.signals.audit.set()
+            await asyncio.sleep(0.02)
+            assert next_tick(node) <= TICK_SECONDS
+        assert not node.enforcer._auditor._next.idle
+
+
+async def test_a_requested_audit_is_not_put_off_by_an_idle_round(memory: Path) -> None:
+    """A hook may request it while a round that finds nothing is at work."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("plain")
+        await idle_node(node)
+        node.enforcer._auditor.request_audit()
+        audits = node.counts.counters["audits"]
+        await eventually(lambda: node.counts.counters["audits"] > audits)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from nri_backend.budgets import ALL_SECONDS
+from nri_backend.budgets import ALL_SECONDS, IDLE_SECONDS
 from nri_backend.nri.model import LinkStatus, RejectedError, Resources
-from numa_node.ticks import TICK_SECONDS
 
 from tests.fakes.waiting import eventually
 from tests.rigs.builders import MI, cpu_record, memory_record
@@ -196,11 +195,11 @@ def audited_since(node: Node, audits: int) -> bool:
 
 
 async def ticks(node: Node, seconds: float) -> None:
-    """Lets time pass for the audit, tick by tick."""
+    """Lets time pass for the audit, tick by tick: the node has no claims."""
     end = node.ahead + seconds
     while node.ahead < end:
         audits = node.counts.counters["audits"]
-        node.ahead += TICK_SECONDS
+        node.ahead += IDLE_SECONDS
         node.enforcer.signals.audit.set()
         await eventually(partial(audited_since, node, audits))
 
@@ -212,5 +211,5 @@ async def test_an_audit_of_all_containers_compares_their_limits(tmp_path: Path) 
         await ticks(node, 30)
         node.enforcer._auditor.request_full()
         node.kernel.set(path, "hugetlb.2MB.rsvd.max", "max")
-        await ticks(node, ALL_SECONDS + 2 * TICK_SECONDS)
+        await ticks(node, ALL_SECONDS + IDLE_SECONDS)
         assert node.kernel.get(path, "hugetlb.2MB.rsvd.max") == "0"

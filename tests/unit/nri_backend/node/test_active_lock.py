@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.node.active_lock import ActiveLock, LockLostError
-from nri_backend.node.heartbeat import HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat
+from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat
 from numa_node.ticks import TICK_SECONDS
 
 
@@ -278,3 +279,44 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
         two.try_acquire()
         one.check()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
+    """A standby waits for three of them. The first heartbeat of another pace is written at once."""
+    one, two = run.pair()
+    one.set_idle(idle=True)
+    for _ in range(3):
+        run.later(IDLE_SECONDS, one)
+        assert not two.try_acquire()
+        assert (one.fresh, two.fresh) == (True, True)
+    run.later(3 * IDLE_SECONDS)
+    assert not two.try_acquire()
+    one.set_idle(idle=False)
+    assert not two.try_acquire()
+    run.later(STALE_SECONDS + 0.1)
+    assert two.try_acquire()
+
+
+async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
+    """Otherwise the next heartbeat would come after the end of the time that this one allows."""
+    one, _ = run.pair()
+    one.set_idle(idle=True)
+    renewing = asyncio.create_task(one.renew_forever())
+    await asyncio.sleep(0.01)
+    run.now += 1
+    one.set_idle(idle=False)
+    for _ in range(4):
+        await asyncio.sleep(1)
+        run.now += 1
+    beat = Heartbeat.decode(run.path.read_bytes())
+    assert beat is not None
+    assert (beat.every, beat.at >= 1003) == (TICK_SECONDS, True)
+    assert EVERY_SECONDS == TICK_SECONDS
+    renewing.cancel()
+
+
+@pytest.mark.parametrize("every", ['"10"', "1.0", "61.0", "1e400", "null"])
+def test_a_heartbeat_without_a_usable_pace_is_one_of_a_busy_node(every: str) -> None:
+    """Also one of an earlier release, which has none."""
+    text = f'{{"instance": "a", "at": 1.0, "serving": true, "every": {every}}}'
+    assert Heartbeat.decode(text.encode().ljust(HEARTBEAT_BYTES)) in (Heartbeat("a", 1.0, serving=True), None)

@@ -133,6 +133,8 @@ class NodeState:
         It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
         """Called after the shared pool has changed."""
+        self.wake_audit: Callable[[], object] = lambda: None
+        """Called after each change, for the audit."""
         self._changed = changed
         self._replacing = False
         """True while all containers are replaced: the pool is then computed once and not for each container."""
@@ -168,7 +170,7 @@ class NodeState:
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
-        self._changed()
+        self._notify()
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
@@ -192,7 +194,7 @@ class NodeState:
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
-            self._changed()
+            self._notify()
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
@@ -211,12 +213,12 @@ class NodeState:
         self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
         if len(self.rejected) > MAX_REJECTED:
             del self.rejected[next(iter(self.rejected))]
-        self._changed()
+        self._notify()
 
     def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
         self.rejected = {attempt: one for attempt, one in self.rejected.items() if attempt.pod_uid != pod_uid}
-        self._changed()
+        self._notify()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
         """Sets the containers that the runtime has listed. If two of them name a claim, the first one gets it.
@@ -327,9 +329,13 @@ class NodeState:
             for tracked in self.containers.of_pod(user.pod_uid)
         )
 
+    def _notify(self) -> None:
+        self._changed()
+        self.wake_audit()
+
     def _recompute(self) -> None:
         self.changes += 1
-        self._changed()
+        self._notify()
         if not self._replacing:
             before, weights = self.pool.shared, self.containers.weights.values()
             self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit: one loop that moves misplaced containers and keeps all cgroups in sync, outside the hooks.
 
-The loop runs a *round* at each tick (TICK_SECONDS), and at once when an event sets ``signals.audit``: the pool or a
+The loop runs a *round* at each tick (TICK_SECONDS, or IDLE_SECONDS while the node has no claims and its state does not
+change: then no container's CPUs are at stake), and at once when an event sets ``signals.audit``: the pool or a
 claim file has changed, a start waits for other containers to leave, the kernel has changed a partition or has reported
 a memory event, a container has ended, or a kernel call that hung has returned. A round does this, in this order:
 
@@ -25,14 +26,21 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from numa_contract.backend_codes import BackendCode
 from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReader, DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
-from nri_backend.budgets import ALL_SECONDS, EVENTS_SECONDS, FULL_SECONDS, KILLS_SECONDS, SETTLE_SECONDS
+from nri_backend.budgets import (
+    ALL_SECONDS,
+    EVENTS_SECONDS,
+    FULL_SECONDS,
+    IDLE_SECONDS,
+    KILLS_SECONDS,
+    SETTLE_SECONDS,
+)
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, Phase
 from nri_backend.containers.plan import groups_above, misplaced
@@ -63,6 +71,15 @@ class Schedule:
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
+    idle: bool = False
+    """True if ``tick`` is IDLE_SECONDS after the last one."""
+
+
+class IdleChanged(Protocol):
+    """Called when the time between two ticks has changed. ``idle``: it is IDLE_SECONDS now."""
+
+    def __call__(self, *, idle: bool) -> object:
+        """Handles the change."""
 
 
 class Auditor:
@@ -93,6 +110,8 @@ class Auditor:
         self._group_problems: dict[str, Problem] = {}
         self._failure = NO_PROBLEM
         """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
+        self.idle_changed: IdleChanged = lambda **_: None
+        state.wake_audit = self._wake
 
     @property
     def problems(self) -> Iterable[Problem]:
@@ -109,12 +128,45 @@ class Auditor:
         self._next.tick = self._next.full = self._next.everyone = 0.0
         self._reconciler.signals.audit.set()
 
+    def _wake(self) -> None:
+        """Ends the idle pace after a change of the state. The loop must run to wait for an earlier tick."""
+        if self._next.idle:
+            self._set_idle(idle=False)
+            self._reconciler.signals.audit.set()
+
+    def _set_idle(self, *, idle: bool) -> None:
+        """Sets the pace, and the time of the next tick unless one was requested.
+
+        That is a multiple of the interval, so that all timers of a node end together.
+        """
+        now, interval = self._deps.clock(), IDLE_SECONDS if idle else TICK_SECONDS
+        if self._next.tick > now:
+            self._next.tick = now + interval - now % interval
+        if idle != self._next.idle:
+            self._next.idle = idle
+            self.idle_changed(idle=idle)
+
+    def _is_idle(self) -> bool:
+        """Returns True if no container's CPUs, memory or limits depend on ticks: the node has no claims.
+
+        A process of an ended container, a container that was not seen yet, and a claim that is enforced without its
+        record count as claims.
+        """
+        if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
+            return False
+        if self._next.full <= self._deps.clock():
+            return False  # a repair has requested another full audit
+        return not any(
+            one.enforced or one.identity.evidence.claims or one.observed.cpus is None or one.phase in ENDED
+            for one in self._state
+        )
+
     def request_full(self) -> None:
         """Makes the audit at the next tick a full one."""
         self._next.full = 0.0
 
     async def run_forever(self) -> None:
-        """Runs a round every two seconds and after each event; never returns.
+        """Runs a round at each tick and after each event; never returns.
 
         Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after that was reported as a
         problem: only a new container mounts the new directory.
@@ -167,7 +219,7 @@ class Auditor:
 
     async def _round(self) -> bool:
         """Runs the parts of a round that are due. Returns True if it has audited everything."""
-        now = self._deps.clock()
+        now, changes = self._deps.clock(), self._state.changes
         tick, everyone = now >= self._next.tick, now >= self._next.everyone
         full = everyone or now >= self._next.full
         if tick:
@@ -183,7 +235,9 @@ class Auditor:
         # next hook.
         if tick or self._next.claim_files:
             self._next.claim_files = False
-            await self._claim_files.refresh(thorough=tick and full)
+            # Only the content of known files can change without the time stamp of the directory.
+            known = bool(self._state.files or self._claim_files.view.problems)
+            await self._claim_files.refresh(thorough=tick and full and known)
             if not self._claim_files.settled:
                 # The time stamp of the directory is too recent to rule out a later change within its resolution.
                 # Reading it again soon spares the next hook that work.
@@ -199,6 +253,8 @@ class Auditor:
             await self._kills.look_at_changed()
         await self._reap(vanished=tick)
         self._watch_ends()
+        if tick:
+            self._set_idle(idle=self._is_idle() and self._state.changes == changes)
         return tick and everyone
 
     async def move(self) -> None:
@@ -230,7 +286,8 @@ class Auditor:
         await self._recorder.keep_pins()
         if full:
             await self._recorder.record(self._state, every=True)
-            if self._state.told and self._deps.leadership().fresh:
+            due = everyone or self._recorder.has_written
+            if due and self._state.told and self._deps.leadership().fresh:
                 await self._recorder.forget_others()
         self._deps.observer.counters["audits"] += 1
         self._reconciler.signals.progressed()

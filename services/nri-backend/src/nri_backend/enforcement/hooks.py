@@ -23,7 +23,7 @@ from nri_backend.containers.admission import adjustment, resources_for, stored_u
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.audit import Auditor
+from nri_backend.enforcement.audit import Auditor, IdleChanged
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.reconciler import Deps, Reconciler, Signals
 from nri_backend.enforcement.recorder import Recorder
@@ -89,6 +89,10 @@ class Enforcer:
         self.signals.active = True
         await self.claim_files.refresh(thorough=True)
         await self._auditor.first_audit()
+
+    def on_idle_changed(self, idle_changed: IdleChanged) -> None:
+        """Sets the function that is called when the pace of the audit has changed."""
+        self._auditor.idle_changed = idle_changed
 
     async def run_forever(self) -> None:
         """Runs the audit; never returns."""

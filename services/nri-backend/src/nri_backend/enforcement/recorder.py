@@ -249,6 +249,11 @@ class Recorder:
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
 
+    @property
+    def has_written(self) -> bool:
+        """True if there are enforcement records of tracked containers."""
+        return bool(self._written)
+
     async def answered(self, tracked: Tracked) -> None:
         """Stores that CreateContainer was answered, so that the limits in the runtime include the claimed hugepages."""
         self._answered.add(tracked.id)
@@ -287,7 +292,7 @@ class Recorder:
                     )
                 )
         async with self._turn:
-            results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE])
+            results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE]) if records else {}
             self._written |= {i: new[i] for i, error in results.items() if error is None}
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:

@@ -8,13 +8,14 @@ dies, however that happens, the kernel releases the lock. Standbys poll for it, 
 POLL_SECONDS.
 
 The heartbeat is for a holder that does not die: one that is frozen, or that has lost its connection to the runtime. At
-every tick the holder writes its name, the time, and whether it is synchronized with the runtime into the file.
+every tick, or more rarely while the node is idle, the holder writes its name, the time, whether it is synchronized with
+the runtime, and the interval of its heartbeats into the file.
 
-A stale take-over replaces such a holder. A standby that is itself synchronized waits for STALE_SECONDS after the last
-heartbeat of a synchronized holder; a new holder, or a reconnection of the standby, starts this grace period again. Then
-the standby creates a new file, locks it, writes its heartbeat into it, and renames it to ``active.lock``. The old
-holder still has a lock, but on a file without a name. It notices that by the inode as soon as it runs again, and exits
-with LockLostError.
+A stale take-over replaces such a holder. A standby that is itself synchronized waits for the time of three heartbeats
+after the last heartbeat of a synchronized holder; a new holder, or a reconnection of the standby, starts this grace
+period again. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames it to
+``active.lock``. The old holder still has a lock, but on a file without a name. It notices that by the inode as soon as
+it runs again, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
@@ -31,9 +32,10 @@ from typing import Final, Never
 
 from numa_contract.names import ACTIVE_LOCK
 from numa_node.files import is_named, locked
-from numa_node.ticks import next_tick
+from numa_node.ticks import until_tick
 
-from nri_backend.node.heartbeat import HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat, Leadership
+from nri_backend.budgets import IDLE_SECONDS
+from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_HEARTBEATS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
 """Interval of attempts. flock(2) cannot be awaited, a take-over must complete within a second, and an attempt costs
@@ -55,6 +57,7 @@ class ActiveLock:
         self._own = Heartbeat(instance, clock(), serving=False)
         self._fd = -1
         self._held = False
+        self._pace_changed = asyncio.Event()
         self._last_warning = ""
         self._holder: Heartbeat | None = self._own
         """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
@@ -92,6 +95,13 @@ class ActiveLock:
         if self._held:
             self.beat()
 
+    def set_idle(self, *, idle: bool) -> None:
+        """Sets the interval of heartbeats. One that contains the new interval is written at once."""
+        self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
+        if self._held:
+            self.beat()
+        self._pace_changed.set()
+
     async def acquire(self) -> None:
         """Waits until this instance holds the lock. Raises OSError if the file cannot be opened."""
         while not self.try_acquire():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
@@ -102,7 +112,10 @@ class ActiveLock:
         while True:
             self.check()
             self.beat()
-            await next_tick()
+            self._pace_changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until_tick(self._own.every)):
+                    await self._pace_changed.wait()
 
     def try_acquire(self) -> bool:
         """Tries once to acquire the lock. Returns True if this instance holds it. Raises OSError."""
@@ -156,7 +169,8 @@ class ActiveLock:
             self._grace_start = now
 
     def _is_stale(self) -> bool:
-        return self._clock() - self._grace_start > STALE_SECONDS
+        every = EVERY_SECONDS if self._holder is None else self._holder.every
+        return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 
     def _take_over(self) -> None:
         """Replaces the file of a stale holder with a new one."""

@@ -11,8 +11,13 @@ from typing import Final, Self
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
-STALE_SECONDS: Final = 6.0
-"""Maximum age of a fresh heartbeat: three ticks, since a busy node may delay one."""
+EVERY_SECONDS: Final = 2.0
+"""Interval of heartbeats while the node has claims: that of ticks (numa_node/ticks.py)."""
+STALE_HEARTBEATS: Final = 3
+"""Maximum age of a fresh heartbeat, in intervals between heartbeats, since a busy node may delay one."""
+STALE_SECONDS: Final = STALE_HEARTBEATS * EVERY_SECONDS
+"""The same in seconds while the node has claims."""
+_MAX_EVERY_SECONDS: Final = 60.0
 HEARTBEAT_BYTES: Final = 256
 """Size of an encoded heartbeat. It is constant, so that a heartbeat can be renewed in place on a full disk."""
 _MAX_AHEAD_SECONDS: Final = 1.0
@@ -29,6 +34,8 @@ class Heartbeat:
     """Whether the holder was synchronized with the container runtime."""
     since: float = 0.0
     """Time since when ``serving`` has its value, by the same clock."""
+    every: float = EVERY_SECONDS
+    """Time until the next heartbeat in seconds."""
 
     def encode(self) -> bytes:
         """Encodes the heartbeat as a line of JSON, padded with spaces."""
@@ -43,8 +50,15 @@ class Heartbeat:
             return None
         match document:
             case {"instance": str(instance), "at": float(at), "serving": bool(serving)}:
-                since = document.get("since")
-                return cls(instance, at, serving, since if isinstance(since, float) else 0.0)
+                since, every = document.get("since"), document.get("every")
+                paced = isinstance(every, float) and EVERY_SECONDS <= every <= _MAX_EVERY_SECONDS
+                return cls(
+                    instance,
+                    at,
+                    serving,
+                    since if isinstance(since, float) else 0.0,
+                    every if paced else EVERY_SECONDS,
+                )
         return None
 
     def fresh(self, now: float) -> bool:
@@ -52,7 +66,7 @@ class Heartbeat:
 
         A heartbeat in the future is from an earlier boot.
         """
-        return self.serving and -_MAX_AHEAD_SECONDS <= now - self.at <= STALE_SECONDS
+        return self.serving and -_MAX_AHEAD_SECONDS <= now - self.at <= STALE_HEARTBEATS * self.every
 
 
 @dataclass(frozen=True, slots=True)

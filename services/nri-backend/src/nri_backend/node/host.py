@@ -57,15 +57,22 @@ class HostReader:
         """Reason why the machine cannot be read; empty if it can."""
         self._read = read
         self._changed = changed
+        self._partitions = False
+        """True if partitions could be created at the last reading."""
 
     async def refresh(self) -> None:
         """Reads the present machine. While it cannot be read, the last reading stays in force."""
         try:
-            host = await asyncio.to_thread(self._read)
+            if self._partitions:
+                # Then two files of sysfs are read, which the kernel prints from memory. Otherwise the reading looks for
+                # the obstacle to partitions in cgroups, too, where kernel calls may hang.
+                host = self._read()
+            else:
+                host = await asyncio.to_thread(self._read)
         except HostError as error:
             if not self.problem:
                 _log.warning("the machine cannot be read", extra={"error": str(error)})
             self.problem = Problem(str(error), BackendCode.HOST_UNREADABLE)
             return
-        self.problem = NO_PROBLEM
+        self.problem, self._partitions = NO_PROBLEM, host.partitions
         self._changed(host)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often an idle driver wakes up: the real processes, on a node where nothing happens."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.stage.process import Process, wait_for
+from tests.stage.settings import StageSettings
+from tests.stage.stage import Stage
+
+SECONDS = 20.0
+"""Five quiet ticks of the frontend, two ticks of the backend."""
+SETTLE_SECONDS = 12.0
+"""Time after which Events and the first reports are written, and gRPC's threads have slowed down."""
+_OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
+"""Names of the threads that gRPC's C core wakes up several times a second: docs/adr/0031-quiet-ticks.md."""
+
+
+def wake_ups(process: Process) -> Counter[str]:
+    """How many times each thread has waited so far: ``voluntary_ctxt_switches`` of proc_pid_status(5)."""
+    found: Counter[str] = Counter()
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        name = (task / "comm").read_text().strip()
+        lines = (task / "status").read_text().splitlines()
+        count = next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+        if name not in _OF_GRPC:
+            found[f"{process.name} {name} {task.name}"] += count
+    return found
+
+
+def test_an_idle_node_is_left_in_peace() -> None:
+    """Without claims, both processes together wake up at most four times a second.
+
+    Two or three wake-ups a second were measured, mostly for the lease. With a tick every two seconds in several tasks,
+    and files that are read in threads, there were twelve. A busy machine adds none: a process that gets no CPU does not
+    wait.
+    """
+    with Stage(StageSettings(partitions=True)) as stage:
+        instance = stage.add_ready_instance()
+        wait_for("slices", stage.slices)
+        time.sleep(SETTLE_SECONDS)
+        before = sum((wake_ups(one) for one in instance.processes), Counter[str]())
+        time.sleep(SECONDS)
+        after = sum((wake_ups(one) for one in instance.processes), Counter[str]())
+    assert (after - before).total() <= 4 * SECONDS, after - before

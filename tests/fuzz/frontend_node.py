@@ -2,6 +2,7 @@
 """A node with frontends, their backends and a kubelet, on a simulated clock."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from dra_frontend.claims.backend import read_state
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.claims.store import RecordNews
@@ -188,7 +190,10 @@ class Node:
             enforced=active is not None,
             synchronized=True,
         )
-        made.backend.renew(status, reports)
+        if reports is None:
+            made.backend.renew(status)
+        else:
+            _report(instance, status, {report["id"]: report for report in reports})
         made.backend.changed()
 
     def _reports(self) -> list[dict[str, Any]]:
@@ -312,6 +317,26 @@ class Node:
             task.cancelled() or task.exception()
             return
         task.result()
+
+
+def _report(instance: Instance, status: BackendStatus, containers: dict[str, Any]) -> None:
+    """Sends the containers that have changed, or all of them if the frontend cannot merge the changes.
+
+    A container that has ended and has started again in the meantime is removed, and then added at the end.
+    """
+    view, (since, before) = instance.frontend.backend, instance.reported
+    kept = [name for name in before if name in containers]
+    removed = [name for name in before if name not in containers or kept != [*containers][: len(kept)]]
+    before = {name: report for name, report in before.items() if name not in removed}
+    changed = [report for name, report in containers.items() if before.get(name) != report]
+    changes = {"since": since, "total": len(containers), "removed": removed, "containers": changed}
+    for body in ({"changes": changes}, {"containers": [*containers.values()]}):
+        view.renew(*read_state(json.dumps(json.loads(status.model_dump_json()) | body).encode()))
+        if view.generation == status.generation:
+            break
+    demand(view.complete, "the backend's reports are not complete")
+    demand([*view.containers] == [*containers], "merged reports have other containers, or another order")
+    instance.reported = status.generation, containers
 
 
 def _mems(container: Running) -> str:

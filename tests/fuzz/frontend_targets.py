@@ -18,7 +18,7 @@ from dra_frontend.allocation.claim import Refused, count_of, parse_claim
 from dra_frontend.api_server import answers
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
-from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.backend import BackendView, Changes, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.events.event import COUNTED, read_recorded
@@ -28,7 +28,7 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.quantity import format_quantity, parse_quantity
-from numa_contract.reports import MAX_STATE_BYTES
+from numa_contract.reports import MAX_STATE_BYTES, BackendStatus
 from numa_node.runtimes.containerd import RuntimeConfigError
 from numa_node.toml_text import parse_toml
 from numa_tools.bundle.archive import ArchiveError, extract
@@ -190,9 +190,16 @@ def _failure(data: bytes) -> None:
 def _state(data: bytes) -> None:
     status, reports = read_state(data)
     view = BackendView(count().__next__)
+    # Changes begin with the generation of this report, unless they are damaged.
+    view.renew(BackendStatus(instance=status.instance, generation=1), [_report])
+    before = view.containers
     for _ in range(2):
         view.renew(status, reports)
     assert view.problem.encode(errors="replace")
+    if isinstance(reports, Changes):
+        assert view.complete == (view.generation == status.generation > 0)
+        assert view.containers is before or view.generation == status.generation > reports.since
+        assert len(view.containers) <= max(reports.total, 1)
 
 
 class _Journal:
@@ -382,6 +389,11 @@ _status = {"kind": "Status", "code": 410, "reason": "Gone", "message": "too old"
 _report = {"id": "c", "name": "n", "podUid": "p", "podNamespace": "ns", "podName": "n", "cpus": "0-3"}
 _report["claims"] = [{"uid": "u", "driver": "dra.cpu", "requests": ["r"]}]  # type: ignore[assignment]
 _lease = {"instance": "i", "generation": 1, "pool": "0-7", "counters": {"a": 1}, "containers": [_report]}
+_lease_with_changes = {
+    "instance": "i",
+    "generation": 2,
+    "changes": {"since": 1, "total": 1, "removed": ["c"], "containers": [{**_report, "id": "d"}]},
+}
 _journalled = st.one_of(
     spoilt(st.just(["dra.cpu", "u", "ns", "claim"])),
     spoilt(contract.records().map(lambda record: {"record": record.model_dump(mode="json")})),
@@ -566,7 +578,7 @@ TARGETS = [
     Target(
         "backend-state",
         _state,
-        spoilt(st.just(_lease)).map(written),
+        spoilt(st.sampled_from((_lease, _lease_with_changes))).map(written),
         (MalformedError,),
         # Only root writes it; 500 containers need a twentieth of the bound.
         milliseconds=2000,
@@ -575,6 +587,8 @@ TARGETS = [
             _DEEP,
             json.dumps({**_lease, "containers": [{}] * 800_000}).encode(),
             json.dumps({**_lease, "containers": [{}] * 20_000}).encode(),
+            json.dumps({**_lease, "changes": {"since": 1, "total": 1, "containers": [{}] * 800_000}}).encode(),
+            json.dumps({**_lease_with_changes, "changes": {"since": 1, "total": 1, "removed": [""] * 20_000}}).encode(),
         ),
     ),
     Target(

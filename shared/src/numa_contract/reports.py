@@ -11,14 +11,27 @@ from numa_contract.records import CpuSet, Document
 REPORT_VERSION: Final = 1
 LEASE_SECONDS: Final = 10.0
 """After so much silence the lease is over."""
-RENEW_SECONDS: Final = 2.0
-"""The longest silence of a backend that lives."""
+RENEW_SECONDS: Final = 6.0
+"""Time between two reports of a backend whose state does not change.
+
+A report that is lost is noticed after 2 s (the backend's request timeout) and repeated at once. The sum must be below
+LEASE_SECONDS, so that one lost report does not end the lease. docs/adr/0031-changes-of-reports.md has the figures.
+"""
+FORMER_RENEW_SECONDS: Final = 2.0
+"""The same if the frontend is of a release that does not read changes. It closes a connection that is idle for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
 """Of one body: a node with 500 containers needs a twentieth of it."""
-RECORDS_WAIT_SECONDS: Final = 25.0
-"""How long ``GET /v1/records?after=`` waits for a change before it answers without one."""
+MAX_REPORTS: Final = 20_000
+"""Maximum number of containers in one body: to refuse a report costs a hundred times what its two bytes cost the
+sender."""
+RECORDS_WAIT_SECONDS: Final = 25
+"""How long ``GET /v1/records?after=`` waits for a change before it answers without one, unless ``wait`` is given."""
+MAX_RECORDS_WAIT_SECONDS: Final = 600
+"""The longest ``wait``."""
 CONTAINERS: Final = "containers"
 """The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
+CHANGES: Final = "changes"
+"""The key of ContainerChanges, which a body can have in place of CONTAINERS."""
 
 
 _MAX_PROBLEMS: Final = 64
@@ -171,8 +184,27 @@ class Metric(Document):
     """The time series."""
 
 
+class ContainerChanges(Document):
+    """The containers that have changed since an earlier report of the same instance.
+
+    The sender has made sure that the reader has the containers of that report. A reader that does not have them, or
+    that has another number of containers than ``total`` after it has merged the changes, keeps what it had. Its answer
+    contains the generation that it has, so the sender sends all containers.
+    """
+
+    since: int
+    """Generation of the earlier report."""
+    total: int
+    """Number of all containers after the changes."""
+    removed: tuple[str, ...] = ()
+    """IDs of containers that do not exist any more. They are removed before ``containers`` are added."""
+    containers: tuple[ContainerReport, ...] = ()
+    """Containers that are new or have changed. Those that are new come after all others, in this order."""
+
+
 class BackendStatus(Document):
-    """The backend's lease. Each report renews it, at least every 2 s; it ends 10 s after the last report."""
+    """The backend's lease. Each report renews it, after each change and at least every 6 s (every 2 s if the frontend
+    is of an older release). It ends 10 s after the last report."""
 
     version: int = REPORT_VERSION
     """Version of the format."""
@@ -181,8 +213,11 @@ class BackendStatus(Document):
     instance: str
     """Instance of the backend, which changes when the process restarts."""
     generation: int = 0
-    """Generation of the containers' state: a number that changes with each change of a report; 0 before the runtime has
+    """Generation of the containers' state: a number that grows with each change of a report; 0 before the runtime has
     sent its state."""
+    reported_at: float | None = None
+    """Time at which the report was made, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that
+    is older than the last one has been overtaken and is ignored. Null if the backend does not send it."""
     records: int | None = None
     """Generation of the claim records that the backend had read when it made this report; null if it knows of none. A
     claim that was released by then and that no container names is used by no container."""
@@ -219,9 +254,11 @@ class BackendStatus(Document):
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     counters: dict[str, float] = Field(default_factory=dict)
-    """Number of events since the backend started, by kind, such as ``repaired_cpus``."""
+    """Number of events since the backend started, by kind, such as ``repaired_cpus``. As in the report before if a
+    report does not contain them."""
     metrics: tuple[Metric, ...] = ()
-    """Metrics of the backend. ``GET /v1/backend`` leaves them out, ``/metrics`` contains them."""
+    """Metrics of the backend. As in the report before if a report does not contain them. ``GET /v1/backend`` leaves
+    them out, ``/metrics`` contains them."""
 
     @property
     def coded_problems(self) -> tuple[tuple[str, str], ...]:
@@ -238,6 +275,9 @@ class StateAnswer(Document):
     generation: int
     """Generation of the containers' state that the frontend has from this backend; 0 if it has none. The backend sends
     the containers if it is not the present one."""
+    reads_changes: bool = False
+    """Whether the frontend reads reports that contain only the containers that have changed, and reports without
+    counters and metrics."""
 
 
 class RecordChange(Document):

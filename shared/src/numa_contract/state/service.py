@@ -3,7 +3,7 @@
 
 from pydantic import ConfigDict
 
-from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.reports import BackendStatus, ContainerChanges, ContainerReport
 from numa_contract.state.base import StateDocument
 
 
@@ -46,12 +46,17 @@ class BackendDocument(StateDocument):
 
 
 class BackendReport(BackendStatus):
-    """A report of the backend: its lease, its metrics and, if they have changed, the state of all containers."""
+    """A report of the backend: its lease, its metrics and, if the state of containers has changed, all containers or
+    those that have changed."""
 
     model_config = ConfigDict(defer_build=True)
 
     containers: tuple[ContainerReport, ...] | None = None
-    """All containers of the node; left out if the frontend has the present state of them."""
+    """All containers of the node; left out if the frontend has the present state of them, or the state before
+    ``changes``."""
+    changes: ContainerChanges | None = None
+    """Containers that have changed; left out if ``containers`` is present. Only for a frontend whose last answer
+    contains ``readsChanges``."""
 
 
 class ErrorDocument(StateDocument):

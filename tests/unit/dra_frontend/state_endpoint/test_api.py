@@ -28,7 +28,7 @@ from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
-from numa_contract.reports import MAX_STATE_BYTES
+from numa_contract.reports import MAX_STATE_BYTES, RecordsAnswer
 from numa_contract.state.status import Notice, StatusCode
 from starlette.exceptions import HTTPException
 
@@ -142,14 +142,15 @@ async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
 
 REPORT = {"name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod"}
 LEASE = {"instance": "b", "active": True, "synchronized": True}
+ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 
 async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
     """One request is lease, metrics and all containers; the answer says which state of them is known."""
     metrics = [{"name": "active", "samples": [{"value": 1}]}]
     lease = {**LEASE, "generation": 7, "metrics": metrics}
-    assert await endpoint.put("/v1/backend", lease) == (200, {"instance": "pod/1", "generation": 0})
-    known = (200, {"instance": "pod/1", "generation": 7})
+    assert await endpoint.put("/v1/backend", lease) == (200, {**ANSWER, "generation": 0})
+    known = (200, {**ANSWER, "generation": 7})
     containers = [{**REPORT, "id": "c", "cpus": "2-3"}, {**REPORT, "id": "d"}]
     assert await endpoint.put("/v1/backend", {**lease, "containers": containers}) == known
     assert await endpoint.put("/v1/backend", lease) == known
@@ -159,6 +160,19 @@ async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
     assert [c["cpus"] for c in await endpoint.get("/v1/containers")] == ["2-3", ""]
     assert (await endpoint.put("/v1/backend", {**lease, "generation": 8, "containers": []}))[0] == 200
     assert await endpoint.get("/v1/containers") == []
+
+
+async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> None:
+    """The answer contains the generation that the endpoint has after the changes. Changes that do not fit are no error:
+    the lease is renewed, and the answer shows that all containers are wanted."""
+    containers = [{**REPORT, "id": "c"}, {**REPORT, "id": "d"}]
+    await endpoint.put("/v1/backend", {**LEASE, "generation": 7, "containers": containers})
+    changes = {"since": 7, "total": 2, "removed": ["c"], "containers": [{**REPORT, "id": "e", "cpus": "1"}]}
+    known = (200, {**ANSWER, "generation": 8})
+    assert await endpoint.put("/v1/backend", {**LEASE, "generation": 8, "changes": changes}) == known
+    assert [(c["id"], c["cpus"]) for c in await endpoint.get("/v1/containers")] == [("d", ""), ("e", "1")]
+    assert await endpoint.put("/v1/backend", {**LEASE, "generation": 10, "changes": {**changes, "since": 9}}) == known
+    assert not (await endpoint.get("/v1/backend"))["live"]
 
 
 async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
@@ -272,6 +286,9 @@ async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp
         {"instance": 1},
         {**LEASE, "containers": 1},
         {**LEASE, "containers": [1] * 20_001},
+        {**LEASE, "changes": []},
+        {**LEASE, "changes": {"since": 1, "total": 20_001, "removed": ["x"], "containers": [1] * 20_000}},
+        {**LEASE, "containers": [], "changes": {"since": 1, "total": 1}},
         {**LEASE, "instance": "\ud800"},
         "x" * 100_000,
     ],
@@ -302,6 +319,23 @@ async def test_news_after_no_number_are_refused(endpoint: Endpoint) -> None:
     """The answer says what was wrong with the question."""
     async with endpoint.client.get("http://node/v1/records?after=x") as answer:
         assert (answer.status, await answer.json()) == (422, {"detail": "after='x' is not a number"})
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
+async def test_a_reader_chooses_how_long_it_waits(endpoint: Endpoint, wait: str, seconds: int) -> None:
+    """Within bounds. A backend of an older release does not choose, and expects an answer within 27 s."""
+    waited: list[float] = []
+
+    class Silent(RecordNews):
+        async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
+            waited.append(seconds)
+            return RecordsAnswer(generation=generation or 0)
+
+    endpoint.store.news = Silent()
+    await endpoint.get(f"/v1/records?after=100{wait}")
+    assert waited == [seconds]
+    async with endpoint.client.get("http://node/v1/records?after=100&wait=nan") as answer:
+        assert (answer.status, await answer.json()) == (422, {"detail": "wait='nan' is not a number"})
 
 
 _WITHOUT_FASTAPI = """

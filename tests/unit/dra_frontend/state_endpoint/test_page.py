@@ -107,7 +107,8 @@ def test_problems_come_faults_first_and_once() -> None:
     assert any("was refused: CPU 3 is gone" in text for text in texts)
     assert state.backend.status is not None
     lease = {"exclusivity": "pool", "exclusivity_reason": "nri-backend lacks the capability SYS_ADMIN"}
-    state.backend.renew(state.backend.status.model_copy(update=lease), [*state.backend.containers.values()])
+    reports = [one.model_dump(mode="json") for one in state.backend.containers.values()]
+    state.backend.renew(state.backend.status.model_copy(update=lease), reports)
     (pooled,) = (one for one in document(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
     assert pooled["level"] == "warning"
     assert pooled["text"].startswith("CPU claims on this node are enforced by the shared pool")

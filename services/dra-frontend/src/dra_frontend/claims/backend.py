@@ -1,24 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontend knows of its backend: the lease, and the latest report of every container."""
+"""What the frontend knows of its backend: the lease, and the latest report of every container.
+
+A report of the backend contains all containers, those that have changed, or none. Changes are merged with the reports
+that are there. The result is the same as if the report had contained all containers, and has the same bounds. If the
+changes do not fit, they are ignored. Then the generation that the frontend answers is not the present one, so that the
+backend sends all containers, and until then the reports are not complete. nri_backend/frontend_link/client.py describes
+the protocol.
+"""
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
 
 from numa_contract.backend_codes import known_code
 from numa_contract.config import Config
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, cut_answer, shown
-from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
+from numa_contract.reports import (
+    CHANGES,
+    CONTAINERS,
+    LEASE_SECONDS,
+    MAX_REPORTS,
+    MAX_STATE_BYTES,
+    BackendStatus,
+    ContainerReport,
+)
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
 # Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
-_MOST_REPORTS: Final = 20_000
-"""Of one body: to refuse a report costs a hundred times what its two bytes cost the sender."""
+_KIND: Final = "backend state"
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
     "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers: claims keep their "
@@ -33,20 +50,57 @@ _REFUSED: Final = "CPU claims for one container are refused on this node: {} (cp
 _log = logging.getLogger(__name__)
 
 
-def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | None]:
-    """Reads the body of ``PUT /v1/backend``: the lease, and the containers' reports, None if they were left out.
+class Changes(NamedTuple):
+    """Containers that have changed: ContainerChanges of the contract, with reports that are not parsed yet."""
 
-    MalformedError when it cannot be read; the reports themselves are read by :meth:`BackendView.renew`.
+    since: int
+    total: int
+    removed: list[str]
+    containers: list[dict[str, Any]]
+
+
+def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
+    """Reads the body of ``PUT /v1/backend``: the lease, and the containers' reports.
+
+    The reports are all, those that have changed, or None if they were left out. Raises MalformedError when the body
+    cannot be read; the reports themselves are read by :meth:`BackendView.renew`.
     """
-    document = parse_json(data, MAX_STATE_BYTES, "backend state", "")
+    document = parse_json(data, MAX_STATE_BYTES, _KIND, "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
-        raise MalformedError("backend state", "", "is not an object with a list of containers")
-    if reports is not None and len(reports) > _MOST_REPORTS:
-        raise MalformedError("backend state", "", f"has {len(reports)} containers, more than {_MOST_REPORTS}")
+        raise MalformedError(_KIND, "", "is not an object with a list of containers")
+    changes = document.pop(CHANGES, None)
+    if reports is not None and changes is not None:
+        raise MalformedError(_KIND, "", "has both all containers and changes")
+    _check_count(reports or ())
+    found = reports if changes is None else _read_changes(changes)
     try:
-        return BackendStatus.model_validate(document), reports
+        return BackendStatus.model_validate(document), found
     except ValidationError as error:
-        raise MalformedError("backend state", "", _reason(error)) from error
+        raise MalformedError(_KIND, "", _reason(error)) from error
+
+
+def _read_changes(document: Any) -> Changes:
+    """Reads changes without the reports in them. Raises MalformedError, also for a container without an ID."""
+    match document:
+        case {"since": int(since), "total": int(total)}:
+            removed, containers = document.get("removed", []), document.get(CONTAINERS, [])
+            if isinstance(removed, list) and isinstance(containers, list):
+                _check_count([*removed, *containers])
+                ids = [_id(one) for one in containers]
+                if all(isinstance(one, str) for one in (*removed, *ids)) and len({*ids}) == len(ids):
+                    return Changes(since, total, removed, containers)
+    raise MalformedError(_KIND, "", "has changes that cannot be read")
+
+
+def _check_count(containers: Sequence[Any]) -> None:
+    if len(containers) > MAX_REPORTS:
+        raise MalformedError(_KIND, "", f"has {len(containers)} containers, more than {MAX_REPORTS}")
+
+
+def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
+    """Returns a status with those counters and metrics of the last one that it does not contain."""
+    left_out = {"counters", "metrics"} - status.model_fields_set
+    return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
 
 def _reason(error: ValidationError) -> str:
@@ -73,6 +127,74 @@ def _id(document: Any) -> object:
     return document.get("id") if isinstance(document, dict) else None
 
 
+class Sent(NamedTuple):
+    """A report as the backend sent it."""
+
+    size: int
+    """Bytes of its shortest form in JSON."""
+    digest: bytes
+    """Hash of this form, or empty if the report could not be read."""
+
+
+@dataclass(slots=True)
+class ContainerReports:
+    """The reports of all containers."""
+
+    by_id: dict[str, ContainerReport] = field(default_factory=dict)
+    """Reports in the order of the backend. Of a container whose latest report is unreadable, the one before."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Reasons why a report could not be read, by ID."""
+    sent: dict[str, Sent] = field(default_factory=dict)
+    """All reports, the unreadable ones included."""
+    _named: bool = True
+    """Whether each report has an ID of its own, so that changes can be merged."""
+
+    def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
+        """Returns other reports instead of these. The object of a report that has not changed stays the same."""
+        result, documents = ContainerReports(), list(documents)
+        for document in documents:
+            result._read(document, self)
+        named = sum(isinstance(_id(document), str) for document in documents)
+        result._named = len(documents) == len(result.sent) == named
+        return result
+
+    def merged(self, changes: Changes) -> "ContainerReports | None":
+        """Returns these reports with changes, or None if the result is not what the backend has, or too large."""
+        result = ContainerReports(self.by_id.copy(), self.unreadable.copy(), self.sent.copy())
+        for key in changes.removed:
+            result._remove(key)
+        for document in changes.containers:
+            result._read(document, self)
+        if not self._named or not len(result.sent) == changes.total <= MAX_REPORTS:
+            return None
+        if sum(one.size + 1 for one in result.sent.values()) > MAX_STATE_BYTES:
+            return None
+        if self.unreadable:  # A report that can be read now is not at the end, but at its place.
+            result.by_id = {key: result.by_id[key] for key in result.sent if key in result.by_id}
+        return result
+
+    def _read(self, document: Any, before: "ContainerReports") -> None:
+        """Adds a report. The one before it stays if it is the same or this one is unreadable."""
+        key = str(_id(document))
+        report: ContainerReport | None
+        known, data = before.by_id.get(key), _encode(document).encode()
+        sent = Sent(len(data), blake2b(data, digest_size=16).digest())
+        self.unreadable.pop(key, None)
+        try:
+            # To compare what was sent costs a tenth of reading it, and nearly all of it is as before.
+            report = known if known is not None and sent == before.sent.get(key) else _read_report(document)
+        except MalformedError as error:
+            self.unreadable[key] = str(error)
+            report, sent = known, sent._replace(digest=b"")
+        self.sent[key] = sent
+        if report is not None:
+            self.by_id[report.id] = known if report == known and known is not None else report
+
+    def _remove(self, key: str) -> None:
+        for known in (self.by_id, self.unreadable, self.sent):
+            known.pop(key, None)
+
+
 @dataclass(slots=True)
 class BackendView:
     """The latest lease, and the latest reports of this backend or of the one before it."""
@@ -91,41 +213,49 @@ class BackendView:
     """Why a report could not be read."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by another one, by :meth:`changed`."""
-    _documents: dict[str, Any] = field(default_factory=dict)
+    _reports: ContainerReports = field(default_factory=ContainerReports)
     _renewed: float = 0.0
 
-    def renew(self, status: BackendStatus, reports: Iterable[Any] | None = None) -> None:
-        """Takes a lease and, if they come with it, the reports of all containers. Those that did not change stay."""
+    def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
+        """Takes a lease and, if they come with it, the reports of all containers or of those that have changed.
+
+        A report that was overtaken by a later one is ignored.
+        """
+        if self._is_overtaken(status):
+            return
         if self.status is None or self.status.instance != status.instance:
             self.generation = 0
+        else:
+            status = _with_measurements(status, self.status)
         self.status = status
         self._renewed = self.clock()
-        if reports is not None:
-            self._take(reports)
+        if (found := self._found(status, reports)) is not None:
+            self._take(found)
             self.generation = status.generation
         self.complete = self.generation == status.generation > 0
 
-    def _take(self, reports: Iterable[Any]) -> None:
-        containers: dict[str, ContainerReport] = {}
-        documents: dict[str, Any] = {}
-        unreadable = ""
-        for document in reports:
-            key = str(_id(document))
-            report = self.containers.get(key)
-            try:
-                # To compare what was sent costs a fiftieth of reading it, and nearly all of it is as before.
-                if report is None or self._documents.get(key) != document:
-                    report = _read_report(document)
-                    documents[key] = document
-                else:
-                    documents[key] = self._documents[key]
-            except MalformedError as error:
-                unreadable = str(error)
-            if report is not None:
-                containers[report.id] = report
+    def _take(self, reports: ContainerReports) -> None:
+        unreadable = next(reversed(reports.unreadable.values()), "")
         if unreadable and unreadable != self.unreadable:
             _log.error("a report of the backend cannot be read", extra={"error": unreadable})
-        self.containers, self._documents, self.unreadable = containers, documents, unreadable
+        self._reports, self.containers, self.unreadable = reports, reports.by_id, unreadable
+
+    def _found(self, status: BackendStatus, reports: Iterable[Any] | Changes | None) -> ContainerReports | None:
+        """Returns the reports of all containers, or None if they were left out or cannot be merged."""
+        if not isinstance(reports, Changes):
+            return None if reports is None else self._reports.replaced(reports)
+        fits = 0 < self.generation == reports.since < status.generation
+        return self._reports.merged(reports) if fits else None
+
+    def _is_overtaken(self, status: BackendStatus) -> bool:
+        """Returns True if a report was made before the last one, but arrived after it on an older connection.
+
+        After the lease has ended any report is accepted, so that no time that a report contains blocks later ones.
+        """
+        if self.status is None or self.clock() - self._renewed > LEASE_SECONDS:
+            return False
+        last = self.status.reported_at
+        return last is not None and status.reported_at is not None and status.reported_at < last
 
     def changed(self) -> None:
         """The lease or a report has changed: wakes everything that waits for the backend."""

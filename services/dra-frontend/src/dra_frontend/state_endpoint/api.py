@@ -15,7 +15,13 @@ from fastapi import FastAPI, HTTPException, Path
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
 from numa_contract.records import AllocationRecord
-from numa_contract.reports import ContainerReport, RecordsAnswer, StateAnswer
+from numa_contract.reports import (
+    MAX_RECORDS_WAIT_SECONDS,
+    RECORDS_WAIT_SECONDS,
+    ContainerReport,
+    RecordsAnswer,
+    StateAnswer,
+)
 from numa_contract.state.devices import CpuDocument, DeviceDocument, MemoryDocument
 from numa_contract.state.machine import MachineDocument
 from numa_contract.state.node import NodeDocument
@@ -41,13 +47,16 @@ _SCHEMAS: Final = "#/components/schemas/"
 _JSON: Final = "application/json"
 _GENERATING: Final = Lock()
 """Held while the OpenAPI document is generated, since requests for it run in threads."""
-_AFTER: Final = {
-    "name": "after",
-    "in": "query",
-    "required": False,
-    "description": "Generation of the records that the reader knows.",
-    "schema": {"type": "integer"},
-}
+_RECORDS_PARAMETERS: Final = [
+    {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "integer"}}
+    for name, text in (
+        ("after", "Generation of the records that the reader knows."),
+        (
+            "wait",
+            f"Seconds to wait for a change, {RECORDS_WAIT_SECONDS} by default and {MAX_RECORDS_WAIT_SECONDS} at most.",
+        ),
+    )
+]
 _TEXT: Final = (
     "JSON documents about one node, served on a unix socket of the node: "
     "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
@@ -233,8 +242,8 @@ def _add_link(app: FastAPI, link: BackendLink) -> None:
         "/v1/records",
         link.records,
         response_model=RecordsAnswer,
-        responses=_errors({422: "`after` is not a number."}),
-        openapi_extra={"parameters": [_AFTER]},
+        responses=_errors({422: "`after` or `wait` is not a number."}),
+        openapi_extra={"parameters": _RECORDS_PARAMETERS},
     )
     body = {"required": True, "content": {_JSON: {"schema": {"$ref": _SCHEMAS + BackendReport.__name__}}}}
     app.add_api_route(

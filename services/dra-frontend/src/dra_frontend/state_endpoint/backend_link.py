@@ -5,7 +5,7 @@ import asyncio
 from typing import Final
 
 from numa_contract.errors import MalformedError, shown
-from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, StateAnswer
+from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, StateAnswer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -75,19 +75,26 @@ class BackendLink:
             raise HTTPException(422, str(error)) from error
         state.backend.renew(status, reports)
         state.reported()
-        return _json(StateAnswer(instance=state.instance, generation=state.backend.generation))
+        answer = StateAnswer(instance=state.instance, generation=state.backend.generation, reads_changes=True)
+        return _json(answer)
 
     async def records(self, request: Request) -> Response:
         """Changes of claim records after a generation.
 
-        Waits for a change, 25 s at most. Without `after` it returns the present generation at once.
+        Waits for a change, `wait` seconds at most. Without `after` it returns the present generation at once.
         """
-        given = request.query_params.get("after", "")
-        try:
-            after = int(given) if given else None
-        except ValueError:
-            raise HTTPException(422, f"after={shown(given)} is not a number") from None
-        return _json(await self._state.store.news.after(after, RECORDS_WAIT_SECONDS))
+        after, wait = _number(request, "after"), _number(request, "wait")
+        seconds = RECORDS_WAIT_SECONDS if wait is None else min(max(wait, 0), MAX_RECORDS_WAIT_SECONDS)
+        return _json(await self._state.store.news.after(after, seconds))
+
+
+def _number(request: Request, name: str) -> int | None:
+    """Returns a parameter of a request, or None if it is not given. Raises HTTPException if it is not a number."""
+    given = request.query_params.get(name, "")
+    try:
+        return int(given) if given else None
+    except ValueError:
+        raise HTTPException(422, f"{name}={shown(given)} is not a number") from None
 
 
 def _json(document: BaseModel) -> Response:

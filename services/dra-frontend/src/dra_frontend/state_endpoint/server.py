@@ -35,6 +35,8 @@ _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Connections of a flood that are accepted before other work of the event loop has its turn."""
+_IDLE_SECONDS: Final = 60
+"""Time between two requests after which a connection is ended. The backend reports at least every RENEW_SECONDS."""
 _BACKLOG: Final = 1024
 """Connections that wait in the kernel in the meantime (listen(2))."""
 
@@ -144,6 +146,7 @@ class HttpServer(Server):
                 log_config=None,
                 log_level="error",
                 timeout_graceful_shutdown=1,
+                timeout_keep_alive=_IDLE_SECONDS,
                 h11_max_incomplete_event_size=bounds.head_bytes,
                 # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in a turn.
                 backlog=_CONNECTIONS_PER_TURN,

@@ -28,6 +28,10 @@ class StateServer:
     """The containers of each request that brought them."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation that the containers are of."""
+    reads_changes: bool = False
+    """Whether this release of the frontend merges changes."""
+    merged: list[tuple[list[str], list[str]]] = field(default_factory=list)
+    """The changed and the removed containers of each request with changes."""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
     """Status by the start of a target; such a request is recorded and has no effect."""
@@ -78,8 +82,13 @@ class StateServer:
         return 404, b"{}"
 
     def _lease(self, document: dict[str, Any]) -> tuple[int, bytes]:
-        reports = document.pop("containers", None)
+        reports, changes = document.pop("containers", None), document.pop("changes", None)
         present = (document["instance"], document["generation"])
+        if changes is not None and self.reads_changes and self.held == (document["instance"], changes["since"]):
+            changed = {report["id"]: report for report in changes["containers"]}
+            self.merged.append(([*changed], changes["removed"]))
+            kept = {one: report for one, report in self.containers.items() if one not in changes["removed"]}
+            self.containers, self.held = kept | changed, present
         if reports is not None:
             self.tellings.append([report["id"] for report in reports])
             self.containers = {report["id"]: report for report in reports}
@@ -87,7 +96,8 @@ class StateServer:
         document["complete"] = document["synchronized"] and self.held == present
         held = self.held[1] if self.held[0] == present[0] else 0
         self.leases.append(document)
-        return 200, self.raw_lease or json.dumps({"instance": self.instance, "generation": held}).encode()
+        answer = {"instance": self.instance, "generation": held, "readsChanges": self.reads_changes}
+        return 200, self.raw_lease or json.dumps(answer).encode()
 
     async def _records(self, after: int) -> tuple[int, bytes]:
         if after == self.records:

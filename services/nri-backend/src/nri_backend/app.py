@@ -111,7 +111,7 @@ class Backend:
             index=settings.plugin_index,
         )
         self._client = FrontendClient(
-            settings.state_socket, self.status, Reports(state), self._news, self._records_changed
+            settings.state_socket, self.status, Reports(state), self._news, self._records_changed, lease=self.lease
         )
 
     async def answered(self) -> None:
@@ -155,11 +155,10 @@ class Backend:
         # For a claim that it is releasing, the frontend waits for a report of the containers that still use it.
         self._news.set()
 
-    def status(self) -> BackendStatus:
-        """Returns the present lease."""
+    def lease(self) -> BackendStatus:
+        """Returns the present status without counters and metrics."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
-        exclusivity = "partition" if pool.by_kernel else "pool"
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -172,26 +171,31 @@ class Backend:
             registration_timeout=link.registration_timeout,
             pool=pool.left,
             partitioned=pool.partitioned,
-            exclusivity=exclusivity,
+            exclusivity="partition" if pool.by_kernel else "pool",
             exclusivity_reason=self.pool_reason,
             exclusivity_code=self.pool_reason.word,
             kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
             problems=tuple(cut_answer(problem) for problem in problems),
             problem_codes=tuple(problem.word for problem in problems),
-            counters={name: float(count) for name, count in self._telemetry.counters.items()},
-            metrics=self._telemetry.metrics(
-                Counter(tracked.kind for tracked in enforcer.state),
-                (exclusivity, self._settings.config.cpu_exclusivity),
-                connected=link.connected,
-                synchronized=link.synchronized,
-                active=self._enforcer.active,
-                pool_cpus=len(pool.left),
-                partitioned_cpus=len(pool.partitioned),
-                pooled_containers=sum(bool(tracked.fallback_reason) for tracked in enforcer.state),
-                claims=len(enforcer.state.files),
-                **self._quiet.gauges(),
-            ),
         )
+
+    def status(self) -> BackendStatus:
+        """Returns the present status."""
+        lease, link, enforcer, pool = self.lease(), self._session.status, self._enforcer, self._enforcer.state.pool
+        metrics = self._telemetry.metrics(
+            Counter(tracked.kind for tracked in enforcer.state),
+            (lease.exclusivity, self._settings.config.cpu_exclusivity),
+            connected=link.connected,
+            synchronized=link.synchronized,
+            active=enforcer.active,
+            pool_cpus=len(pool.left),
+            partitioned_cpus=len(pool.partitioned),
+            pooled_containers=sum(bool(tracked.fallback_reason) for tracked in enforcer.state),
+            claims=len(enforcer.state.files),
+            **self._quiet.gauges(),
+        )
+        counters = {name: float(count) for name, count in self._telemetry.counters.items()}
+        return lease.model_copy(update={"counters": counters, "metrics": metrics})
 
     @property
     def pool_reason(self) -> Problem:

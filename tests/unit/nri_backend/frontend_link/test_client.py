@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,17 @@ class Backend:
         self.synchronized = True
         self.records = 0
         self.woken = asyncio.Event()
-        self.client = FrontendClient(str(path), self.status, Reports(self.state), self.state_changed, self.on_record)
+        self.client = FrontendClient(
+            str(path), self.status, Reports(self.state), self.state_changed, self.on_record, lease=self.lease
+        )
+
+    def lease(self) -> BackendStatus:
+        """Returns the status that the client reports, without metrics."""
+        return BackendStatus(instance="b", synchronized=self.synchronized)
 
     def status(self) -> BackendStatus:
         """Returns the status that the client reports."""
-        return BackendStatus(instance="b", synchronized=self.synchronized)
+        return self.lease().model_copy(update={"metrics": ()})
 
     def create(self, name: str) -> None:
         """Adds a container, as the runtime does."""
@@ -120,8 +127,8 @@ async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) ->
     """The first one answers with generation 0 on the same connection, the second one drops the connection as well."""
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
-        backend.state_changed.set()
-        await server.until(lambda: complete(server) and len(server.containers) == 2, seconds=1.0)
+        # With the next report, which is due at the next tick. All containers follow it at once.
+        await server.until(lambda: complete(server) and len(server.containers) == 2, seconds=2.5)
         assert server.connected == 2
         server.forget("frontend-3")
         server.drop()
@@ -129,10 +136,125 @@ async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) ->
         await server.until(lambda: complete(server) and len(server.containers) == 3)
 
 
-async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path) -> None:
-    """It answers generation 0 to a complete report: the next one is sent at the next tick."""
+@contextlib.asynccontextmanager
+async def merging(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
+    """A frontend that reads changes and has stored the complete state of a backend."""
+    async with state_server(path) as server:
+        server.reads_changes = True
+        async with running(Backend(path)) as backend:
+            await server.until(lambda: complete(server))
+            yield server, backend
+
+
+def present(server: StateServer, backend: Backend) -> bool:
+    """Returns True if the frontend has the containers of the backend."""
+    return complete(server) and [*server.containers] == [one.id for one in backend.state]
+
+
+async def test_a_frontend_that_reads_changes_gets_only_those(path: Path) -> None:
+    async with merging(path) as (server, backend):
+        for name in ("cc", "dd", "ee"):
+            backend.create(name)
+            await server.until(lambda: present(server, backend))
+        backend.state.drop("bb")
+        await server.until(lambda: present(server, backend))
+        assert server.tellings == [["aa", "bb"]]
+        assert server.merged == [(["cc"], []), (["dd"], []), (["ee"], []), ([], ["bb"])]
+
+
+async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(path: Path) -> None:
+    """It has lost the containers, on a connection that lives on. Only one report is sent again, and then changes."""
+    async with merging(path) as (server, backend):
+        server.forget("frontend-2")
+        backend.create("cc")
+        await server.until(lambda: present(server, backend), seconds=1.0)
+        assert (server.tellings, server.merged) == ([["aa", "bb"], ["aa", "bb", "cc"]], [])
+        backend.create("dd")
+        await server.until(lambda: present(server, backend))
+        assert (len(server.tellings), server.merged) == (2, [(["dd"], [])])
+        server.drop()
+        backend.create("ee")
+        await server.until(lambda: present(server, backend))
+        assert server.tellings[2:] == [["aa", "bb", "cc", "dd", "ee"]]
+
+
+async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -> None:
+    """It answers that it reads changes, and ignores them: each change costs two requests."""
+    async with merging(path) as (server, backend):
+        for number in range(5):
+            server.held = ("", 0)
+            before = len(server.leases)
+            backend.create(f"c{number}")
+            await server.until(lambda: present(server, backend))
+            await asyncio.sleep(1)
+            assert len(server.leases) - before == 2
+
+
+@pytest.mark.parametrize(("reads_changes", "seconds"), [(True, 6.0), (False, 2.0)])
+async def test_a_lease_is_renewed_while_nothing_changes(path: Path, reads_changes: bool, seconds: float) -> None:
+    """Every 6 s, or every 2 s if the frontend is of an older release, which closes idle connections after 5 s.
+
+    Only these reports contain metrics.
+    """
+    async with state_server(path) as server:
+        server.reads_changes = reads_changes
+        async with running(Backend(path)) as backend:
+            times = []
+            for count in range(3, 8):
+                await server.until(lambda: len(server.leases) >= count, seconds=13)  # noqa: B023
+                times.append(asyncio.get_running_loop().time())
+            gaps = {round(after - before, 1) for before, after in pairwise(times)}
+            assert gaps == {seconds}
+            assert all("metrics" in lease for lease in server.leases[2:])
+            before = len(server.leases)
+            backend.create("cc")
+            await server.until(lambda: len(server.leases) > before)
+            assert ("metrics" in server.leases[-1]) is not reads_changes
+        assert server.connected == 2
+
+
+async def test_a_change_without_an_event_is_reported_at_the_next_tick(path: Path) -> None:
+    """Such as the freshness of the heartbeat of another instance, which ends as time passes."""
+    async with merging(path) as (server, backend):
+        backend.synchronized = False
+        await server.until(lambda: not server.leases[-1]["synchronized"], seconds=2.1)
+
+
+async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
+    """The backend's state changes in ways that the frontend does not see."""
+    async with merging(path) as (server, backend):
+        await asyncio.sleep(0.5)
+        before = len(server.leases)
+        for _ in range(20):
+            backend.state_changed.set()
+            await asyncio.sleep(0.05)
+        assert len(server.leases) - before <= 1
+
+
+async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path) -> None:
+    """A new frontend gets its first report as soon as it listens. No report is due for 6 s."""
+    async with merging(path) as (server, _backend):
+        await asyncio.sleep(0.5)
+        server.forget("frontend-2")
+        server.drop()
+        await server.until(lambda: complete(server) and len(server.tellings) == 2, seconds=0.5)
+
+
+async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> None:
+    """So that the frontend can ignore one that was overtaken."""
+    async with merging(path) as (server, backend):
+        backend.create("cc")
+        await server.until(lambda: present(server, backend))
+        times = [lease["reportedAt"] for lease in server.leases]
+        assert times == sorted(times)
+        assert times[-1] > times[0] > 0
+
+
+@pytest.mark.parametrize("generation", [0, 7])
+async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path, generation: int) -> None:
+    """It answers another generation to a complete report: the next one is sent at the next tick."""
     async with state_server(path) as server, running(Backend(path)) as backend:
-        server.raw_lease = b'{"instance": "f", "generation": 0}'
+        server.raw_lease = f'{{"instance": "f", "generation": {generation}, "readsChanges": true}}'.encode()
         await server.until(lambda: bool(server.leases))
         backend.state_changed.set()
         await server.until(lambda: len(server.leases) >= 2)
@@ -218,7 +340,7 @@ async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> Non
 async def test_a_frontend_that_cannot_report_records_still_receives_reports(path: Path) -> None:
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.refuse["/v1/records"] = 404
-        await server.until(lambda: complete(server) and ("GET", "/v1/records?after=0") in server.requests)
+        await server.until(lambda: complete(server) and ("GET", "/v1/records?after=0&wait=600") in server.requests)
         assert (backend.records, backend.client.records_generation) == (0, None)
 
 

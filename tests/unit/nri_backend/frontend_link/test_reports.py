@@ -85,6 +85,85 @@ def test_containers_are_omitted_if_their_generation_is_acknowledged() -> None:
     assert json.loads(empty.body(STATUS, 0))["containers"] == []
 
 
+def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
+    """Returns since, total, and the removed and changed ids of the changes in a body; None if it has none."""
+    document = json.loads(body).get("changes")
+    return document and (
+        document["since"],
+        document["total"],
+        document["removed"],
+        [one["id"] for one in document["containers"]],
+    )
+
+
+def test_only_changes_since_the_last_body_are_sent_to_a_frontend_that_reads_them() -> None:
+    """If it has the containers of that body; in every other case all containers are sent."""
+    state = synchronized(*(one(name) for name in "abcdef"))
+    reports = Reports(state)
+    reports.refresh()
+    assert changes_of(reports.body(STATUS, 0, reads_changes=True)) is None
+    state.put(one("b", Phase.STOPPED))
+    state.put(one("g"))
+    state.drop("a")
+    assert reports.refresh() == 2
+    assert changes_of(reports.body(STATUS, 1, reads_changes=True)) == (1, 6, ["a"], ["b", "g"])
+    state.put(one("c", Phase.STOPPED))
+    assert reports.refresh() == 3
+    assert changes_of(reports.body(STATUS, 2)) is None  # an older frontend
+    state.put(one("d", Phase.STOPPED))
+    assert reports.refresh() == 4
+    full = reports.body(STATUS, 2, reads_changes=True)
+    assert (changes_of(full), len(json.loads(full)["containers"])) == (None, 6)
+    state.drop("d")
+    reports.refresh()
+    assert changes_of(reports.body(STATUS, 4, reads_changes=True)) == (4, 5, ["d"], [])
+    rest = json.loads(reports.body(STATUS, 5, reads_changes=True))
+    assert (rest["generation"], rest.keys() & {"containers", "changes"}) == (5, set())
+
+
+def test_changes_that_are_longer_than_all_containers_are_not_sent() -> None:
+    """After the runtime has restarted, nearly all may have changed, or have gone."""
+    state = synchronized(*(one(name) for name in "abc"))
+    reports = Reports(state)
+    reports.refresh()
+    reports.body(STATUS, 0)
+    state.replace_containers([])
+    for tracked in state:
+        state.drop(tracked.id)
+    assert reports.refresh() == 2
+    document = json.loads(reports.body(STATUS, 1, reads_changes=True))
+    assert (document["containers"], "changes" in document) == ([], False)
+
+
+def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
+    """So a frontend that merges changes has the order of one that reads all. Rejected attempts are no exception."""
+    state = synchronized(one("a"), one("b"))
+    reports = Reports(state)
+    state.reject(refused("try", "q"))
+    reports.refresh()
+    reports.body(STATUS, 0)
+    state.put(one("c"))
+    state.put(one("a", Phase.STOPPED))
+    reports.refresh()
+    assert [document["id"] for document in json.loads(reports.containers())] == ["a", "b", "try", "c"]
+    state.drop("a")
+    reports.refresh()
+    state.put(one("a"))
+    reports.refresh()
+    # Merged with the last body, it would be the first one.
+    assert [document["id"] for document in json.loads(reports.containers())] == ["b", "try", "c", "a"]
+    assert changes_of(reports.body(STATUS, 1, reads_changes=True)) is None
+
+
+def test_measurements_that_a_status_does_not_have_are_left_out() -> None:
+    """A frontend that reads changes retains them; an empty list would replace them."""
+    reports = Reports(synchronized())
+    reports.refresh()
+    assert json.loads(reports.body(STATUS, 1)).keys() & {"counters", "metrics"} == set()
+    measured = STATUS.model_copy(update={"counters": {}, "metrics": ()})
+    assert json.loads(reports.body(measured, 1)).keys() >= {"counters", "metrics", "version", "problems"}
+
+
 def test_serialized_reports_are_documents_of_the_contract() -> None:
     """A rejected attempt has the state ``unknown``."""
     state = synchronized()
@@ -156,3 +235,22 @@ def test_containers_that_exceed_the_size_limit_are_omitted() -> None:
     reports.refresh()
     document = json.loads(reports.body(STATUS, 0))
     assert (document["generation"], "containers" in document) == (1, False)
+
+
+def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
+    """The frontend limits the containers that it has after the changes, too."""
+    state = synchronized(one("a"))
+    reports = Reports(state)
+    reports.refresh()
+    reports.body(STATUS, 0)
+    for number in range(MAX_STATE_BYTES // 4096):
+        large = one(f"c{number}")
+        state.put(replace(large, identity=replace(large.identity, cgroup="x" * 4096)))
+    assert reports.refresh() == 2
+    assert json.loads(reports.body(STATUS, 1, reads_changes=True)).keys() & {"containers", "changes"} == set()
+    for number in range(MAX_STATE_BYTES // 4096):
+        state.drop(f"c{number}")
+    state.put(one("b"))
+    state.put(one("d"))
+    assert reports.refresh() == 3
+    assert changes_of(reports.body(STATUS, 1, reads_changes=True)) == (1, 3, [], ["b", "d"])

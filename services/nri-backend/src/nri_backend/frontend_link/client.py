@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports the backend's state to the frontend of the same pod, and follows its changes of claim records.
 
-Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The reports of all containers
-are in the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
+Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The reports of containers are
+in the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
 generation whenever the report of a container changes, and every request contains it. The frontend answers with the
 generation whose containers it has stored of this backend instance, 0 for none. While that acknowledged generation is
-the current one, containers are omitted. If containers were omitted and the answer acknowledges another generation, the
-frontend has restarted and lost them; the complete state is then sent at once. Generation 0 of a backend means that the
-runtime has not sent its containers yet: none are reported, and the frontend retains those that it has. A report is sent
-after each change, at most ten times a second, and otherwise at every tick.
+the current one, containers are omitted. If it is the one of the last request with containers, only the changes since
+then are sent. In all other cases, such as on a new connection, all containers are sent. If the answer to a request
+without all containers acknowledges another generation, the frontend has restarted, or it cannot merge the changes; all
+containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet:
+none are reported, and the frontend retains those that it has.
+
+A report is sent after each change of the status or of a container, at most ten times a second. Whether anything has
+changed is also compared at every tick, since parts of the status change without an event. If nothing has changed, a
+report is sent every RENEW_SECONDS, so that the lease goes on. Counters and metrics are in these reports; a report of a
+change contains them only if they have not been sent for RENEW_SECONDS.
+
+A frontend of an older release does not answer that it reads changes. It gets all containers and all metrics in each
+report with a change, and a report every FORMER_RENEW_SECONDS.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
-generation N, or after RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that other
-containers leave the CPUs of a new claim before its container is created. This only reduces latency, because
+generation N, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that
+other containers leave the CPUs of a new claim before its container is created. This only reduces latency, because
 CreateContainer, StartContainer and every tick check the directory as well.
 
-The frontend may be absent for any time. Both loops then reconnect with a growing delay, and one warning is logged.
+The frontend may be absent for any time. Both loops then reconnect with a growing delay, and one warning is logged. The
+end of a connection is noticed at once, also between two reports, so that a new frontend gets a report when it starts.
 """
 
 import asyncio
@@ -25,10 +35,11 @@ import math
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from numa_contract.reports import RECORDS_WAIT_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
+from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
 from numa_node.ticks import until_tick
 
+from nri_backend.frontend_link.exchange import Exchange
 from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, HttpConnection, connect
 from nri_backend.frontend_link.reports import Reports
 
@@ -67,7 +78,8 @@ class FrontendClient:
     """The two loops that report state and follow records, each on a connection of its own to the same socket.
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
-    changed, and after a reconnection, since a change may have been missed.
+    changed, and after a reconnection, since a change may have been missed. ``lease`` returns the status without
+    counters and metrics, which takes less time; by default it is ``status``.
     """
 
     def __init__(
@@ -77,12 +89,15 @@ class FrontendClient:
         reports: Reports,
         state_changed: asyncio.Event,
         records_changed: Callable[[], None],
+        *,
+        lease: Callable[[], BackendStatus] | None = None,
         absent_seconds: float = ABSENT_SECONDS,
     ) -> None:
         self.records_generation: int | None = None
         """Last known generation of the claim records, or None while the frontend does not answer."""
         self._path = path
         self._status = status
+        self._lease = lease or status
         self._reports = reports
         self._state_changed = state_changed
         self._records_changed = records_changed
@@ -98,7 +113,7 @@ class FrontendClient:
         warn_at: float | None = absent_since + self._absent_seconds
         while True:
             try:
-                async with connect(self._path) as http:
+                async with connect(self._path, self._state_changed.set) as http:
                     await self._report(http, backoff)
             except TRANSIENT_ERRORS as error:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
@@ -127,9 +142,10 @@ class FrontendClient:
             await asyncio.sleep(backoff.next())
 
     async def _follow(self, http: HttpConnection, backoff: Backoff) -> None:
-        seconds = RECORDS_WAIT_SECONDS + REQUEST_SECONDS
+        wait = MAX_RECORDS_WAIT_SECONDS
+        seconds = wait + REQUEST_SECONDS
         while True:
-            target = f"/v1/records?after={self.records_generation or 0}"
+            target = f"/v1/records?after={self.records_generation or 0}&wait={wait}"
             answer = await http.ask(RecordsAnswer, "GET", target, seconds=seconds)
             backoff.reset()
             if answer.generation != self.records_generation:
@@ -138,20 +154,25 @@ class FrontendClient:
             await asyncio.sleep(RECORDS_PAUSE_SECONDS)
 
     async def _report(self, http: HttpConnection, backoff: Backoff) -> None:
-        acked = 0
+        exchange, clock = Exchange(self._reports), asyncio.get_running_loop().time
         while True:
             await self._rate_limiter.wait()
             self._state_changed.clear()
-            known, generation, wait = acked, self._reports.refresh(), until_tick()
-            body = self._reports.body(self._status(), known)
-            answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
-            acked = answer.generation
-            if not self._connected:
-                self._connected = True
-                _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
-            if known == generation != acked:
-                wait = 0  # the frontend has lost the containers
-            backoff.reset()
+            if http.has_ended:
+                raise ConnectionResetError("the frontend closed the connection")
+            lease, now = self._lease(), clock()
+            if exchange.is_due(lease, now):
+                body = exchange.next_body(lease, self._status, now)
+                answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
+                backoff.reset()
+                self._log_connected(answer)
+                if exchange.take_answer(answer):
+                    continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(until_tick()):
                     await self._state_changed.wait()
+
+    def _log_connected(self, answer: StateAnswer) -> None:
+        if not self._connected:
+            self._connected = True
+            _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})

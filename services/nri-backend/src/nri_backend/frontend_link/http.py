@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
@@ -35,11 +35,34 @@ TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
 """Errors of a frontend that is absent, restarting or of another release; the caller reconnects."""
 
 
+class _Reader(asyncio.StreamReader):
+    """A stream that reports its end at once, not only to a caller that reads from it."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        super().__init__(limit=_MAX_HEAD_BYTES)
+        self._ended = ended
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self._ended()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self._ended()
+
+
 @asynccontextmanager
-async def connect(path: str) -> AsyncIterator["HttpConnection"]:
-    """Opens a connection to the frontend for the block. Raises OSError if that fails."""
+async def connect(path: str, ended: Callable[[], object] = lambda: None) -> AsyncIterator["HttpConnection"]:
+    """Opens a connection to the frontend for the block. Raises OSError if that fails.
+
+    ``ended`` is called when the frontend closes the connection, also between two requests.
+    """
+    reader = _Reader(ended)
     async with asyncio.timeout(REQUEST_SECONDS):
-        reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_HEAD_BYTES)
+        transport, protocol = await asyncio.get_running_loop().create_unix_connection(
+            lambda: asyncio.StreamReaderProtocol(reader), path
+        )
+    writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
     try:
         yield HttpConnection(reader, writer)
     finally:
@@ -56,6 +79,11 @@ class HttpConnection:
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.CLIENT)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection cannot be used for another request."""
+        return self._reader.at_eof() or self._reader.exception() is not None
 
     async def ask(
         self, answer: type[_Answer], method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
@@ -100,8 +128,9 @@ class HttpConnection:
         if body:
             headers.append(("content-type", "application/json"))
         request = h11.Request(method=method, target=target, headers=headers)
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            self._writer.write(self._http.send(event) or b"")
+        # In one write, since each one may wake the frontend.
+        events = (request, h11.Data(data=body), h11.EndOfMessage())
+        self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         await self._writer.drain()
 
     async def _head(self) -> bytes:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serializes the reports of all containers for the frontend, and numbers their changes with a generation. No I/O.
 
-The serialized report of each container is cached: one whose state has not changed costs only its bytes in the body.
-client.py describes the protocol.
+The serialized report of each container is cached: one whose state has not changed costs only its bytes in a body with
+all containers, and nothing in a body with changes. client.py describes the protocol.
+
+The order of the containers is a part of their state. A container keeps its place as long as it is reported, and a new
+one comes last. So a reader that merges changes has the same order as one that reads all containers.
 """
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from numa_contract.errors import cut_answer
 from numa_contract.reports import (
+    CHANGES,
     CONTAINERS,
     MAX_STATE_BYTES,
     BackendStatus,
@@ -43,6 +47,12 @@ _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.STOPPED: "stopped",
 }
 _EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
+_MEASUREMENTS: Final = frozenset({"counters", "metrics"})
+"""Fields that a frontend which reads changes retains if a report does not contain them."""
+_ENVELOPE_BYTES: Final = 64
+"""Upper bound of the bytes of a body that belong neither to the status nor to a container."""
+_Serialized = Mapping[str, tuple[Tracked, bytes]]
+"""Containers and their serialized reports, by container id."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,8 +63,10 @@ class Reports:
         self.generation = 0
         """Incremented whenever a report changes. 0 until the runtime has sent its containers."""
         self._state = state
-        self._cache: dict[str, tuple[Tracked, bytes]] = {}
-        """Container state and its serialized report, by container id."""
+        self._cache: _Serialized = {}
+        """The containers as of the last refresh()."""
+        self._sent: tuple[int, _Serialized] = (0, {})
+        """Generation and containers of the last body that contained containers. Changes are relative to it."""
 
     def refresh(self) -> int:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
@@ -63,9 +75,10 @@ class Reports:
         before = self._cache
         # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
         present = {one.id: one for one in (*self._state, *self._state.rejected.values())}
+        ordered = [present[id_] for id_ in _merged_order(before, present)]
         self._cache = {
-            id_: before[id_] if id_ in before and before[id_][0] is one else (one, _serialize(one))
-            for id_, one in present.items()
+            one.id: before[one.id] if one.id in before and before[one.id][0] is one else (one, _serialize(one))
+            for one in ordered
         }
         if not self.generation or [data for _, data in before.values()] != [data for _, data in self._cache.values()]:
             self.generation += 1
@@ -73,21 +86,52 @@ class Reports:
 
     def containers(self) -> bytes:
         """Returns all reports as a JSON array."""
-        return b"[" + b",".join(data for _, data in self._cache.values()) + b"]"
+        return _array(data for _, data in self._cache.values())
 
-    def body(self, status: BackendStatus, acked: int) -> bytes:
+    def body(self, status: BackendStatus, acked: int, *, reads_changes: bool = False) -> bytes:
         """Returns a request body with the status, and the containers unless ``acked`` is the current generation.
 
-        If the containers exceed the frontend's limit they are omitted; the generation shows that they are missing.
+        ``acked`` is the generation of the containers that the frontend has. If ``reads_changes``, and it has those of
+        the last body, only the changes are sent, unless all containers are shorter. If all containers together exceed
+        the frontend's limit, they are omitted, and so are changes; the generation shows that they are missing.
         """
-        lease = status.model_copy(update={"generation": self.generation}).model_dump_json().encode()
+        left_out = {*_MEASUREMENTS} - status.model_fields_set
+        document = status.model_copy(update={"generation": self.generation})
+        lease = document.model_dump_json(exclude=left_out).encode()
         if acked == self.generation:
             return lease
-        body = lease[:-1] + f",{json.dumps(CONTAINERS)}:".encode() + self.containers() + b"}"
-        if len(body) <= MAX_STATE_BYTES:
-            return body
-        _log.error("too many containers to report", extra={"bytes": len(body), "maximum": MAX_STATE_BYTES})
-        return lease
+        size = sum(len(data) + 1 for _, data in self._cache.values())
+        if len(lease) + size + _ENVELOPE_BYTES > MAX_STATE_BYTES:
+            _log.error("too many containers to report", extra={"bytes": size, "maximum": MAX_STATE_BYTES})
+            return lease
+        (base, before), self._sent = self._sent, (self.generation, self._cache)
+        if reads_changes and 0 < acked == base and _merged_order(before, self._cache) == [*self._cache]:
+            changes = _changes(base, before, self._cache)
+            if len(changes) < size:
+                return _with_field(lease, CHANGES, changes)
+        return _with_field(lease, CONTAINERS, self.containers())
+
+
+def _merged_order(before: Iterable[str], now: Mapping[str, object]) -> list[str]:
+    """Returns the ids of ``now``: first those that were there before, in the order of ``before``."""
+    return [id_ for id_ in dict.fromkeys((*before, *now)) if id_ in now]
+
+
+def _changes(base: int, before: _Serialized, now: _Serialized) -> bytes:
+    """Returns the ContainerChanges from one state to another."""
+    removed = [id_ for id_ in before if id_ not in now]
+    changed = _array(data for id_, (_, data) in now.items() if id_ not in before or before[id_][1] != data)
+    head = json.dumps({"since": base, "total": len(now), "removed": removed})
+    return _with_field(head.encode(), CONTAINERS, changed)
+
+
+def _with_field(document: bytes, key: str, value: bytes) -> bytes:
+    """Returns a serialized object that is not empty, with one more field."""
+    return document[:-1] + f",{json.dumps(key)}:".encode() + value + b"}"
+
+
+def _array(documents: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(documents) + b"]"
 
 
 def report(tracked: Tracked) -> ContainerReport:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides when the frontend gets a report, and what the report contains. No I/O. client.py describes the protocol."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from numa_contract.reports import FORMER_RENEW_SECONDS, RENEW_SECONDS, BackendStatus, StateAnswer
+from numa_node.ticks import TICK_SECONDS
+
+from nri_backend.frontend_link.reports import Reports
+
+_LATE_SECONDS: Final = 0.5
+"""How late a regular report may be, so that one that is made a moment after its tick does not move the next one to an
+earlier tick."""
+
+
+class Exchange:
+    """The reports and answers on one connection. Times are those of the monotonic clock."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._lease: BackendStatus | None = None
+        """The status in the last report, without counters and metrics; None before the first report."""
+        self._generation = 0
+        """Generation of the containers' state at the last report."""
+        self._acked = 0
+        """Generation of the containers that the frontend has; 0 if all containers have to be sent."""
+        self._reads_changes = False
+        """Whether the frontend is of a release that reads changes."""
+        self._reported_at = -inf
+        """Time of the last report."""
+        self._measured_at = -inf
+        """Time of the last report with counters and metrics."""
+
+    def is_due(self, lease: BackendStatus, now: float) -> bool:
+        """Returns True if a report has to be sent. ``lease`` is the status without counters and metrics."""
+        generation = self._reports.refresh()
+        is_known = generation == self._generation == self._acked
+        return lease != self._lease or not is_known or self._is_old(self._reported_at, now)
+
+    def next_body(self, lease: BackendStatus, status: Callable[[], BackendStatus], now: float) -> bytes:
+        """Returns the body of the next request. ``status`` returns the status with counters and metrics."""
+        sent = lease
+        if not self._reads_changes or self._is_old(self._measured_at, now):
+            sent, self._measured_at = status(), now
+        self._lease, self._generation, self._reported_at = lease, self._reports.generation, now
+        sent = sent.model_copy(update={"reported_at": now})
+        return self._reports.body(sent, self._acked, reads_changes=self._reads_changes)
+
+    def take_answer(self, answer: StateAnswer) -> bool:
+        """Handles the answer to the last request. Returns True if all containers have to be sent at once.
+
+        That is so if the request did not contain all of them, and the frontend has lost those that it had, or cannot
+        merge the changes.
+        """
+        had_containers, is_known = self._acked > 0, answer.generation == self._generation
+        self._acked = self._generation if is_known else 0
+        self._reads_changes = answer.reads_changes
+        return had_containers and not is_known
+
+    def _is_old(self, at: float, now: float) -> bool:
+        """Returns True if something that was sent at a time would be too old at the next tick."""
+        period = RENEW_SECONDS if self._reads_changes else FORMER_RENEW_SECONDS
+        return now + TICK_SECONDS > at + period + _LATE_SECONDS

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reports of backends and the frontend that merges them: both sides without sockets, in any order of events.
+
+Whatever is lost, delayed or restarted, the containers of the frontend are those of one complete state of one backend,
+in its order, or the frontend shows that they are not complete.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from dra_frontend.claims.backend import BackendView, read_state
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from nri_backend.claims.authorization import Reason, Rejection
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.lifecycle import Phase
+from nri_backend.containers.state import NodeState
+from nri_backend.frontend_link.exchange import Exchange
+from nri_backend.frontend_link.reports import Reports
+from numa_contract.reports import LEASE_SECONDS, RENEW_SECONDS, BackendStatus, ContainerReport, StateAnswer
+
+from tests.rigs.containers import container, pod
+
+_IDS: Final = "abcdef"
+_ROUNDS: Final = 2
+"""Reports after which a frontend that receives all of them has the present state."""
+_number = st.sampled_from([0, 0, 0, 0, 1])
+"""Most reports are of one backend: the other one replaces the containers of the frontend."""
+_id = st.sampled_from(_IDS)
+
+
+Fate = Literal["arrives", "has no answer", "is lost", "is late"]
+Change = tuple[Callable[[NodeState, str], object], str]
+
+
+def _tracked(id_: str, phase: Phase) -> Tracked:
+    return replace(tracked_as(pod(f"p-{id_}"), container(id_, of=f"p-{id_}")), phase=phase)
+
+
+def _reject(state: NodeState, id_: str) -> None:
+    state.reject(replace(_tracked(id_, Phase.ABSENT), rejection=Rejection(Reason.KERNEL, "text")))
+
+
+_CHANGES: Final[tuple[Callable[[NodeState, str], object], ...]] = (
+    lambda state, id_: state.put(_tracked(id_, Phase.CREATED)),
+    lambda state, id_: state.put(_tracked(id_, Phase.RUNNING)),
+    lambda state, id_: state.put(_tracked(id_, Phase.STOPPED)),
+    lambda state, id_: state.drop(id_),
+    lambda state, id_: state.forget_rejected(f"p-{id_}"),
+    _reject,
+)
+_changes = st.tuples(st.sampled_from(_CHANGES), _id)
+_fates: st.SearchStrategy[Fate] = st.sampled_from([*["arrives"] * 9, "has no answer", "is lost", "is late"])
+
+
+@dataclass(slots=True)
+class Process:
+    """One run of a backend."""
+
+    instance: str
+    state: NodeState = field(default_factory=NodeState)
+    reports: Reports = field(init=False)
+    exchange: Exchange | None = None
+    """The reports on its connection; None without a connection."""
+
+    def __post_init__(self) -> None:
+        self.reports = Reports(self.state)
+
+    def lease(self) -> BackendStatus:
+        return BackendStatus(instance=self.instance, synchronized=True)
+
+    def status(self) -> BackendStatus:
+        return self.lease().model_copy(update={"counters": {"audits": 1}, "metrics": ()})
+
+
+class Links(RuleBasedStateMachine):
+    """A frontend and two backends of its pod, such as the one before and the one after a restart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.runs = 100.0, 0
+        self.merges = True
+        """False while the frontend is of a release that does not read changes."""
+        self.backends = [self._run(), self._run()]
+        self.late: list[bytes] = []
+        """Requests on connections that the backend has given up."""
+        self.complete: dict[tuple[str, int], list[ContainerReport]] = {}
+        """All containers by instance and generation."""
+        self.view = BackendView(lambda: self.now)
+
+    def _run(self, *, told: bool = True) -> Process:
+        self.runs += 1
+        process = Process(f"backend-{self.runs}")
+        if told:
+            process.state.replace_containers([_tracked(id_, Phase.RUNNING) for id_ in _IDS])
+        return process
+
+    @rule(number=_number, changes=st.lists(_changes, max_size=3), fate=_fates)
+    def work(self, number: int, changes: list[Change], fate: Fate) -> None:
+        """Containers change, and a report is sent if one is due."""
+        backend = self.backends[number]
+        for change, id_ in changes:
+            change(backend.state, id_)
+        if fate == "arrives":
+            self._exchange(backend)
+            return
+        # The backend gives the connection up.
+        body, backend.exchange = self._next_body(backend), None
+        if body is not None and fate == "has no answer":
+            self._receive(body)
+        if body is not None and fate == "is late":
+            self.late.append(body)
+
+    @rule(number=_number, ids=st.lists(_id, unique=True))
+    def synchronize(self, number: int, ids: list[str]) -> None:
+        """The runtime lists its containers, after a restart."""
+        self.backends[number].state.replace_containers([_tracked(id_, Phase.RUNNING) for id_ in ids])
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 7.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        """A delayed request arrives. If a later one has arrived before, it changes nothing."""
+        body = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+        last, age = self.view.status, self.view.age
+        before = (last, self.view.containers, self.view.generation, age)
+        self._receive(body)
+        made_at = (last and last.reported_at) or 0.0
+        if age is not None and age <= LEASE_SECONDS and json.loads(body)["reportedAt"] < made_at:
+            assert before == (self.view.status, self.view.containers, self.view.generation, self.view.age)
+
+    @rule(merges=st.booleans(), keeps_connections=st.booleans())
+    def restart_frontend(self, merges: bool, keeps_connections: bool) -> None:
+        """The frontend ends, and one of this or of the former release starts.
+
+        If the connections stay, as with a proxy, a frontend of the former release may get changes, and ignores them.
+        """
+        self.view, self.merges = BackendView(lambda: self.now), merges
+        if not keeps_connections:
+            self.late.clear()
+            for backend in self.backends:
+                backend.exchange = None
+
+    @rule(number=_number, told=st.booleans())
+    def restart_backend(self, number: int, told: bool) -> None:
+        """``told``: the runtime has listed its containers before the first report."""
+        self.backends[number] = self._run(told=told)
+
+    @rule(number=_number)
+    def settle(self, number: int) -> None:
+        """Nothing is lost for a few reports of one backend: the frontend has its present state."""
+        backend = self.backends[number]
+        self.now += RENEW_SECONDS + 1
+        for _ in range(_ROUNDS):
+            if not self._exchange(backend):
+                break
+        assert self.view.status is not None
+        assert self.view.status.instance == backend.instance
+        if backend.state.told:
+            assert self.view.complete
+            expected = {one.id for one in (*backend.state, *backend.state.rejected.values())}
+            assert self.view.containers.keys() == expected
+
+    def _exchange(self, backend: Process) -> bool:
+        """Sends a report, if one is due. Returns True if there was one."""
+        body = self._next_body(backend)
+        if body is None:
+            return False
+        assert backend.exchange is not None
+        backend.exchange.take_answer(StateAnswer.model_validate_json(self._receive(body)))
+        return True
+
+    def _next_body(self, backend: Process) -> bytes | None:
+        self.now += 0.001
+        if backend.exchange is None:
+            backend.exchange = Exchange(backend.reports)
+        due = backend.exchange.is_due(backend.lease(), self.now)
+        found = json.loads(backend.reports.containers())
+        key = backend.instance, backend.reports.generation
+        self.complete[key] = [ContainerReport.model_validate(one) for one in found]
+        return backend.exchange.next_body(backend.lease(), backend.status, self.now) if due else None
+
+    def _receive(self, body: bytes) -> bytes:
+        if not self.merges:
+            document: dict[str, Any] = json.loads(body)
+            document.pop("changes", None)
+            body = json.dumps(document).encode()
+        self.view.renew(*read_state(body))
+        answer: dict[str, Any] = {"instance": "frontend", "generation": self.view.generation}
+        return json.dumps(answer | ({"readsChanges": True} if self.merges else {})).encode()
+
+    # The rules.
+
+    @invariant()
+    def is_one_complete_state(self) -> None:
+        """What the frontend has is what it would have after a report of all containers."""
+        view = self.view
+        if view.status is None or not view.complete:
+            return
+        assert [*view.containers.values()] == self.complete[view.status.instance, view.status.generation]
+        assert [*view.containers] == [one.id for one in view.containers.values()]
+        assert view.unreadable == ""
+
+
+Links.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestLinks: Callable[..., object] = Links.TestCase

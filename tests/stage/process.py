@@ -48,7 +48,7 @@ class Process:
         self.log_file = log
         # Set on many a developer's machine; an image has its byte code, and start and memory are measured here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # An image has no CA certificates either. OpenSSL would read those of this machine, which takes 90 ms of a start.
+        # An image has no CA certificates either. OpenSSL would read this machine's, which takes 90 ms at a start.
         self._environment = {**inherited, "SSL_CERT_FILE": os.devnull, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False

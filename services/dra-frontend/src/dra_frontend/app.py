@@ -74,6 +74,8 @@ the process may use, 3.11 those of the machine."""
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between two preflights of a pod that lacks something."""
 _LEFTOVERS_SECONDS: Final = 300.0
+_THRESHOLDS: Final = (700, 10, 10)
+"""Numbers of objects and collections after which the garbage collector runs once the service has started."""
 _SETTLE_SECONDS: Final = 5.0
 """Time after which the memory of the start is collected. It takes 30 ms, and before it the kubelet waits."""
 _log = logging.getLogger(__name__)
@@ -327,9 +329,9 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
 
 def _settle_memory() -> None:
     """Collects the garbage of the start. What is left lives as long as the process, and is not visited again."""
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_THRESHOLDS)
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -420,9 +422,6 @@ def main(settings: Settings) -> int:
     sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
-    # The collector was off during the imports. Their objects are not visited before _settle_memory().
-    gc.freeze()
-    gc.enable()
     fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": settings.config.model_dump_json()}
     _log.info("starting", extra={"version": __version__, **fields})
     code = 0

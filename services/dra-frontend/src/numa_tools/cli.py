@@ -5,7 +5,6 @@ The service's process imports this module and no other of the package. A command
 """
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -103,7 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))
-        gc.enable()
         if arguments.command == "serve-hugepages":
             from dra_frontend.node.pool_helper import main as serve_hugepages  # noqa: PLC0415 - no other command needs it
 

@@ -232,7 +232,6 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 20)
-    gc.enable()
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:

@@ -45,6 +45,22 @@ def node(tmp_path: Path) -> Frontend:
     return Frontend(tmp_path)
 
 
+async def test_the_caller_of_a_transaction_continues_before_the_readers_of_changes(node: Frontend) -> None:
+    """The kubelet waits for the caller, and its answer must not wait for the one to the backend."""
+    order: list[str] = []
+
+    async def follow() -> None:
+        await node.store.news.after(node.store.news.generation, 60.0)
+        order.append("reader")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        await asyncio.sleep(0)
+        await write(node)
+        order.append("caller")
+    assert order == ["caller", "reader"]
+
+
 async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(node: Frontend) -> None:
     """Each change that a transaction offers shows in the ledger at once."""
     key, other = ("dra.cpu", "u1"), ("dra.memory", "u2")

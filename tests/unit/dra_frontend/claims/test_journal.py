@@ -33,6 +33,26 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "claims.journal"
 
 
+def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> None:
+    """The lines of unchanged entries are retained, and each part of an entry can change."""
+    journal = Journal(path)
+    for entries in (
+        Entries(NAMES, LEAVING, cpus=CPUS),
+        Entries(NAMES | {A: ("ns", "renamed")}, LEAVING, cpus=CPUS),
+        Entries(NAMES, LEAVING, cpus=CPUS | {A: {"": frozenset({7})}}),
+        Entries(NAMES, {A: ClaimFile.of(record("a", frozenset({9})))}, cpus={}),
+        Entries({B: NAMES[B]}, {}, cpus=CPUS),
+        Entries(NAMES, NAMELESS, cpus=CPUS),
+    ):
+        journal.write(entries)
+        read = Journal(path).read()
+        present_cpus = {key: cpus for key, cpus in entries.cpus.items() if key in entries.present}
+        assert (read.present, read.cpus) == (entries.present, present_cpus)
+        assert {key: file.cpus for key, file in read.releasing.items()} == {
+            key: file.cpus for key, file in entries.releasing.items()
+        }
+
+
 def test_another_instance_reads_what_was_written(path: Path) -> None:
     """Names of what has a file, and records of what is being released; the other one learns of each write."""
     first, second = Journal(path), Journal(path)

@@ -29,13 +29,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         """``responses`` contains the responses to send instead of INVALID_ARGUMENT, by method."""
         self._driver = driver
         self._responses = responses
+        self._handlers: dict[str, Any] = {}
+        """The handlers of methods that were called, by path. Two servers with the same services share them."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Returns a handler that parses the request and serializes the response itself."""
-        handler = await continuation(call)
-        if handler is None:
-            return None
-        method = call.method.rpartition("/")[2]
+        """Returns a handler that parses the request and serializes the response itself, or None if there is none."""
+        if call.method not in self._handlers:
+            handler = await continuation(call)
+            if handler is None:
+                return None
+            self._handlers[call.method] = self._handler(handler, call.method.rpartition("/")[2])
+        return self._handlers[call.method]
+
+    def _handler(self, handler: Any, method: str) -> Any:
+        """Returns the handler of a method around the one of the service."""
 
         async def unary(data: bytes, context: Any) -> bytes:
             try:

@@ -14,8 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
-    # Imports create 40,000 objects, and nearly all of them stay. Full collections would visit them all, many times. Only
-    # the newest are collected here; app.py sets the thresholds of the service.
+    # Imports create 40,000 objects, and nearly all of them stay. Full collections would visit them all, many times.
+    # Only the newest are collected here. app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     from nri_backend.app import main as run  # noqa: PLC0415
 

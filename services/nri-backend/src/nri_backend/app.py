@@ -111,7 +111,13 @@ class Backend:
             index=settings.plugin_index,
         )
         self._client = FrontendClient(
-            settings.state_socket, self.status, Reports(state), self._news, self._records_changed, lease=self.lease
+            settings.state_socket,
+            self.status,
+            Reports(state),
+            self._news,
+            self._records_changed,
+            lease=self.lease,
+            is_idle=lambda: enforcer.is_idle,
         )
 
     async def answered(self) -> None:

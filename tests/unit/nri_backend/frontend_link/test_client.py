@@ -14,7 +14,7 @@ from nri_backend.containers.container import tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
-from numa_contract.reports import BackendStatus
+from numa_contract.reports import RENEW_SECONDS, BackendStatus
 
 from tests.fakes.state_server import StateServer, state_server
 from tests.rigs.containers import container, pod
@@ -218,6 +218,18 @@ async def test_a_change_without_an_event_is_reported_at_the_next_tick(path: Path
     async with merging(path) as (server, backend):
         backend.synchronized = False
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=2.1)
+
+
+async def test_a_change_without_an_event_waits_for_the_next_report_while_the_node_is_idle(path: Path) -> None:
+    """Other changes do not."""
+    async with merging(path) as (server, backend):
+        backend.client._is_idle = lambda: True
+        before = len(server.leases)
+        backend.create("cc")
+        await server.until(lambda: len(server.leases) > before, seconds=1)
+        backend.synchronized = False
+        await server.until(lambda: not server.leases[-1]["synchronized"], seconds=RENEW_SECONDS + 0.1)
+        assert asyncio.get_running_loop().time() % RENEW_SECONDS < 1
 
 
 async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:

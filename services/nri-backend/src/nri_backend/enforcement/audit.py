@@ -118,6 +118,11 @@ class Auditor:
         """Problems of cgroups above containers, and of the audit itself."""
         return (*filter(None, (self._failure,)), *self._group_problems.values())
 
+    @property
+    def is_idle(self) -> bool:
+        """True while the time between two ticks is IDLE_SECONDS."""
+        return self._next.idle
+
     def request_look(self) -> None:
         """Requests an immediate round that reads the claim files, since these may have changed."""
         self._next.claim_files = True
@@ -146,7 +151,7 @@ class Auditor:
             self._next.idle = idle
             self.idle_changed(idle=idle)
 
-    def _is_idle(self) -> bool:
+    def _may_be_idle(self) -> bool:
         """Returns True if no container's CPUs, memory or limits depend on ticks: the node has no claims.
 
         A process of an ended container, a container that was not seen yet, and a claim that is enforced without its
@@ -254,7 +259,7 @@ class Auditor:
         await self._reap(vanished=tick)
         self._watch_ends()
         if tick:
-            self._set_idle(idle=self._is_idle() and self._state.changes == changes)
+            self._set_idle(idle=self._may_be_idle() and self._state.changes == changes)
         return tick and everyone
 
     async def move(self) -> None:

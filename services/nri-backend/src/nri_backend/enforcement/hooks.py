@@ -90,6 +90,11 @@ class Enforcer:
         await self.claim_files.refresh(thorough=True)
         await self._auditor.first_audit()
 
+    @property
+    def is_idle(self) -> bool:
+        """True while the node has no claims and its state does not change."""
+        return self._auditor.is_idle
+
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
         """Sets the function that is called when the pace of the audit has changed."""
         self._auditor.idle_changed = idle_changed

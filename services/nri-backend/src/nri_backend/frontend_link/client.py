@@ -12,7 +12,8 @@ containers are then sent at once. Generation 0 of a backend means that the runti
 none are reported, and the frontend retains those that it has.
 
 A report is sent after each change of the status or of a container, at most ten times a second. Whether anything has
-changed is also compared at every tick, since parts of the status change without an event. If nothing has changed, a
+changed is also compared at every tick, since parts of the status change without an event; while the node is idle, only
+every RENEW_SECONDS. If nothing has changed, a
 report is sent every RENEW_SECONDS, so that the lease goes on. Counters and metrics are in these reports; a report of a
 change contains them only if they have not been sent for RENEW_SECONDS.
 
@@ -35,9 +36,9 @@ import math
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
+from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, RENEW_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
-from numa_node.ticks import until_tick
+from numa_node.ticks import TICK_SECONDS, until_tick
 
 from nri_backend.frontend_link.exchange import Exchange
 from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, HttpConnection, connect
@@ -79,7 +80,8 @@ class FrontendClient:
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
     changed, and after a reconnection, since a change may have been missed. ``lease`` returns the status without
-    counters and metrics, which takes less time; by default it is ``status``.
+    counters and metrics, which takes less time; by default it is ``status``. ``is_idle`` returns True while the node
+    has no claims: nothing is at stake then if a change of the status is reported a few seconds later.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class FrontendClient:
         records_changed: Callable[[], None],
         *,
         lease: Callable[[], BackendStatus] | None = None,
+        is_idle: Callable[[], bool] = lambda: False,
         absent_seconds: float = ABSENT_SECONDS,
     ) -> None:
         self.records_generation: int | None = None
@@ -98,6 +101,7 @@ class FrontendClient:
         self._path = path
         self._status = status
         self._lease = lease or status
+        self._is_idle = is_idle
         self._reports = reports
         self._state_changed = state_changed
         self._records_changed = records_changed
@@ -169,7 +173,7 @@ class FrontendClient:
                 if exchange.take_answer(answer):
                     continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick()):
+                async with asyncio.timeout(until_tick(RENEW_SECONDS if self._is_idle() else TICK_SECONDS)):
                     await self._state_changed.wait()
 
     def _log_connected(self, answer: StateAnswer) -> None:

@@ -239,6 +239,7 @@ class Trace(Node):
         if not instance.backend_is_up and self.input.number(2):
             instance.frontend.backend.status = None
         instance.generation = 0
+        instance.reported, instance.backend_runs = (0, {}), instance.backend_runs + 1
         for one in self.instances:
             self.beat(one)
 

@@ -183,7 +183,7 @@ class Node:
             reports = self._reports()
         active = self.active
         status = BackendStatus(
-            instance=f"backend-{id(instance)}",
+            instance=f"backend-{id(instance)}-{instance.backend_runs}",
             generation=instance.generation,
             records=instance.heard,
             active=instance is active,

@@ -182,6 +182,8 @@ class Instance(Process):
         self.memory: dict[Key, frozenset[int]] = {}
         """CPUs by claim, of claims whose files the process has seen and whose release it has not."""
         self.generation = 0
+        self.backend_runs = 0
+        """Number of times that the backend was ended or started again."""
         self.reported: tuple[int, dict[str, Any]] = (0, {})
         """Generation and containers of the backend's last report with containers, by id."""
         self.heard = 0

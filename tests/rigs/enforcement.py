@@ -25,6 +25,7 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
+from tests.fakes.waiting import patience
 from tests.rigs.builders import env_of, write_claim
 from tests.rigs.containers import NO_SUCH_KERNEL, config, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
@@ -171,8 +172,11 @@ class Node:
         return path
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Runs the audit with its clock advancing until the condition is true. Raises TimeoutError after 20 seconds."""
-        async with asyncio.timeout(20):
+        """Runs the audit with its clock advancing until the condition is true.
+
+        Raises TimeoutError after 20 seconds, multiplied by the patience of tests.
+        """
+        async with asyncio.timeout(20 * patience()):
             while not condition():
                 self.ahead += 1.0
                 self.enforcer.signals.audit.set()

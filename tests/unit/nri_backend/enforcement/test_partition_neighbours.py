@@ -2,18 +2,23 @@
 """Partitions next to held claims, siblings, orphans, earlier lives and standbys: no claimed CPU is ever shared."""
 
 import asyncio
+import contextlib
 import errno
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nri_backend.containers.lifecycle import OVER
 from nri_backend.enforcement.partitions import make_partition, settle
+from nri_backend.node.cgroups import EXCLUSIVE
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import CpuParameters
 
+from tests.fakes.waiting import patience
 from tests.rigs.builders import cpu_record, env_of, memory_record, mixed
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -290,6 +295,61 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
         await node.stop("again")
         node.kernel.remove(f"{POD}/blocked")
         assert node.partition(await node.run("third", *env)) == "isolated"
+
+
+class SlowTree(PartitionTree):
+    """A tree in which some calls take so long that the worker passes their job by, each time.
+
+    They make a partition, or read which CPUs partitions have.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.passed_by: Callable[[str], bool] = lambda _: True
+        """Returns True if the job with this name is passed by."""
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Waits until the job is passed by before it makes a partition."""
+        if name == PARTITION and text != "member":
+            self._wait("db")
+        super().write(path, name, text)
+
+    def read(self, path: str, name: str) -> str:
+        """Waits until the job is passed by before it reads which CPUs partitions have."""
+        if name == f"{EXCLUSIVE}.effective":
+            self._wait("cgroups above partitions")
+        return super().read(path, name)
+
+    def _wait(self, job: str) -> None:
+        end = time.monotonic() + 20 * patience()
+        while not self.passed_by(job) and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def slow(root: Path) -> AsyncIterator[Node]:
+    async with enforcing(Node(root, tree=SlowTree)) as node:
+        assert isinstance(node.kernel, SlowTree)
+        node.kernel.passed_by = lambda job: job in node.enforcer.reconciler.stuck
+        yield node
+
+
+async def test_a_fallback_is_stored_if_each_attempt_is_passed_by(tmp_path: Path) -> None:
+    """A sibling has broken the partition. Until the fallback is known, the pool contains the CPUs of the claim."""
+    async with slow(tmp_path) as node:
+        await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2-4")
+        await node.until(lambda: node.reports["db"].pooled)
+        assert node.enforcer.state.pool.held == {2, 3}
+
+
+async def test_lost_cpus_are_found_if_each_reading_is_passed_by(tmp_path: Path) -> None:
+    async with slow(tmp_path) as node:
+        node.kernel.make(POD)
+        node.kernel.online = "0-5"
+        node.kernel.settle(POD)
+        await node.until(lambda: "no cgroup has the CPUs 6-7" in node.enforcer.state.kernel_damage)
 
 
 async def test_a_fallback_to_the_pool_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:

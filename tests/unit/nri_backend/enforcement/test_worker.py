@@ -13,6 +13,7 @@ from nri_backend.budgets import MAX_STUCK
 from nri_backend.node.worker import CgroupWorker, Step
 from nri_backend.nri.model import RejectedError
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
@@ -63,6 +64,18 @@ async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> No
     assert await waiting == "b"
     assert freed.is_set()
     assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
+
+
+async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung_step_late(
+    hanging: HangingSteps,
+) -> None:
+    worker, late = CgroupWorker(lambda: None), list[list[str]]()
+    plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
+    assert await worker.work(lambda: plan, late.append) == ["a"]
+    assert await worker.work(lambda: [hanging.step("c")], late.append) == ["c"]
+    hanging.gate.set()
+    await eventually(lambda: not worker.stuck)
+    assert late == [["b"]]
 
 
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:

@@ -26,6 +26,7 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from numa_contract.backend_codes import BackendCode
@@ -268,7 +269,7 @@ class Auditor:
         started = time.monotonic()
         # The list is computed again after each job, so that it follows changes of the pool.
         while plan := [tracked.id for tracked in misplaced(self._state) if tracked.id not in done][:MOVES]:
-            done |= self._taken(plan, await self._reconciler.apply_some(plan, full=False))
+            done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
         if done:
             self._deps.observer.moved(len(done), time.monotonic() - started)
 
@@ -304,40 +305,50 @@ class Auditor:
         return not (tracked.observed.partition if tracked.entitlement.cpus else self._state.pool.constant)
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
-        """Audits the containers in ``plan`` and stores the outcomes.
+        """Audits the containers in ``plan`` and stores the outcomes, that of a hung job when it has ended.
 
         With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
         is repaired in the next round after its siblings, unless ``final``: then the siblings come before it in
         ``plan``, and a refusal counts.
         """
         while plan:
-            outcomes = await self._reconciler.apply_some(plan[:LOOKS], full=full, again=again)
-            self._count_repairs(outcomes)
-            for outcome in outcomes if not final else ():
-                tracked = self._state.containers.get(outcome.id)
-                if outcome.fallback and tracked is not None and tracked.observed.partition:
-                    self.partitions.mark_invalid(tracked)
-                    outcome.fallback = NO_PROBLEM
-            done = self._taken(plan[:LOOKS], outcomes)
+            late = partial(self._store, (), final=final)
+            outcomes = await self._reconciler.apply_some(plan[:LOOKS], late, full=full, again=again)
+            done = self._store(plan[:LOOKS], outcomes, final=final)
             if final:
                 self.partitions.mark_hanging(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
             plan = [container_id for container_id in plan if container_id not in done]
+
+    def _store(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, final: bool) -> set[str]:
+        """Stores outcomes as _taken() does, counts the repairs, and marks partitions that have turned out invalid."""
+        self._count_repairs(outcomes)
+        for outcome in outcomes if not final else ():
+            tracked = self._state.containers.get(outcome.id)
+            if outcome.fallback and tracked is not None and tracked.observed.partition:
+                self.partitions.mark_invalid(tracked)
+                outcome.fallback = NO_PROBLEM
+        return self._taken(batch, outcomes)
 
     async def _audit_groups(self) -> None:
         groups = groups_above(self._state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
         plan = await self._reconciler.group_detector.unsettled(list(groups))
         while plan:
-            outcomes = await self._reconciler.apply_groups({path: groups[path] for path in plan[:LOOKS]})
-            self._count_repairs(outcomes)
-            for outcome in outcomes:
-                before, problem = self._group_problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
-                if problem:
-                    self._group_problems[outcome.id] = problem
-                    if problem != before:
-                        _log.warning("limits of a cgroup above containers cannot be set", extra={"error": problem})
+            batch = {path: groups[path] for path in plan[:LOOKS]}
+            outcomes = await self._reconciler.apply_groups(batch, self._store_groups)
+            self._store_groups(outcomes)
             done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
             plan = [path for path in plan if path not in done]
+
+    def _store_groups(self, outcomes: Sequence[Outcome]) -> None:
+        """Stores the problems of cgroups above containers, and counts the repairs."""
+        self._count_repairs(outcomes)
+        for outcome in outcomes:
+            before, problem = self._group_problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
+            if problem:
+                self._group_problems[outcome.id] = problem
+                if problem != before:
+                    _log.warning("limits of a cgroup above containers cannot be set", extra={"error": problem})
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):

@@ -27,8 +27,13 @@ class ChangeDetector:
         self._worker = worker
         self._readings = FileCache(root, stay_open=stay_open)
 
-    async def audited(self, plan: Callable[[], Sequence[Step[Outcome]]]) -> list[Outcome]:
-        """Runs steps of an audit, as CgroupWorker.work() does, and stores the content of the files they have read."""
+    async def audited(
+        self, plan: Callable[[], Sequence[Step[Outcome]]], late: Callable[[list[Outcome]], object]
+    ) -> list[Outcome]:
+        """Runs steps of an audit, as CgroupWorker.work() does, and stores the content of the files they have read.
+
+        ``late`` is as in CgroupWorker.work().
+        """
         as_of = 0
 
         def begun() -> Sequence[Step[Outcome]]:
@@ -36,7 +41,11 @@ class ChangeDetector:
             as_of = self._state.changes
             return plan()
 
-        outcomes = await self._worker.work(begun)
+        outcomes = await self._worker.work(begun, lambda outcomes: late(self._stored(outcomes, as_of)))
+        return self._stored(outcomes, as_of)
+
+    def _stored(self, outcomes: list[Outcome], as_of: int) -> list[Outcome]:
+        """Stores the content of the files that were read, as of this number of changes; returns the outcomes."""
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)

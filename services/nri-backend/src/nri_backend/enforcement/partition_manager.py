@@ -108,7 +108,7 @@ class PartitionManager:
         self._changed.add(tracked.identity.cgroup)
 
     def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
-        """Marks the containers whose job hangs, since the outcome of the job is lost.
+        """Marks the containers that an audit has left out because an earlier job of theirs hangs.
 
         Without this they would not be audited again at each tick, since audits leave out valid partitions.
         """
@@ -176,9 +176,13 @@ class PartitionManager:
         def work() -> tuple[str, frozenset[int] | None]:
             return settle(self._tree), lost_cpus(self._tree, online)
 
-        done = await self._reconciler.work("cgroups above partitions", work)
-        # There is no result if the kernel call hangs or every thread is busy.
-        failure, missing = done[0] if done else ("the kernel does not answer", None)
+        done = await self._reconciler.work("cgroups above partitions", work, self._take_settled)
+        # There is no result if every thread is busy, and a late one if the kernel call hangs.
+        self._take_settled(done or [("the kernel does not answer", None)])
+
+    def _take_settled(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:
+        """Stores the result of a job of ``settle``: the first error, and the CPUs that are in no cgroup."""
+        failure, missing = done[0]
         if missing is not None:
             self._check_lost_cpus(missing)
         if failure and failure != self._unsettled_for:

@@ -199,11 +199,17 @@ class Reconciler:
             if one is not None and one.observed.cpus is not None:
                 self._state.put(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
 
-    async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
-        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those it reached in this time."""
+    async def apply_some(
+        self, ids: Sequence[str], late: Callable[[list[Outcome]], object], *, full: bool, again: bool = False
+    ) -> list[Outcome]:
+        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those it reached in this time.
+
+        If a kernel call hangs, ``late`` is called with the outcome of its container once the call has returned.
+        """
         state = self._state
         return await self.detectors[full].audited(
-            lambda: self._steps(audit, [plan_of(state, one, full=full, again=again) for one in state.started(ids)])
+            lambda: self._steps(audit, [plan_of(state, one, full=full, again=again) for one in state.started(ids)]),
+            late,
         )
 
     def _steps(
@@ -221,11 +227,14 @@ class Reconciler:
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
             self._state.put(tracked.seen(cpus=tracked.observed.cpus | self._aims.get(name, frozenset())))
 
-    async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
+    async def apply_groups(
+        self, groups: Mapping[str, str | None], late: Callable[[list[Outcome]], object]
+    ) -> list[Outcome]:
         """Audits cgroups above containers for 10 ms, as apply_some(). ``groups`` is as returned by groups_above()."""
         step = partial(audit_group, self._tree, self._notes)
         return await self.group_detector.audited(
-            lambda: [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()]
+            lambda: [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()],
+            late,
         )
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
@@ -261,9 +270,14 @@ class Reconciler:
             tracked = replace(tracked, enforced=tracked.entitlement.claims)
         self._state.put(tracked)
 
-    async def work(self, name: str, job: Callable[[], Result]) -> list[Result]:
-        """Runs a job in the cgroup worker. Returns a list with its result, or an empty list if it hangs."""
-        return await self._worker.work(lambda: [(name, job)])
+    async def work(
+        self, name: str, job: Callable[[], Result], late: Callable[[list[Result]], object] | None = None
+    ) -> list[Result]:
+        """Runs a job in the cgroup worker. Returns a list with its result, or an empty list if it hangs.
+
+        ``late`` is called with the result of a job that has hung.
+        """
+        return await self._worker.work(lambda: [(name, job)], late)
 
     async def look(self, tracked: Tracked) -> Observed | None:
         """Returns the effective CPUs and nodes of a container, or None if they cannot be read."""

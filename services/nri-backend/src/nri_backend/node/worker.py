@@ -10,9 +10,11 @@ time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
 a call cannot be cancelled. After PASS_BY_SECONDS its job is passed by: the thread stays with the call, the next job
 begins in another thread, and steps with the name of the hung one are left out until it ends. Its container counts as
-seen on the CPUs that the step would give it, and the state reports it as a problem. With MAX_STUCK hung calls nothing
-new is begun until one of them ends, so that a kernel which answers no call does not use up all threads. A hook that
-waits for the same container gets an answer by its own deadline.
+seen on the CPUs that the step would give it, and the state reports it as a problem. When the call returns, the caller
+gets the result of the step late: on a slow machine each attempt may take longer than PASS_BY_SECONDS, and without its
+result the audit would repeat it forever. With MAX_STUCK hung calls nothing new is begun until one of them ends, so that
+a kernel which answers no call does not use up all threads. A hook that waits for the same container gets an answer by
+its own deadline.
 """
 
 import asyncio
@@ -35,7 +37,10 @@ Step = tuple[str, Callable[[], Result]]
 class _Job(Generic[Result]):
     steps: Sequence[Step[Result]]
     clock: Callable[[], float]
+    late: Callable[[list[Result]], object] | None
+    """Called with the result of the step at work if the job is passed by; None if the caller waits for it."""
     results: list[Result] = field(default_factory=list)
+    """Results that the caller has not taken yet, in order."""
     current: str = ""
     """Name of the step at work."""
     passed_by: bool = False
@@ -50,6 +55,12 @@ class _Job(Generic[Result]):
             self.results.append(step())
             if self.clock() >= end:
                 break
+
+    def take_results(self) -> list[Result]:
+        """Returns the results so far; a later call returns those that have been added since."""
+        taken = self.results[:]
+        del self.results[: len(taken)]
+        return taken
 
 
 class CgroupWorker:
@@ -82,15 +93,18 @@ class CgroupWorker:
         """True if no job is at work and no step hangs."""
         return not (self._busy or self.stuck)
 
-    async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
+    async def work(
+        self, plan: Callable[[], Sequence[Step[Result]]], late: Callable[[list[Result]], object] | None = None
+    ) -> list[Result]:
         """Takes some steps of a job of the audit, at least the first; returns their results in order.
 
-        A job that is passed by returns the results that it has.
+        A job that is passed by returns the results that it has. ``late`` is called with the result of its hung step
+        once that has ended.
         """
-        job, running = await self._run(plan, self._background)
+        job, running = await self._run(plan, self._background, late)
         if running.done() and not running.cancelled():
             running.result()
-        return list(job.results)
+        return job.take_results()
 
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
         """Takes one step of a hook to its end, after a hung step with the same name."""
@@ -104,13 +118,16 @@ class CgroupWorker:
                 return job.results[0]
 
     async def _run(
-        self, plan: Callable[[], Sequence[Step[Result]]], queue: deque[asyncio.Future[None]]
+        self,
+        plan: Callable[[], Sequence[Step[Result]]],
+        queue: deque[asyncio.Future[None]],
+        late: Callable[[list[Result]], object] | None = None,
     ) -> tuple[_Job[Result], asyncio.Future[None]]:
         await self._wait_for_turn(queue)
         try:
             while len(self.stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
-            job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock)
+            job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock, late)
             # Not to_thread: if the caller is cancelled, the job goes on.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
             try:
@@ -154,10 +171,12 @@ class CgroupWorker:
         self.stuck[name] = running, self._clock()
         self._hangs(name)
 
-        def ended(job: asyncio.Future[None]) -> None:
-            if error := job.exception():
+        def ended(running: asyncio.Future[None]) -> None:
+            if error := running.exception():
                 _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
+            if job.late is not None:
+                job.late(job.take_results())
 
         running.add_done_callback(ended)

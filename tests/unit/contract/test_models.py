@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances of models share what is equal in them."""
+
+from numa_contract.records import CpuAllocation, Owner, SharedCpus
+
+
+def test_instances_share_the_set_of_given_fields() -> None:
+    """The set contains the names that were given, as pydantic promises, and a copy with changes has its own."""
+    first, second = Owner(pod_uid="a", container="b"), Owner.model_validate({"podUid": "c", "container": "d"})
+    assert first.model_fields_set is second.model_fields_set
+    assert first.model_fields_set == {"pod_uid", "container"}
+    one = CpuAllocation(request="r", device="d", cpus=frozenset({1}))
+    changed = one.model_copy(update={"joined": ()})
+    assert one.model_fields_set == {"request", "device", "cpus"}
+    assert changed.model_fields_set == {"request", "device", "cpus", "joined"}
+    assert one.model_copy(deep=True).model_fields_set is one.model_fields_set
+
+
+def test_equal_lists_of_cpus_are_one_set() -> None:
+    """A node has few distinct lists, and hundreds of documents with them."""
+    text = '{"cpus": "0-3,8", "near": "0-3"}'
+    first, second = SharedCpus.model_validate_json(text), SharedCpus.model_validate_json(text)
+    assert first.cpus is second.cpus
+    assert first.cpus == {0, 1, 2, 3, 8}

@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all models: instances share what is equal in them.
+"""The base of all models: pydantic without plugins, and instances that share what is equal in them.
 
 A node has thousands of instances: five for each claim and one or more for each container, in both processes.
 """
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Final, Self
 
 from pydantic import BaseModel
 
 _REMEMBERED: Final = 1024
 """Maximum number of sets that are remembered. Each model has few combinations of fields that occur."""
+
+
+def _exclude_plugins() -> None:
+    """Replaces pydantic's search for plugins, before the first model is created.
+
+    The search imports importlib.metadata with its archives (1.2 MB) and reads the metadata of all distributions. The
+    images contain no plugin, and none may change what is valid here.
+    """
+    loader = ModuleType("pydantic.plugin._loader")
+    loader.get_plugins = tuple  # type: ignore[attr-defined]
+    sys.modules.setdefault(loader.__name__, loader)
+
+
+_exclude_plugins()
 
 
 @lru_cache(_REMEMBERED)

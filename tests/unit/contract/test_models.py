@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances of models share what is equal in them."""
 
+import subprocess
+import sys
+
 from numa_contract.records import CpuAllocation, Owner, SharedCpus
 
 
@@ -22,3 +25,10 @@ def test_equal_lists_of_cpus_are_one_set() -> None:
     first, second = SharedCpus.model_validate_json(text), SharedCpus.model_validate_json(text)
     assert first.cpus is second.cpus
     assert first.cpus == {0, 1, 2, 3, 8}
+
+
+def test_pydantic_looks_for_no_plugins() -> None:
+    """Its search would import importlib.metadata, 1.2 MB, and a plugin could change what is valid."""
+    code = "import sys, numa_contract.config, numa_contract.records; print('importlib.metadata' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"

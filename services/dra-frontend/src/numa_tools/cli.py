@@ -16,6 +16,7 @@ from dra_frontend.settings import add_run_arguments, load_settings
 from numa_contract import __version__
 from numa_contract.config import ConfigError
 from numa_contract.errors import printable
+from numa_node.lazy_modules import add_lazy_modules
 
 _FAILED, _BAD_INPUT = 1, 2
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command is None:
+            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf is used by its C implementation
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

@@ -5,6 +5,8 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from numa_node.lazy_modules import add_lazy_modules
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
@@ -17,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imports create 40,000 objects, and nearly all of them stay. Full collections would visit them all, many times.
     # Only the newest are collected here. app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
+    add_lazy_modules("google.protobuf.internal.python_message")  # protobuf is used by its C implementation
     from nri_backend.app import main as run  # noqa: PLC0415
 
     return run(["--version"] if arguments == ["version"] else arguments)

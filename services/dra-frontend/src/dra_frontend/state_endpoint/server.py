@@ -19,11 +19,13 @@ from typing import Any, Final, cast
 
 import h11
 from numa_node.addresses import listen_tcp
+from numa_node.lazy_modules import add_lazy_modules
 from starlette.types import ASGIApp
 
 from dra_frontend.lazy_packages import add_lazy_packages
 
 add_lazy_packages("uvicorn")  # its __init__ imports the command line with click, 1.3 MB
+add_lazy_modules("logging.config")  # 0.3 MB; uvicorn uses it only for its own logging, which is turned off
 
 from uvicorn.config import Config  # noqa: E402 - needs the lazy package
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle  # noqa: E402

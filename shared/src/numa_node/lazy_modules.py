@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of other projects that are imported by a library and executed only if they are used.
+
+docs/benchmarks.md lists what each of them would cost.
+"""
+
+import importlib.util
+import sys
+from threading import RLock
+from typing import Any
+
+_lock = RLock()
+
+
+def add_lazy_modules(*names: str) -> None:
+    """Adds modules to ``sys.modules`` that are executed when one of their names is first used (PEP 562).
+
+    This has an effect only for importers that import the module itself (``import a.b``, ``from a import b``). Those
+    that import names from it execute it at once. Modules that have been imported before are left as they are. Raises
+    ImportError.
+    """
+    for name in names:
+        if name not in sys.modules:
+            _add(name)
+
+
+def _add(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name} is not installed", name=name)
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+
+    def load(attribute: str) -> Any:
+        # The import system looks for such names as __path__ in each module.
+        if attribute.startswith("__"):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        with _lock:
+            if vars(module).pop("__getattr__", None):
+                loader.exec_module(module)
+        return getattr(module, attribute)
+
+    vars(module)["__getattr__"] = load
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)

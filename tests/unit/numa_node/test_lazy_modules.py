@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that are executed only if they are used, and which modules the two services do not execute."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numa_node.lazy_modules import add_lazy_modules
+
+
+def run(code: str) -> str:
+    """Runs Python code in a process that has imported nothing yet; returns its last line."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when it is imported, nor when the import system looks for attributes of packages."""
+    package = tmp_path / "lazy_example"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "part.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('executed').mkdir()\nname = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    add_lazy_modules("lazy_example.part")
+    import lazy_example.part as first  # type: ignore[import-not-found]  # noqa: PLC0415
+    from lazy_example import part as second  # noqa: PLC0415
+
+    assert first is second
+    assert not hasattr(first, "__path__")
+    assert not (package / "executed").exists()
+    assert (first.name, second.name) == (1, 1)
+    assert (package / "executed").exists()
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = first.other
+
+
+def test_a_module_that_was_imported_before_stays() -> None:
+    """Its importers already have its names."""
+    add_lazy_modules("json")
+    assert sys.modules["json"] is json
+
+
+def test_a_lazy_module_must_exist() -> None:
+    """A library that renames the module is noticed when it is updated."""
+    with pytest.raises(ImportError):
+        add_lazy_modules("json.no_such_module")
+
+
+UNUSED = ("google.protobuf.text_format", "importlib.metadata", "zipfile", "logging.handlers")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from nri_backend.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass",
+        "from numa_tools.cli import main\nassert main(['--config', '/nowhere/config.yaml']) == 2",
+    ],
+    ids=["backend", "frontend"],
+)
+def test_the_services_do_without_modules_that_their_libraries_import(start: str) -> None:
+    """They would take 2 MB of memory in each process."""
+    code = f"{start}\nimport sys, json\nprint(json.dumps([name for name in {UNUSED} if name in sys.modules]))"
+    assert json.loads(run(code)) == []
+    assert "google.protobuf.internal.python_message" in run(f"{start}\nimport sys\nprint(*sys.modules)")

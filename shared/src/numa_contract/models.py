@@ -36,6 +36,8 @@ def _shared_fields(given: frozenset[str]) -> set[str]:
 
 
 def _share_fields(model: BaseModel) -> None:
+    if model.model_extra:  # the names of unknown fields are chosen by the document's author, and are not remembered
+        return
     object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
 
 

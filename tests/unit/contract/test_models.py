@@ -32,3 +32,11 @@ def test_pydantic_looks_for_no_plugins() -> None:
     code = "import sys, numa_contract.config, numa_contract.records; print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+def test_names_of_unknown_fields_are_not_remembered() -> None:
+    """An author of a document would decide on the size of what the process keeps."""
+    names = {f"field{number}": "" for number in range(50)}
+    first, second = (Owner.model_validate({"podUid": "a", "container": "b", **names}) for _ in range(2))
+    assert first == second
+    assert first.model_fields_set is not second.model_fields_set

@@ -25,9 +25,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
-from numa_contract.descriptions import as_markdown, attribute_docs
 from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
-from numa_contract.models import Model
+from numa_contract.models import Model, as_markdown, attribute_docs
 from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1

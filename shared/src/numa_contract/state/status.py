@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from numa_contract.backend_codes import BackendCode
-from numa_contract.descriptions import attribute_docs
+from numa_contract.models import attribute_docs
 from numa_contract.state.base import StateDocument
 
 

@@ -10,7 +10,7 @@ from dra_frontend.state_endpoint.node_view import node_view
 from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.status_view import status_view
 from numa_contract.backend_codes import BackendCode
-from numa_contract.descriptions import attribute_docs
+from numa_contract.models import attribute_docs
 from numa_contract.state.status import Notice, StatusCode, StatusDocument
 
 from tests.rigs.builders import report

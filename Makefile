@@ -85,7 +85,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure the driver: bench.html, bench.json; AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..." beside it; QUICK=1
-	@$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(DRIVERS),--drivers '$(DRIVERS)') \
+	@$(BIN)/python -m tests.bench $(OPTIONS) $(if $(QUICK),--quick) $(if $(DRIVERS),--drivers '$(DRIVERS)') \
 	  $(if $(AGAINST_REVISION),--against-revision '$(AGAINST_REVISION)') \
 	  $(if $(AGAINST),--against '$(AGAINST)' --against-backend '$(AGAINST_BACKEND)' --against-name '$(AGAINST_NAME)' \
 	  $(if $(DRIVERS),,--drivers dra.cpu))

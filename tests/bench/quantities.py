@@ -51,8 +51,8 @@ RSS: Final = Quantity(
     section=IDLE,
     title="Resident memory (RSS)",
     unit="MB",
-    how="Resident memory of all processes of the driver, after the pods of this page have started and ended;"
-    " a library that two processes use counts twice.",
+    how="Resident memory of all processes of the driver after pods have started and ended; a library that two processes"
+    " use counts twice.",
     budget=_MEMORY_BUDGET,
 )
 PSS: Final = Quantity(

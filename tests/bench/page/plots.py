@@ -51,7 +51,7 @@ def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1
-        ends.append(min(max(figure.samples), figure.summary.q3 + 3 * spread))
+        ends.append(min(max(figure.samples), figure.summary.q3 + 1.5 * spread))
     return Scale(max(ends) * 1.04 or 1.0, unit)
 
 

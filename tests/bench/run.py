@@ -60,15 +60,13 @@ def measure(plan: Plan, drivers: Sequence[Driver]) -> Report:
     """Measures drivers. Raises StageError, AnsweredError or OSError."""
     began, when = time.monotonic(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     collector, host = Collector(), facts()
-    for quantity, load, samples in simulate.samples(plan.pairs):
-        collector.add(quantity, "", load, drivers[0].name, samples)
+    for quantity, text, samples in simulate.samples(plan.pairs):
+        collector.add(quantity, "", text, drivers[0].name, samples)
     for mode in plan.modes:
         for loads in plan.loads.stages():
             with _contenders(plan, drivers, mode) as contenders:
-                for claims, containers in loads:
-                    _measure_load(
-                        plan, contenders, _Place(mode, label(claims, containers)), (claims, containers), collector
-                    )
+                for load in loads:
+                    _measure_load(plan, contenders, _Place(mode, label(*load)), load, collector)
     return Report(
         when=when,
         seconds=round(time.monotonic() - began),
@@ -96,25 +94,20 @@ def _counted(number: int, noun: str) -> str:
 @contextmanager
 def _contenders(plan: Plan, drivers: Sequence[Driver], mode: str) -> Iterator[list[_Contender]]:
     with ExitStack() as stack:
-        yield [
-            _Contender(
-                driver,
-                stack.enter_context(
-                    Stage(
-                        StageSettings(
-                            host_root=stack.enter_context(_machine()),
-                            frontend=driver.frontend,
-                            backend=driver.backend,
-                            environment=driver.environment,
-                            drivers=plan.registered,
-                            in_memory=True,
-                            partitions=mode == "partition",
-                        )
-                    )
-                ),
-            )
-            for driver in drivers
-        ]
+        yield [_contender(stack, plan, driver, mode) for driver in drivers]
+
+
+def _contender(stack: ExitStack, plan: Plan, driver: Driver, mode: str) -> _Contender:
+    settings = StageSettings(
+        host_root=stack.enter_context(_machine()),
+        frontend=driver.frontend,
+        backend=driver.backend,
+        environment=driver.environment,
+        drivers=plan.registered,
+        in_memory=True,
+        partitions=mode == "partition",
+    )
+    return _Contender(driver, stack.enter_context(Stage(settings)))
 
 
 @contextmanager

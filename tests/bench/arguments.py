@@ -154,7 +154,7 @@ def _add_measurements(group: Any) -> None:
     group.add_argument("--rounds", type=_count, default=8, help="pods of each kind in a turn (default 8)")
     text = "how long an idle driver is observed, in parts of 20 s (default 60)"
     group.add_argument("--idle", type=_seconds, default=60.0, metavar="SECONDS", help=text)
-    text = "how long a driver is left alone before that (default 21, one complete audit of this driver)"
+    text = "how long a driver is left alone before that (default 21, so that an audit after the last pod is over)"
     group.add_argument("--settle", type=_seconds, default=21.0, metavar="SECONDS", help=text)
     text = "wait before each Prepare, for drivers whose client limits its requests a second (default 0)"
     group.add_argument("--pause", type=_seconds, default=0.0, metavar="SECONDS", help=text)

@@ -232,6 +232,19 @@ async def test_a_change_without_an_event_waits_for_the_next_report_while_the_nod
         assert asyncio.get_running_loop().time() % RENEW_SECONDS < 1
 
 
+async def test_a_report_of_a_change_does_not_delay_the_renewal_of_the_lease_while_the_node_is_idle(path: Path) -> None:
+    """A report that was sent between two renewals would be nine seconds old at the one after the next."""
+    async with merging(path) as (server, backend):
+        backend.client._is_idle = lambda: True
+        await asyncio.sleep((RENEW_SECONDS + 2.5 - asyncio.get_running_loop().time() % RENEW_SECONDS) % RENEW_SECONDS)
+        before = len(server.leases)
+        backend.create("cc")
+        await server.until(lambda: len(server.leases) > before, seconds=1)
+        changed_at = asyncio.get_running_loop().time()
+        await server.until(lambda: len(server.leases) > before + 1, seconds=RENEW_SECONDS + 0.5)
+        assert asyncio.get_running_loop().time() - changed_at <= RENEW_SECONDS
+
+
 async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
     """The backend's state changes in ways that the frontend does not see."""
     async with merging(path) as (server, backend):

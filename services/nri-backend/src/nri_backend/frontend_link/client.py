@@ -165,7 +165,7 @@ class FrontendClient:
             if http.has_ended:
                 raise ConnectionResetError("the frontend closed the connection")
             lease, now = self._lease(), clock()
-            if exchange.is_due(lease, now):
+            if exchange.is_due(lease, now, until_tick(self._period)):
                 body = exchange.next_body(lease, self._status, now)
                 answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
                 backoff.reset()
@@ -173,8 +173,13 @@ class FrontendClient:
                 if exchange.take_answer(answer):
                     continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(RENEW_SECONDS if self._is_idle() else TICK_SECONDS)):
+                async with asyncio.timeout(until_tick(self._period)):
                     await self._state_changed.wait()
+
+    @property
+    def _period(self) -> float:
+        """Interval of the ticks at which the status is compared."""
+        return RENEW_SECONDS if self._is_idle() else TICK_SECONDS
 
     def _log_connected(self, answer: StateAnswer) -> None:
         if not self._connected:

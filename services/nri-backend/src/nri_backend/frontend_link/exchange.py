@@ -33,16 +33,19 @@ class Exchange:
         self._measured_at = -inf
         """Time of the last report with counters and metrics."""
 
-    def is_due(self, lease: BackendStatus, now: float) -> bool:
-        """Returns True if a report has to be sent. ``lease`` is the status without counters and metrics."""
+    def is_due(self, lease: BackendStatus, now: float, pause: float = TICK_SECONDS) -> bool:
+        """Returns True if a report has to be sent. ``lease`` is the status without counters and metrics.
+
+        ``pause`` is the time until this is asked again: the report is due if it would be too late then.
+        """
         generation = self._reports.refresh()
         is_known = generation == self._generation == self._acked
-        return lease != self._lease or not is_known or self._is_old(self._reported_at, now)
+        return lease != self._lease or not is_known or self._is_old(self._reported_at, now + pause)
 
     def next_body(self, lease: BackendStatus, status: Callable[[], BackendStatus], now: float) -> bytes:
         """Returns the body of the next request. ``status`` returns the status with counters and metrics."""
         sent = lease
-        if not self._reads_changes or self._is_old(self._measured_at, now):
+        if not self._reads_changes or self._is_old(self._measured_at, now + TICK_SECONDS):
             sent, self._measured_at = status(), now
         self._lease, self._generation, self._reported_at = lease, self._reports.generation, now
         sent = sent.model_copy(update={"reported_at": now})
@@ -59,7 +62,7 @@ class Exchange:
         self._reads_changes = answer.reads_changes
         return had_containers and not is_known
 
-    def _is_old(self, at: float, now: float) -> bool:
-        """Returns True if something that was sent at a time would be too old at the next tick."""
+    def _is_old(self, at: float, then: float) -> bool:
+        """Returns True if something that was sent at a time will be too old at another time."""
         period = RENEW_SECONDS if self._reads_changes else FORMER_RENEW_SECONDS
-        return now + TICK_SECONDS > at + period + _LATE_SECONDS
+        return then > at + period + _LATE_SECONDS

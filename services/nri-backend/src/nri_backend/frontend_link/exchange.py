@@ -33,6 +33,11 @@ class Exchange:
         self._measured_at = -inf
         """Time of the last report with counters and metrics."""
 
+    @property
+    def period(self) -> float:
+        """Seconds between two reports while nothing changes."""
+        return RENEW_SECONDS if self._reads_changes else FORMER_RENEW_SECONDS
+
     def is_due(self, lease: BackendStatus, now: float, pause: float = TICK_SECONDS) -> bool:
         """Returns True if a report has to be sent. ``lease`` is the status without counters and metrics.
 
@@ -64,5 +69,4 @@ class Exchange:
 
     def _is_old(self, at: float, then: float) -> bool:
         """Returns True if something that was sent at a time will be too old at another time."""
-        period = RENEW_SECONDS if self._reads_changes else FORMER_RENEW_SECONDS
-        return then > at + period + _LATE_SECONDS
+        return then > at + self.period + _LATE_SECONDS

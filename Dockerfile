@@ -20,9 +20,9 @@ FROM python AS rootfs
 # gcc-14-base has the licences of libgcc-s1 and libstdc++6.
 ARG PACKAGES="base-files libc6 gcc-14-base libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 \
   libzstd1 python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
-COPY hack/image/rootfs.sh /
+COPY hack/image/rootfs.sh hack/image/compile.py /
 RUN sh /rootfs.sh /rootfs ${PACKAGES} && ldconfig -r /rootfs && rm -r /rootfs/var/cache/ldconfig && cp /etc/passwd /etc/group /etc/nsswitch.conf /rootfs/etc/ && \
-  python3 -m compileall -q -s /rootfs --invalidation-mode unchecked-hash /rootfs/usr/lib/python3*
+  python3 -X no_debug_ranges /compile.py /rootfs /rootfs/usr/lib/python3*
 
 # OpenSSL, on top of that, for the frontend alone: the enforcer speaks to no one over TLS.
 FROM rootfs AS tls
@@ -36,7 +36,7 @@ WORKDIR /src
 COPY locks/build.txt locks/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
   pip install --break-system-packages --require-hashes --only-binary :all: -r locks/build.txt
-COPY hack/image/install.sh /
+COPY hack/image/install.sh hack/image/compile.py /
 
 # What both services import of others: all of the backend's lock is in the frontend's, too. A layer of its own, below both.
 FROM build AS common
@@ -64,6 +64,9 @@ COPY --from=common /opt/app /opt/app
 # Root, since the sockets of kubelet and runtime and the cgroup files are root's; nothing else of root is needed.
 USER 0:0
 ENV PATH=/opt/app/bin:/usr/bin LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+# Memory (docs/benchmarks.md): freed memory goes back to the kernel, all threads allocate from one heap, and zoneinfo, which
+# pydantic imports, does not read the build configuration of Python for a path.
+ENV MALLOC_TRIM_THRESHOLD_=131072 MALLOC_ARENA_MAX=1 PYTHONTZPATH=""
 ARG VERSION=0.0.0
 LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.licenses=Apache-2.0 \
   org.opencontainers.image.vendor=dra-driver-numa

@@ -18,13 +18,14 @@ common | libraries)
   unused="certifi"
   # shellcheck disable=SC2086 # words
   pip --python /opt/app/bin/python3 uninstall -q -y $unused
+  python3 -X no_debug_ranges /compile.py / /opt/app/lib
   ;;
 *)
   pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheels ./shared "./services/$service"
   pip --python /opt/app/bin/python3 install --no-deps --no-index /tmp/wheels/*.whl
+  python3 -m compileall -q --invalidation-mode unchecked-hash /opt/app/lib
   ;;
 esac
-python3 -m compileall -q --invalidation-mode unchecked-hash /opt/app/lib
 find /opt/app/bin -type f ! -name "$service" -delete
 if [ "$service" != common ]; then
   new=/own

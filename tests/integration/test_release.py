@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,74 @@ def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
 def test_the_backend_does_without_openssl() -> None:
     """Its image has none, so nothing that it imports may ask for it."""
     assert imports_without(["_ssl", "_hashlib"], "nri_backend.app", "nri_backend.setup.command")
+
+
+MODULE = """'docstring'
+from __future__ import annotations
+
+class Empty:
+    'docstring'
+
+class Full:
+    'docstring'
+    value = 1
+
+    async def method(self):
+        'docstring'
+
+def fail():
+    'docstring'
+    assert not Full.value, 'assertions stay'
+"""
+
+
+def test_modules_of_others_are_compiled_without_docstrings(tmp_path: Path) -> None:
+    """The code is used although its source has changed, its file is the one in the image, and assertions stay."""
+    directory = tmp_path / "usr/lib"
+    directory.mkdir(parents=True)
+    (directory / "module_of_an_image.py").write_text(MODULE)
+    (directory / "of_another_version.py").write_text("print 'text'")
+    command = [sys.executable, str(ROOT / "hack/image/compile.py"), str(tmp_path), str(directory)]
+    subprocess.run(command, check=True)
+    (directory / "module_of_an_image.py").write_text("")
+    code = """
+import module_of_an_image as module
+documented = module, module.Empty, module.Full, module.Full.method, module.fail
+print([one.__doc__ for one in documented])
+try:
+    module.fail()
+except AssertionError as error:
+    print(error)
+"""
+    environment = {"PYTHONPATH": str(directory)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{[None] * 5}\nassertions stay\n"
+    (file,) = directory.glob("__pycache__/*.pyc")
+    assert b"/usr/lib/module_of_an_image.py" in file.read_bytes()
+    assert bytes(tmp_path) not in file.read_bytes()
+
+
+def test_the_images_set_the_environment_by_which_processes_take_less_memory() -> None:
+    """With the variables of the Dockerfile all threads use one heap, and zoneinfo reads no build configuration."""
+    lines = re.findall(r"^ENV (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
+    code = """
+import ctypes, sys, threading, zoneinfo
+threads = [threading.Thread(target=lambda: bytearray(10_000)) for _ in range(4)]
+[one.start() for one in threads], [one.join() for one in threads]
+print([name for name in sys.modules if name.startswith("_sysconfigdata")], flush=True)
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+"""
+
+    def printed(environment: dict[str, str]) -> str:
+        command = [sys.executable, "-S", "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert printed({}).count("<heap nr=") > 1
+    found = printed(variables)
+    assert found.startswith("[]\n")
+    assert found.count("<heap nr=") == 1
 
 
 def locked(service: str) -> set[str]:

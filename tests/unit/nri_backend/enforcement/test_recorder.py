@@ -213,9 +213,9 @@ class SlowRecords(EnforcementRecords):
         super().__init__(own_directory, tree)
         self.reached, self.free = threading.Event(), threading.Event()
 
-    def retain(self, container_ids: Collection[str]) -> set[str]:
+    def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
         self._wait()
-        return super().retain(container_ids)
+        return super().retain(container_ids, starting)
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
         if any(record.cgroup for record in records):
@@ -281,6 +281,40 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
         await cleanup
         await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
     assert await limit_after_a_restart(memory, env, 96) == str(96 * MI)
+
+
+async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> None:
+    """The cleanup has an older list of containers, and its job does not wait for the cleanup."""
+    async with enforcing(Node(memory, records=SlowRecords)) as node:
+        records = node.enforcer._recorder._records
+        assert isinstance(records, SlowRecords)
+        cleanup = asyncio.create_task(node.enforcer._recorder.forget_others())
+        assert await asyncio.to_thread(records.reached.wait, 5)
+        start = asyncio.create_task(node.run("claim", *node.claim(ONE)))
+        asyncio.get_running_loop().call_later(0.1, records.free.set)
+        await start
+        await cleanup
+        assert is_recorded(memory)
+
+
+async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
+    """The job writes it, so the hook has nothing to add. The next audit has nothing to write, either."""
+    await node.run("claim", *node.claim(ONE))
+    file = memory / "enforcement-records" / "claim.json"
+    before = file.stat().st_ino
+    await node.enforcer._auditor.audit(full=True)
+    assert file.stat().st_ino == before
+    assert node.enforcer._recorder._starting == {}
+
+
+def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(tmp_path: Path) -> None:
+    """Without it the record could not be put in its place. Other temporary files are those of a crash."""
+    directory = tmp_path / "enforcement-records"
+    directory.mkdir()
+    for name in (".new.json.12ab.tmp", ".old.json.12ab.tmp", "gone.json"):
+        (directory / name).touch()
+    EnforcementRecords(str(tmp_path), CgroupTree(str(tmp_path))).retain(["old"], {"new": None})
+    assert {path.name for path in directory.iterdir()} == {".new.json.12ab.tmp"}
 
 
 async def test_a_resize_during_the_first_write_of_a_record_is_recorded_as_answered(memory: Path) -> None:

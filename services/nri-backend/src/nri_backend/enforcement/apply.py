@@ -121,14 +121,20 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
 
 
 def apply_at_start(
-    tree: CgroupTree, notes: OriginalLimits, plan: Plan, others: OtherCgroups, before: Sequence[Plan] = ()
+    tree: CgroupTree,
+    notes: OriginalLimits,
+    plan: Plan,
+    others: OtherCgroups,
+    before: Sequence[Plan] = (),
+    record: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
     So one file of each container that would have to leave is read first, in the same job as the writes: no other job of
     this process moves a container in between. The plans in ``before``, of siblings that have not started, are applied
-    first. If one of them fails, the kernel refuses the partition. Raises nothing that is foreseen.
+    first. If one of them fails, the kernel refuses the partition. ``record`` is called if no problem remains. Raises
+    nothing that is foreseen.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
@@ -143,7 +149,10 @@ def apply_at_start(
         return done
     for sibling in before:
         apply(tree, notes, sibling)
-    return apply(tree, notes, plan)
+    outcome = apply(tree, notes, plan)
+    if outcome.observed is not None and not (outcome.left or outcome.fallback):
+        record()
+    return outcome
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:

@@ -26,7 +26,6 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor, IdleChanged
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.reconciler import Deps, Reconciler, Signals
-from nri_backend.enforcement.recorder import Recorder
 from nri_backend.enforcement.standby import Standby
 from nri_backend.enforcement.start import Starter
 from nri_backend.node.host import HostReader
@@ -59,7 +58,7 @@ class Enforcer:
         self.starter = Starter(state, self.reconciler, host, deps.tree)
         self._deps = deps
         self._own_pod_uid = own_pod_uid
-        self._recorder = Recorder(state, deps.enforcement_records)
+        self._recorder = self.reconciler.recorder
         self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
         self._kills = KillWatch(state, deps.tree, deps.observer)
         self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._recorder, self._kills, deps)

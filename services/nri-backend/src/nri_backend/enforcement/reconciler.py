@@ -41,7 +41,7 @@ from nri_backend.enforcement.apply import (
     with_partition,
 )
 from nri_backend.enforcement.change_detector import ChangeDetector
-from nri_backend.enforcement.recorder import EnforcementRecords
+from nri_backend.enforcement.recorder import EnforcementRecords, Recorder
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, OriginalLimits
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
@@ -97,6 +97,7 @@ class Reconciler:
 
     def __init__(self, state: NodeState, deps: Deps, signals: Signals) -> None:
         self.signals = signals
+        self.recorder = Recorder(state, deps.enforcement_records)
         self._state = state
         self._tree = deps.tree
         self._notes = OriginalLimits(deps.tree.root)
@@ -190,7 +191,8 @@ class Reconciler:
                 sandboxes[special] = Sandbox(cgroup, beside)
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan) if plan.partition else []
-        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before)
+        record = self.recorder.at_start(now, partition=bool(plan.partition))
+        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""

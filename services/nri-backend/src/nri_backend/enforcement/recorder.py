@@ -15,9 +15,9 @@ A record is sufficient to give its container CPUs, so its directory is one of th
 contains the inode of the cgroup, which no other cgroup has until the next reboot. A container with the same id after a
 reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
 
-A record is written when the settings of a starting container with a claim have been verified, and again by the audit if
-the claims, the ``answered`` mark or the fallback change. For a container with claimed hugepages, CreateContainer writes
-one that contains the mark alone: nothing has been applied yet.
+A record is written by the job that has applied the settings of a starting container with a claim and has read them
+back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
+container with claimed hugepages, CreateContainer writes one that contains the mark alone: nothing has been applied yet.
 
 ``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides when, on the event
 loop, and calls them in threads.
@@ -29,8 +29,8 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, NamedTuple
 
 from numa_contract.backend_codes import BackendCode
@@ -96,6 +96,15 @@ class _Content(NamedTuple):
     answered: bool
     pooled: str
     pooled_code: str
+
+
+@dataclass(slots=True)
+class _StartRecord:
+    """A record that the job of a start writes."""
+
+    content: _Content
+    results: dict[str, OSError | None] | None = None
+    """As EnforcementRecords.write() has returned them; None before that, and empty once record() has taken them."""
 
 
 class KubeletPins(Document):
@@ -166,13 +175,19 @@ class EnforcementRecords:
             if one.cgroup and one.inode and self._applies(one, one.cgroup) and self._is_populated(one.cgroup)
         ]
 
-    def retain(self, container_ids: Collection[str]) -> set[str]:
-        """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids."""
+    def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
+        """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids.
+
+        Files of containers in ``starting`` stay, also if they are added to it during this call: their records, and the
+        temporary files of these, may be written at the same time.
+        """
         kept = {f"{container_id}.json" for container_id in container_ids}
         names: set[str] = set()
         with contextlib.suppress(OSError):
             names.update(os.listdir(self._path))  # noqa: PTH208
         for name in names - kept:
+            if name.removeprefix(".").partition(".")[0] in starting:
+                continue
             # If one entry cannot be removed, such as a stray directory, the others are removed all the same.
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
@@ -248,6 +263,8 @@ class Recorder:
         self._pins_fail = False
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
+        self._starting: dict[str, _StartRecord] = {}
+        """Records that jobs of starts write, without a turn. forget_others() spares their containers instead."""
 
     @property
     def has_written(self) -> bool:
@@ -266,6 +283,25 @@ class Recorder:
         """Stores that an update was answered with limits that include the claimed hugepages."""
         self._answered.add(tracked.id)
 
+    def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
+        """Returns the function that writes the record of a starting container after its plan was applied. It blocks.
+
+        ``partition``: the plan makes it a partition, which ends a fallback. record() takes the result.
+        """
+        content = self._content(tracked, tracked.entitlement.claims, NO_PROBLEM if partition else tracked.fallback)
+        if not content.claims or self._written.get(tracked.id) == content:
+            return lambda: None
+        new = self._starting[tracked.id] = _StartRecord(content)
+
+        def write() -> None:
+            new.results = self._records.write([_record_of(tracked.identity, content)])
+
+        return write
+
+    def _content(self, tracked: Tracked, claims: tuple[Held, ...], fallback: Problem) -> _Content:
+        answered = tracked.stated.include_claims or tracked.id in self._answered
+        return _Content(claims, answered, str(fallback), fallback.word)
+
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
@@ -276,24 +312,18 @@ class Recorder:
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
         for one in containers:
-            answered, fallback = one.stated.include_claims or one.id in self._answered, one.fallback
-            content = _Content(one.enforced, answered, str(fallback), fallback.word)
+            content = self._content(one, one.enforced, one.fallback)
+            started = self._starting.get(one.id)
+            if started is not None and started.results == {one.id: None}:
+                self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
-                records.append(
-                    EnforcementRecord(
-                        container=one.id,
-                        name=one.identity.name,
-                        pod=one.identity.pod,
-                        cgroup=one.identity.cgroup,
-                        pod_cgroup=one.identity.pod_cgroup,
-                        inode=0,
-                        **content._asdict(),
-                    )
-                )
-        async with self._turn:
-            results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE]) if records else {}
-            self._written |= {i: new[i] for i, error in results.items() if error is None}
+                records.append(_record_of(one.identity, content))
+        results: dict[str, OSError | None] = {}
+        if records:
+            async with self._turn:
+                results = await asyncio.to_thread(self._records.write, records[:MAX_AT_ONCE])
+                self._written |= {i: new[i] for i, error in results.items() if error is None}
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:
                 _log.warning("enforcement records cannot be written", extra={"error": str(errors[0])})
@@ -341,8 +371,10 @@ class Recorder:
         A record that was deleted by another process is written again by the next audit.
         """
         async with self._turn:
-            tracked = [tracked.id for tracked in self._state]
-            present = await asyncio.to_thread(self._records.retain, tracked)
+            # The state contains a container that is being started before its job begins.
+            tracked = {tracked.id for tracked in self._state}
+            self._starting = {i: one for i, one in self._starting.items() if one.results is None and i in tracked}
+            present = await asyncio.to_thread(self._records.retain, tracked, self._starting)
         self._written = {i: content for i, content in self._written.items() if i in present}
         # The state is read again, since a container may have been created in the meantime.
         self._answered.intersection_update(tracked.id for tracked in self._state)
@@ -381,6 +413,18 @@ class Recorder:
         pins = tracked.stated.kubelet_pins | self._pins.get(tracked.id, frozenset())
         stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
         return replace(tracked, enforced=enforced, stated=stated)
+
+
+def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:
+    return EnforcementRecord(
+        container=identity.id,
+        name=identity.name,
+        pod=identity.pod,
+        cgroup=identity.cgroup,
+        pod_cgroup=identity.pod_cgroup,
+        inode=0,
+        **content._asdict(),
+    )
 
 
 def _lingering(record: EnforcementRecord) -> Tracked:

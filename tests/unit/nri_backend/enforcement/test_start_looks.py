@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A start reads where other containers are, since they may have been moved after the last audit."""
 
+import asyncio
 import errno
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,19 @@ from tests.rigs.kernel_tree import KernelTree
 from tests.rigs.partition_tree import PartitionTree
 
 EFFECTIVE = "cpuset.cpus.effective"
+
+
+class ThreadTree(KernelTree):
+    """A tree that stores which threads have written to it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.by_event_loop: set[bool] = set()
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Writes the file."""
+        super().write(path, name, text)
+        self.by_event_loop.add(threading.current_thread() is threading.main_thread())
 
 
 async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
@@ -100,6 +115,51 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
     node.kernel.read_files.clear()
     await node.enforcer.start_container(pod("p9"), stored)
     assert {where for where, _ in node.kernel.read_files} == {path}
+
+
+@pytest.mark.parametrize("cpus", ["1-7", "0-7"], ids=["in-sync", "differs"])
+async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_must_be_written(
+    memory: Path, cpus: str
+) -> None:
+    """To read it waits for no other process. The limits of hugepages are written on the event loop, too."""
+    node = Node(memory, guard=True, tree=ThreadTree)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    stored, _ = await node.create("plain")
+    path = node.make_cgroups(pod("p1"), stored)
+    node.kernel.set(path, "cpuset.cpus", cpus)
+    assert isinstance(node.kernel, ThreadTree)
+    await node.enforcer.start_container(pod("p1"), stored)
+    assert node.cpus(path) == "1-7"
+    assert node.kernel.get(path, "hugetlb.2MB.rsvd.max") == "0"
+    assert node.kernel.by_event_loop == {cpus == "1-7"}
+
+
+async def test_a_start_without_claims_does_not_wait_for_the_moves_of_others(memory: Path) -> None:
+    """It waits for a job on its own cgroup, or on that of its pod."""
+    async with enforcing(Node(memory)) as node:
+        begun, end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            end.wait(5)
+
+        stored, _ = await node.create("plain")
+        node.make_cgroups(pod(), stored)
+        reconciler = node.enforcer.reconciler
+        moves = asyncio.create_task(reconciler.work("another", work))
+        assert await asyncio.to_thread(begun.wait, 5)
+        reconciler._aims = {"another": frozenset()}
+        await asyncio.wait_for(node.enforcer.start_container(pod(), stored), 5)
+        for at_work in ("plain", node.enforcer.state.containers.by_id["plain"].identity.pod_cgroup):
+            reconciler._aims = {at_work: frozenset()}
+            start = asyncio.create_task(node.enforcer.start_container(pod(), stored))
+            await asyncio.wait({start}, timeout=0.02)
+            assert not start.done()
+            start.cancel()
+            await asyncio.wait({start})
+        end.set()
+        await moves
 
 
 async def test_a_start_moves_a_sibling_before_it_makes_a_partition(memory: Path) -> None:

@@ -287,6 +287,16 @@ def unaffected(state: NodeState, tracked: Tracked) -> bool:
     return state.pool.constant
 
 
+def needs_no_thread(tracked: Tracked) -> bool:
+    """Returns True if the start of a container reads its own cgroup only, and writes limits at most if that is in sync.
+
+    This applies to a container without claims that is, and was, no partition. The cgroups of a sandbox are in the pod.
+    """
+    identity = tracked.identity
+    special = identity.own_pod or identity.sandboxed or tracked.observed.partition
+    return not (identity.evidence.claims or tracked.entitlement.claims or special)
+
+
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     """Returns the cgroups above containers, pods first, each with the UID of its pod.
 

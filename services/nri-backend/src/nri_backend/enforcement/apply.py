@@ -3,7 +3,7 @@
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
 creation of cgroups takes as well, and may last milliseconds; on the event loop it would delay all answers. The one
-exception is the start of a container whose plan contains no cpuset (Reconciler.apply()).
+exception is the start of a container without claims whose cpuset is already right (Reconciler.apply()).
 
 Each cgroup is read, written where it differs, and read again (``_repair``): the second reading shows whether the write
 was effective. A container's limit has no effect while a limit above it is lower, so the cgroups above come first. They

@@ -20,16 +20,16 @@ from numa_node.claim_directory import ClaimDirectory
 
 from nri_backend.budgets import REPORTED_SECONDS
 from nri_backend.containers.admission import not_on
-from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.plan import (
     Observed,
     Plan,
     group_plans,
+    needs_no_thread,
     plan_at_start,
     plan_of,
     plans_before_partition,
-    unaffected,
 )
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import (
@@ -42,7 +42,7 @@ from nri_backend.enforcement.apply import (
 )
 from nri_backend.enforcement.change_detector import ChangeDetector
 from nri_backend.enforcement.recorder import EnforcementRecords, Recorder
-from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, OriginalLimits
+from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, CpusetWriteError, OriginalLimits
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.model import Host
 from nri_backend.node.occupants import OtherCgroups, Sandbox
@@ -103,7 +103,7 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """CPUs that the running job writes, by container."""
+        """Containers that the running job works on, each with the CPUs that it writes, and cgroups above containers."""
         self._unreported: set[str] = set()
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(stay_open=not full) for full in (False, True)}
@@ -165,13 +165,20 @@ class Reconciler:
 
         The worker calls ``_start_step`` when the turn of this job comes, so the plan is that of this moment.
         """
-        if unaffected(self._state, tracked) and self._worker.free:
-            # The plan contains hugepage limits only. Their writes take no kernel lock that is held for long, and are
-            # faster than a switch to a thread.
-            return self._start_step(tracked)[1]()
-        return await self._worker.finish(tracked.id, lambda: self._start_step(tracked))
+        if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
+            # Its cpuset is usually right, since the answer to CreateContainer contained it. The kernel reads a cpuset
+            # under a spinlock (callback_lock), which no writer holds while it sleeps, and writes of hugepage limits
+            # take no lock that is held for long. All of it is faster than a switch to a thread.
+            with contextlib.suppress(CpusetWriteError):
+                return self._start_step(tracked, self._tree.without_cpusets())[1]()
+        return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
 
-    def _start_step(self, tracked: Tracked) -> Step[Outcome]:
+    def _is_at_work(self, identity: Identity) -> bool:
+        """Returns True if a job may write the cgroup of a container, or of its pod, now."""
+        busy = self._worker.stuck.keys() | (set[str]() if self._worker.free else self._aims.keys())
+        return not busy.isdisjoint((identity.id, identity.pod_cgroup))
+
+    def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
         """Returns the step that applies a container's plan, with the containers whose CPUs it reads before.
 
         These are the containers that would have to leave the container's CPUs. If it is to be a partition, only
@@ -180,7 +187,8 @@ class Reconciler:
         """
         now = self._state.containers.get(tracked.id) or tracked
         plan = plan_at_start(self._state, now)
-        self._aims = {now.id: plan.desired.cpus}
+        if tree is self._tree:
+            self._aims = {now.id: plan.desired.cpus, **dict.fromkeys(plan.groups, frozenset[int]())}
         paths = not_on(self._state, now, in_pod=bool(plan.partition))
         for hung in self._worker.stuck.keys() & paths.keys():
             del paths[hung]
@@ -192,7 +200,7 @@ class Reconciler:
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan) if plan.partition else []
         record = self.recorder.at_start(now, partition=bool(plan.partition))
-        return now.id, partial(apply_at_start, self._tree, self._notes, plan, seen, before, record)
+        return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
@@ -234,10 +242,12 @@ class Reconciler:
     ) -> list[Outcome]:
         """Audits cgroups above containers for 10 ms, as apply_some(). ``groups`` is as returned by groups_above()."""
         step = partial(audit_group, self._tree, self._notes)
-        return await self.group_detector.audited(
-            lambda: [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()],
-            late,
-        )
+
+        def steps() -> list[Step[Outcome]]:
+            self._aims = dict.fromkeys(groups, frozenset[int]())
+            return [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()]
+
+        return await self.group_detector.audited(steps, late)
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Stores a job's observation of a running container in the state."""

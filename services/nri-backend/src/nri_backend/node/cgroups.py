@@ -75,6 +75,10 @@ def access_error(error: OSError, file: str, reason: str, text: str = "") -> Cgro
     return refused
 
 
+class CpusetWriteError(Exception):
+    """A cpuset was to be written to a tree that does not permit it. No file was changed."""
+
+
 class CgroupTree:
     """The cgroup hierarchy below a root. Paths are relative to the root, as cgroup_directory() returns them."""
 
@@ -82,12 +86,20 @@ class CgroupTree:
         self.root = root.rstrip("/")
         self.seen: Seen | None = None
         """Content of the files that were read, if this is a recording tree; else None."""
+        self.writes_cpusets = True
+        """False for a view that must not write files of the cpuset."""
         self._capable = False
 
     def recording(self) -> Self:
         """Returns a view of the same tree that stores the content of every file it reads in ``seen``."""
         twin = copy.copy(self)
         twin.seen = {}
+        return twin
+
+    def without_cpusets(self) -> Self:
+        """Returns a view of the same tree that raises CpusetWriteError instead of writing a file of the cpuset."""
+        twin = copy.copy(self)
+        twin.writes_cpusets = False
         return twin
 
     def leaf(self, path: str) -> str:
@@ -149,6 +161,8 @@ class CgroupTree:
             # An empty cpuset stands for that of the parent, and the root belongs to all processes: no caller writes
             # either on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
+        if not self.writes_cpusets and name.startswith("cpuset."):
+            raise CpusetWriteError
         try:
             fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:

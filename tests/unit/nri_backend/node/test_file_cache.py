@@ -151,6 +151,52 @@ def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_removed(tree: KernelTree) -> None:
+    """It is left out, and so is a cgroup without a reading. The others are read through the descriptors as before."""
+    cache, paths = FileCache(tree.root, stay_open=True), {}
+    for key in ("one", "two", "three"):
+        paths[key] = f"pod/{key}"
+        tree.make(paths[key])
+        recording = tree.recording()
+        recording.read(paths[key], CPUS)
+        cache.keep(key, 1, recording.seen or {})
+    before = open_files()
+    both = {**paths, "four": "pod/four"}
+    assert cache.contents(both, CPUS).keys() == cache.contents(both, CPUS).keys() == paths.keys()
+    assert open_files() == before + 3
+    (descriptor,) = cache._looks["two"].opened.values()
+    os.close(descriptor)  # pread() fails, as it does for a cgroup that was removed
+    tree.set("pod/one", "cpuset.cpus", "1")
+    found = cache.contents(both, CPUS)
+    assert (found.keys(), found["one"].strip()) == ({"one", "three"}, b"1")
+    cache.forget(["two"])
+    assert cache.contents(both, CPUS).keys() == {"one", "three"}
+    cache.forget(["one", "three"])
+    assert open_files() == before
+
+
+def test_contents_are_read_again_if_descriptors_were_closed_in_the_meantime(
+    tree: KernelTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a closed descriptor may already be that of another file."""
+    cache = cache_of(tree, CPUS, stay_open=True)
+    assert cache.contents({"c": "pod/c"}, CPUS)["c"].strip() == b"0-7"
+    tree.make("pod/other")
+    recording = tree.recording()
+    recording.read("pod/other", CPUS)
+    cache.keep("other", 1, recording.seen or {})
+    cache.contents({"other": "pod/other"}, CPUS)
+    pread = os.pread
+
+    def confused(descriptor: int, size: int, offset: int) -> bytes:
+        monkeypatch.setattr(os, "pread", pread)
+        cache.forget(["other"])
+        return b"3"
+
+    monkeypatch.setattr(os, "pread", confused)
+    assert cache.contents({"c": "pod/c"}, CPUS)["c"].strip() == b"0-7"
+
+
 @pytest.mark.parametrize("stay_open", [False, True])
 def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bool) -> None:
     """Whether its descriptor stays open or not; a file that was not part of the reading counts as changed."""

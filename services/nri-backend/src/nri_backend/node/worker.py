@@ -2,7 +2,7 @@
 """One worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
 A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
-the event loop makes no such call, and two jobs never write at the same time: the last value written is the latest one
+the event loop never writes one, and two jobs never write at the same time: the last value written is the latest one
 that was wanted. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
 comes. A job of the audit ends after JOB_SECONDS, with the rest of its steps left to a later job; this is the longest
 time that a hook waits for it. Hooks overtake all jobs of the audit that wait.

@@ -3,6 +3,7 @@
 
 import asyncio
 import errno
+import math
 import os
 import threading
 from dataclasses import replace
@@ -187,10 +188,11 @@ async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(
     """All of them were offline, which invalidates the partition. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
-        # No tick reads the machine before the kernel's files have changed as well.
+        # No tick reads the machine before the kernel's files have changed as well, and no job does with an older plan.
         node.enforcer._auditor._next.tick += 1000
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
         await node.enforcer._auditor.host.refresh()
+        await eventually(lambda: node.enforcer.reconciler._worker.free)
         set_online(node, "0-1,4-7")
         node.enforcer._auditor._next.tick -= 1000
         await node.until(lambda: node.cpus(db) == "1,4-7")
@@ -200,6 +202,29 @@ async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(
         await node.until(lambda: (node.cpus(db), node.cpus(plain)) == ("2-3", "1,4-7"))
         assert node.partition(db) == "root"
         assert not [path for path, name, _ in node.kernel.written if (path, name) == (plain, "cpuset.cpus")]
+
+
+async def test_a_partition_that_was_refused_because_its_cpus_went_offline_is_made_again_when_they_return(
+    memory: Path,
+) -> None:
+    """The kernel has reported the change before the backend has read that the CPUs are offline.
+
+    The next audit that retries each refused partition would come a minute later.
+    """
+    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+        db, auditor = await node.run("db", *node.claim(ONE)), node.enforcer._auditor
+        await node.until(lambda: auditor._next.everyone)
+        auditor._next.tick, auditor._next.everyone = math.inf, math.inf
+        await eventually(lambda: node.enforcer.reconciler._worker.free)
+        node.kernel.online = "0-1,4-7"
+        node.kernel.settle(POD)
+        auditor.partitions._add_changed({db})
+        await eventually(lambda: "due to hotplug" in node.reports["db"].pooled)
+        set_online(node, "0-1,4-7")
+        auditor._next.tick = 0
+        await node.until(lambda: node.cpus(db) == "1,4-7")
+        set_online(node, "0-7")
+        await node.until(lambda: (node.partition(db), node.reports["db"].pooled) == ("root", ""))
 
 
 def set_online(node: Node, cpus: str) -> None:

@@ -16,8 +16,8 @@ a memory event, a container has ended, or a kernel call that hung has returned. 
 
 A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs
 and nodes of containers for which no event reports a change. A *full* audit (FULL_SECONDS) adds limits and the cgroups
-above containers. With *everyone* (ALL_SECONDS) it covers all running containers, even if nothing has changed since
-their last reading, and retries partitions that the kernel has refused.
+above containers. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) it covers all running containers,
+even if nothing has changed since their last reading, and retries partitions that the kernel has refused.
 """
 
 import asyncio
@@ -74,6 +74,8 @@ class Schedule:
     """True if claim files may have changed."""
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the last one."""
+    online: frozenset[int] = frozenset()
+    """Online CPUs at the last tick."""
 
 
 class IdleChanged(Protocol):
@@ -104,7 +106,7 @@ class Auditor:
         self._recorder = recorder
         self._kills = kills
         self._deps = deps
-        self._next = Schedule()
+        self._next = Schedule(online=state.host.online)
         self._ends = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
@@ -236,7 +238,8 @@ class Auditor:
             self._next.everyone = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next.everyone
             if self._claim_files.view.detached:
                 raise DirectoryReplacedError
-            await self.host.refresh()
+            if await self._read_machine():
+                full = everyone = True
         # Other events come from hooks, which have just read the claim files: reading them again would only delay the
         # next hook.
         if tick or self._next.claim_files:
@@ -262,6 +265,15 @@ class Auditor:
         if tick:
             self._set_idle(idle=self._may_be_idle() and self._state.changes == changes)
         return tick and everyone
+
+    async def _read_machine(self) -> bool:
+        """Returns True if other CPUs are online than at the last tick: a partition may be possible again.
+
+        The kernel may refuse a partition because its CPUs are going offline, before they are reported as offline.
+        """
+        await self.host.refresh()
+        before, self._next.online = self._next.online, self._state.host.online
+        return self._next.online != before
 
     async def move(self) -> None:
         """Moves running containers that were last seen on wrong CPUs to their desired CPUs; tries each one once."""

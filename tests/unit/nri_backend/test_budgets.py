@@ -34,6 +34,7 @@ async def test_the_wait_for_other_containers_is_a_share_of_the_request_timeout(
     tmp_path: Path, request_timeout: float | None, seconds: float
 ) -> None:
     async with enforcing(Node(tmp_path)) as node:
+        node.enforcer.starter.clear_seconds = None
         clock = asyncio.get_running_loop().time
         before = clock()
         deadline = node.enforcer.starter.clear_until(LinkStatus(request_timeout=request_timeout))

@@ -201,10 +201,10 @@ async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_end
     assert [report.state for report in node.reports.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
-    node.enforcer.starter.clear_seconds = 0.05
+    patient, node.enforcer.starter.clear_seconds = node.enforcer.starter.clear_seconds, 0.05
     with pytest.raises(RejectedError, match="still runs"):
         await node.create("next", *env, of="p2")
-    node.enforcer.starter.clear_seconds = None
+    node.enforcer.starter.clear_seconds = patient
     node.kernel.remove(claim)
     if reconnected:
         await node.until(lambda: "claim" not in node.reports)

@@ -14,7 +14,7 @@ from nri_backend.nri.model import LinkStatus, RejectedError, Resources
 from tests.fakes.waiting import eventually
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import POD, PODS, TOP, container, pod
-from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.enforcement import Node, auditing, enforcing
 from tests.rigs.kernel_tree import DENIED
 from tests.rigs.partition_tree import PartitionTree
 
@@ -58,16 +58,22 @@ async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(nod
     assert node.counts.counters["repaired_cpu"] == 0, "changes that claims cause are not counted as repairs"
 
 
-async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(node: Node, memory: Path) -> None:
-    """The original limit is stored on the cgroup of the pod."""
-    await node.run("side", name="side", quota=100_000)
-    await node.run("claim", *node.claim(ONE), quota=200_000)
+async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(memory: Path) -> None:
+    """The original limit is stored on the cgroup of the pod.
+
+    The previous instance has ended: it would raise the limit again.
+    """
+    async with enforcing(Node(memory)) as node:
+        node.pod_quota = "300000"
+        await node.run("side", name="side", quota=100_000)
+        await node.run("claim", *node.claim(ONE), quota=200_000)
+        assert node.quota(POD) == "500000"
     other = Node(memory)
-    await other.synchronize(("claim", "p1"), ("side", "p1"))
-    await other.enforcer.activate()
-    await other.stop("claim")
-    await other.enforcer.activate()
-    assert node.quota(POD) == "300000"
+    async with auditing(other):
+        await other.synchronize(("claim", "p1"), ("side", "p1"))
+        await other.enforcer.activate()
+        await other.stop("claim")
+        await other.until(lambda: other.quota(POD) == "300000")
 
 
 @pytest.mark.fault("security S6")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim containers as cpuset partitions, on a simulated kernel that supports them."""
 
-import asyncio
 import errno
+import math
 import shutil
 import threading
 from dataclasses import replace
@@ -19,7 +19,7 @@ from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 
-from tests.fakes.waiting import eventually
+from tests.fakes.waiting import eventually, patience
 from tests.rigs.builders import cpu_record, env_of
 from tests.rigs.containers import POD, PODS, TOP, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -365,24 +365,27 @@ def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])
 async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: Path, how: str) -> None:
     """The end of a partition is reported once, and the next full audit would come a minute later."""
-    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
-        partitions, reconciler = node.enforcer._auditor.partitions, node.enforcer.reconciler
-        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-        await partitions.settle()
-        node.kernel.remove(db)
-        partitions._unsettled = True
-        go_on = threading.Event()
-        if how == "the kernel refuses":
-            node.kernel.unlisted.add(PODS)
-        else:
-            assert await reconciler.work("cgroups above partitions", partial(go_on.wait, 10)) == []
-        await partitions.settle()
-        assert node.kernel.get(PODS, EXCLUSIVE) == "2-3"
-        node.kernel.unlisted.clear()
-        go_on.set()
-        async with asyncio.timeout(40):
-            while node.kernel.get(PODS, EXCLUSIVE):  # noqa: ASYNC110  eventually() may wait for more than a minute
-                await asyncio.sleep(0.05)
+    node = Node(tmp_path, tree=PartitionTree)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    partitions, reconciler = node.enforcer._auditor.partitions, node.enforcer.reconciler
+    db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+    await partitions.settle()
+    node.kernel.remove(db)
+    partitions._unsettled = True
+    go_on = threading.Event()
+    if how == "the kernel refuses":
+        node.kernel.unlisted.add(PODS)
+    else:
+        hung = partial(go_on.wait, 10 * patience())
+        assert await reconciler.work("cgroups above partitions", hung) == []
+    await partitions.settle()
+    assert node.kernel.get(PODS, EXCLUSIVE) == "2-3"
+    node.kernel.unlisted.clear()
+    go_on.set()
+    node.enforcer._auditor._next.everyone = math.inf
+    async with auditing(node):
+        await node.until(lambda: not node.kernel.get(PODS, EXCLUSIVE))
 
 
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
@@ -419,7 +422,7 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
         partitions, reconciler, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
         tracked = node.enforcer.state.containers.get("db")
         assert tracked is not None
-        assert await reconciler.work("db", partial(go_on.wait, 10)) == []
+        assert await reconciler.work("db", partial(go_on.wait, 10 * patience())) == []
         file = node.kernel.path(db) / PARTITION
         file.write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
         partitions.mark_invalid(tracked)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nri_backend.nri.model import ContainerState, Resources
 
+from tests.fakes.waiting import eventually, patience
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, enforcing
@@ -39,9 +40,10 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
     """The two files of the guard are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # Neither an audit nor a new time stamp of the CDI directory may need a thread in the meantime.
+        # Neither an audit nor a new time stamp of the CDI directory may need a thread in the meantime. The second audit
+        # is that after the connection of the runtime.
+        await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
-        await asyncio.sleep(0.05)
         await node.enforcer.claim_files.refresh(thorough=True)
         reads = -1
         while reads != node.enforcer.claim_files._reads:
@@ -51,7 +53,7 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
         loop = asyncio.get_running_loop()
         threads = [loop.run_in_executor(None, busy.wait) for _ in range(64)]
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(8 * patience()):
                 await node.enforcer.start_container(pod(), stored)
         finally:
             busy.set()

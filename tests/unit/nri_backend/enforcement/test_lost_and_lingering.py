@@ -14,7 +14,7 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState, RejectedError
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.waiting import eventually
+from tests.fakes.waiting import eventually, patience
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -320,12 +320,12 @@ async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_
 
         def slow_populated(path: str) -> bool:
             inside.set()
-            assert go.wait(5)
+            assert go.wait(5 * patience())
             return populated(path)
 
         node.kernel.populated = slow_populated  # type: ignore[method-assign]
         removal = asyncio.create_task(node.enforcer.remove_container(pod(), container("claim")))
-        assert await asyncio.to_thread(inside.wait, 5)
+        assert await asyncio.to_thread(inside.wait, 5 * patience())
         await lose_record(node)
         go.set()
         await removal

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nri_backend.enforcement.memory_kills import PodKills, kill_count
 from nri_backend.nri.model import ContainerState
 
+from tests.fakes.waiting import patience
 from tests.rigs.builders import MI, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node
@@ -37,7 +38,7 @@ class SlowTree(KernelTree):
         if name == "memory.events" and path == self.held:
             self.held = ""
             self.began.set()
-            assert self.gate.wait(5)
+            assert self.gate.wait(5 * patience())
         return text
 
 
@@ -199,7 +200,7 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_t
     node.kernel.held = path
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(node.enforcer.activate())
-        assert await asyncio.to_thread(node.kernel.began.wait, 5)
+        assert await asyncio.to_thread(node.kernel.began.wait, 5 * patience())
         node.kernel.kill_for_memory(path)
         hook = tasks.create_task(node.run("other", *second, name="other"))
         await asyncio.wait({hook}, timeout=0.05)

@@ -18,6 +18,7 @@ from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import Container, ContainerState, RejectedError, Resources
 from numa_contract.backend_codes import BackendCode
 
+from tests.fakes.waiting import patience
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -224,15 +225,21 @@ class SlowRecords(EnforcementRecords):
 
     def _wait(self) -> None:
         self.reached.set()
-        self.free.wait(5)
+        self.free.wait(5 * patience())
+
+
+async def slow_write(node: Node) -> SlowRecords:
+    """Waits until the disk is busy."""
+    records = node.enforcer._recorder._records
+    assert isinstance(records, SlowRecords)
+    assert await asyncio.to_thread(records.reached.wait, 5 * patience())
+    return records
 
 
 @asynccontextmanager
 async def during_slow_write(node: Node) -> AsyncIterator[None]:
     """Waits until the disk is busy, and frees it shortly after the block has begun."""
-    records = node.enforcer._recorder._records
-    assert isinstance(records, SlowRecords)
-    assert await asyncio.to_thread(records.reached.wait, 5)
+    records = await slow_write(node)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield
 
@@ -242,10 +249,11 @@ async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         env = node.claim(ONE)
         start = asyncio.create_task(node.run("claim", *env))
-        async with during_slow_write(node):
-            start.cancel()
-            await asyncio.wait({start})
-            assert not is_recorded(memory)
+        records = await slow_write(node)
+        start.cancel()
+        await asyncio.wait({start})
+        assert not is_recorded(memory)
+        records.free.set()
         await node.until(lambda: is_recorded(memory))
         (file,) = (memory / "enforcement-records").iterdir()
         (held,) = parse_enforcement_record(file.name, file.read_bytes()).claims

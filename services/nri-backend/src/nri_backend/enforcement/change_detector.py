@@ -16,7 +16,10 @@ from nri_backend.node.file_cache import FileCache
 from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
-"""Number of cgroups whose files are compared in one step: about 0.1 ms, or 3 ms if limits are among them."""
+"""Number of cgroups whose files are opened and compared in one step: 3 ms if limits are among them."""
+COMPARED_OPEN: Final = 256
+"""The same for files that stay open: 1 ms. On a busy machine each step is a job of its own, and the change to a thread
+and back takes as long as the comparison of a hundred files."""
 
 
 class ChangeDetector:
@@ -26,6 +29,7 @@ class ChangeDetector:
         self._state = state
         self._worker = worker
         self._readings = FileCache(root, stay_open=stay_open)
+        self._compared = COMPARED_OPEN if stay_open else COMPARED
 
     async def audited(
         self, plan: Callable[[], Sequence[Step[Outcome]]], late: Callable[[list[Outcome]], object]
@@ -65,7 +69,7 @@ class ChangeDetector:
         """
         self._readings.retain(ids)
         known = self._readings.comparable(ids, self._state.changes)
-        left = {known[start]: known[start : start + COMPARED] for start in range(0, len(known), COMPARED)}
+        left = {known[at]: known[at : at + self._compared] for at in range(0, len(known), self._compared)}
         differing = set(ids).difference(known)
         while left:
             steps = [(first, partial(self._differing, batch)) for first, batch in left.items()]

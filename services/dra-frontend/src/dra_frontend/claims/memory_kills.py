@@ -53,7 +53,8 @@ class MemoryKills:
     def backend_changed(self) -> None:
         """Observes kills that were reported since the last call."""
         containers = self._backend.containers
-        killed = [one for one in containers.values() if one.memory_kills > self._kills.get(one.id, 0)]
+        counted = [one for one in containers.values() if one.memory_kills]
+        killed = [one for one in counted if one.memory_kills > self._kills.get(one.id, 0)]
         self._kills |= {one.id: one.memory_kills for one in killed}
         for report in killed[:MAX_NEW]:
             self._observe(self._killed(report))

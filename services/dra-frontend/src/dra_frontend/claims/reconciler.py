@@ -76,8 +76,11 @@ class Reconciler:
         complete, containers = True, self._backend.containers
         self._followed = {known: report for known, report in self._followed.items() if known in containers}
         for report in list(containers.values()):
+            # Tested first, since most containers of a node have no claim.
+            if not (report.claims or report.unknown_claims):
+                continue
             known = self._followed.get(report.id)
-            if not (report.claims or report.unknown_claims) or known is report or known == report:
+            if known is report or known == report:
                 continue
             followed = False
             with self._complaints.about(report.id, "record not updated"):

@@ -191,14 +191,18 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 
 
 @pytest.mark.parametrize(("reads_changes", "seconds"), [(True, 6.0), (False, 2.0)])
-async def test_a_lease_is_renewed_while_nothing_changes(path: Path, reads_changes: bool, seconds: float) -> None:
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_lease_is_renewed_while_nothing_changes(
+    path: Path, reads_changes: bool, seconds: float, idle: bool
+) -> None:
     """Every 6 s, or every 2 s if the frontend is of an older release, which closes idle connections after 5 s.
 
-    Only these reports contain metrics.
+    That is so on an idle node as well. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes
         async with running(Backend(path)) as backend:
+            backend.client._is_idle = lambda: idle
             times = []
             for count in range(3, 8):
                 await server.until(lambda: len(server.leases) >= count, seconds=13)  # noqa: B023

@@ -13,9 +13,8 @@ none are reported, and the frontend retains those that it has.
 
 A report is sent after each change of the status or of a container, at most ten times a second. Whether anything has
 changed is also compared at every tick, since parts of the status change without an event; while the node is idle, only
-every RENEW_SECONDS. If nothing has changed, a
-report is sent every RENEW_SECONDS, so that the lease goes on. Counters and metrics are in these reports; a report of a
-change contains them only if they have not been sent for RENEW_SECONDS.
+every RENEW_SECONDS. If nothing has changed, a report is sent every RENEW_SECONDS, so that the lease goes on. Counters
+and metrics are in these reports; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
 
 A frontend of an older release does not answer that it reads changes. It gets all containers and all metrics in each
 report with a change, and a report every FORMER_RENEW_SECONDS.
@@ -36,7 +35,7 @@ import math
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, RENEW_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
+from numa_contract.reports import MAX_RECORDS_WAIT_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
 from numa_node.ticks import TICK_SECONDS, until_tick
 
@@ -165,7 +164,7 @@ class FrontendClient:
             if http.has_ended:
                 raise ConnectionResetError("the frontend closed the connection")
             lease, now = self._lease(), clock()
-            if exchange.is_due(lease, now, until_tick(self._period)):
+            if exchange.is_due(lease, now, until_tick(self._period(exchange))):
                 body = exchange.next_body(lease, self._status, now)
                 answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
                 backoff.reset()
@@ -173,13 +172,12 @@ class FrontendClient:
                 if exchange.take_answer(answer):
                     continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(self._period)):
+                async with asyncio.timeout(until_tick(self._period(exchange))):
                     await self._state_changed.wait()
 
-    @property
-    def _period(self) -> float:
-        """Interval of the ticks at which the status is compared."""
-        return RENEW_SECONDS if self._is_idle() else TICK_SECONDS
+    def _period(self, exchange: Exchange) -> float:
+        """Returns the interval of the ticks at which the status is compared."""
+        return exchange.period if self._is_idle() else TICK_SECONDS
 
     def _log_connected(self, answer: StateAnswer) -> None:
         if not self._connected:

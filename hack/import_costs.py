@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the anonymous memory of what each service imports, by package, as the table of docs/benchmarks.md.
+
+python -m hack.import_costs                    both services, with this interpreter
+python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
+
+The images have another interpreter, and byte code without docstrings (hack/image/compile.py).
+
+A package pays for what is executed in its own modules; what it imports counts for the imported package, wherever it is
+imported first. Anonymous memory is not shared between processes, unlike the code of shared libraries.
+"""
+
+import importlib
+import importlib.machinery
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, Final
+
+SERVICES: Final = {
+    "frontend": ("numa_tools.cli", "--config=/nowhere/config.yaml"),
+    "backend": ("nri_backend.__main__", "--version"),
+}
+"""The module with ``main`` of each service, and an argument with which it imports everything and ends."""
+_OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
+_LEAST_KIB: Final = 240
+"""Packages with less are one row."""
+REASONS: Final = {
+    "own modules": "the service itself",
+    "pydantic": "reads and checks all documents; its schemas are built at the import",
+    "asyncio": "event loop, with subprocess and logging",
+    "aiohttp": "client of the API server, below kubernetes_asyncio (ADR 27)",
+    "google": "messages of NRI, or of the kubelet",
+    "grpc": "server of the kubelet's calls; its library has 10 MB of code besides",
+    "email": "headers of HTTP in aiohttp and the standard library",
+    "yaml": "reads the configuration file",
+    "argparse": "reads the command line",
+    "inspect": "imported by asyncio",
+    "ast": "imported by inspect",
+    "logging": "the log",
+    "typing": "annotations of pydantic's models",
+    "typing_extensions": "annotations of pydantic's models",
+    "annotated_types": "annotations of pydantic's models",
+    "hashlib": "OpenSSL, which ssl would load otherwise",
+    "html": "imported by starlette for pages of errors, and by prometheus_client",
+    "http": "client and cookies, imported by aiohttp; status codes",
+    "multiprocessing": "imported by kubernetes_asyncio for calls in threads, which are not used",
+    "pickle": "imported by multiprocessing and aiohttp",
+    "anyio": "imported by starlette",
+    "uvicorn": "HTTP server of the state socket and the ports (ADR 25)",
+    "idna": "names of hosts in aiohttp",
+    "attr": "classes of aiohttp",
+    "h11": "parser of HTTP: client of the backend, server of the frontend",
+    "ssl": "TLS to the API server; the backend's image has no OpenSSL",
+    "starlette": "routes of HTTP; FastAPI is imported at the first request for a document",
+    "urllib": "proxies, in aiohttp and prometheus_client",
+    "prometheus_client": "metrics",
+    "kubernetes_asyncio": "kubeconfig, tokens and requests (ADR 27)",
+}
+
+
+@contextmanager
+def _measured(cost: Callable[[str, int], None]) -> Iterator[None]:
+    """Reports the anonymous memory in KiB that the execution of each module takes, without that of its imports."""
+    stack: list[int] = []
+
+    def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: object, module: Any) -> Any:
+            before = _anonymous_kib()
+            stack.append(0)
+            try:
+                return method(self, module)
+            finally:
+                total, inner = _anonymous_kib() - before, stack.pop()
+                cost(getattr(module, "__name__", None) or module.name, total - inner)
+                if stack:
+                    stack[-1] += total
+
+        return run
+
+    loaders = importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader
+    methods = [(loaders[0], "exec_module"), (loaders[1], "create_module"), (loaders[1], "exec_module")]
+    originals = [getattr(loader, name) for loader, name in methods]
+    for (loader, name), method in zip(methods, originals, strict=True):
+        setattr(loader, name, wrapped(method))
+    yield
+    for (loader, name), method in zip(methods, originals, strict=True):
+        setattr(loader, name, method)
+
+
+def _anonymous_kib() -> int:
+    return int(Path("/proc/self/smaps_rollup").read_text().split("Anonymous:")[1].split()[0])
+
+
+def costs(entry: str, argument: str) -> dict[str, int]:
+    """Starts a service in this process, so that it imports its modules; returns the KiB of each package."""
+    found: Counter[str] = Counter()
+
+    def cost(module: str, kib: int) -> None:
+        package = module.partition(".")[0]
+        found["own modules" if package in _OURS else package.removeprefix("_").removesuffix("_core")] += kib
+
+    silent = io.StringIO()
+    with _measured(cost), redirect_stdout(silent), redirect_stderr(silent), suppress(SystemExit):
+        importlib.import_module(entry).main([argument])
+    return dict(found)
+
+
+def table(services: dict[str, dict[str, int]]) -> str:
+    """Returns the table of some services: the largest packages, and the sum of the others."""
+    every = {name for found in services.values() for name in found}
+    names = {name for found in services.values() for name, kib in found.items() if kib >= _LEAST_KIB}
+    ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))
+    rows = [(name, _cells(services, {name}), REASONS.get(name, "")) for name in ordered]
+    rows += [("all others", _cells(services, every - names), ""), ("sum", _cells(services, every), "")]
+    head = f"| package | {', '.join(services)}: MB | why it stays |\n|---|---|---|\n"
+    return head + "\n".join(f"| {' | '.join(row).rstrip()} |" for row in rows)
+
+
+def _cells(services: dict[str, dict[str, int]], names: set[str]) -> str:
+    sums = [sum(found.get(name, 0) for name in names) for found in services.values()]
+    return ", ".join(f"{kib * 1024 / 1e6:.1f}" if kib else "-" for kib in sums)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        print(json.dumps(costs(*sys.argv[1:])))
+    else:
+        command = [sys.executable, "-m", "hack.import_costs"]
+        done = {
+            name: subprocess.run([*command, *entry], check=True, capture_output=True, text=True).stdout  # noqa: S603
+            for name, entry in SERVICES.items()
+        }
+        print(table({name: json.loads(text) for name, text in done.items()}))

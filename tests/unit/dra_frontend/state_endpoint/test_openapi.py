@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The OpenAPI document of the state endpoint describes every JSON document completely."""
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -88,3 +90,25 @@ def test_every_error_has_one_form() -> None:
 def test_words_are_open() -> None:
     """A client that was generated from this document reads the words of a newer release: no field is an enumeration."""
     assert [name for name, shown in fields() if "enum" in shown] == []
+
+
+async def test_requests_for_the_document_wait_for_one_thread() -> None:
+    """Each thread would remain, with a stack and a heap, after a flood of such requests."""
+    app = state_app(_STATE, BackendLink(_STATE))
+    answers: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    async def request() -> None:
+        head = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/openapi.json", "root_path": ""}
+        await app({**head, "query_string": b"", "headers": []}, receive, send)
+
+    before = threading.active_count()
+    await asyncio.gather(*(request() for _ in range(20)))
+    assert [one["status"] for one in answers if one["type"] == "http.response.start"] == [200] * 20
+    # A thread that has just finished may not count as idle yet when the next request comes.
+    assert threading.active_count() <= before + 3

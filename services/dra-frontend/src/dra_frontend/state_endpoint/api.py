@@ -5,6 +5,7 @@ application.py imports this module at the first request for one of its documents
 of CPU time. It serves the probes and the backend's requests itself; here these are declared, with the same endpoints.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -218,9 +219,13 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
 
 
 def _add_schema(app: FastAPI) -> None:
+    turn = asyncio.Lock()
+
     @app.get("/openapi.json", include_in_schema=False)
-    def schema() -> Response:  # FastAPI calls a function that is not a coroutine in a thread
-        return JSONResponse(app.openapi())
+    async def schema() -> Response:
+        # One thread at a time: FastAPI would start one for each request, up to 40, and would not end them.
+        async with turn:
+            return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
 
 
 def _add_claim(app: FastAPI, state: StateSource) -> None:

@@ -29,7 +29,7 @@ def test_each_code_of_the_backend_has_a_remedy_or_is_known_to_have_none() -> Non
         assert remedy_of(Notice(code=code, text="anything")) == cause.remedy
 
 
-@pytest.mark.parametrize("code", ["", "OfALaterRelease", *UNEXPLAINED])
+@pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(UNEXPLAINED)])
 def test_the_log_is_the_remedy_for_a_cause_that_is_not_known(code: str) -> None:
     """An older backend sends no code; of a rejected container the message is the remedy."""
     assert (LOG in cause_of(code).remedy, cause_of(code).kernel) == (True, False)

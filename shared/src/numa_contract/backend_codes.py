@@ -36,7 +36,7 @@ class BackendCode(StrEnum):
     PERMISSION_DENIED = "PermissionDenied"
     """The kernel has answered EACCES: a capability is missing, or a security module denies the access."""
     OPERATION_NOT_PERMITTED = "OperationNotPermitted"
-    """The kernel has answered EPERM: it lets no container write the files of its own cgroup."""
+    """The kernel has answered EPERM. It does so if a process writes the files of its own container's cgroup."""
     READ_ONLY_FILE_SYSTEM = "ReadOnlyFileSystem"
     """A file is in a file system that is mounted read-only."""
     NO_SPACE_LEFT = "NoSpaceLeft"
@@ -44,7 +44,7 @@ class BackendCode(StrEnum):
     CONTROLLER_MISSING = "ControllerMissing"
     """A controller is not enabled for a cgroup, so a file of it does not exist."""
     CGROUP_FILE_REFUSED = "CgroupFileRefused"
-    """The kernel has refused to read or write a file of a cgroup for another reason, or its content is unknown."""
+    """A file of a cgroup cannot be read or written for a reason without a code of its own, or has unknown content."""
     CLAIM_FILES_UNREADABLE = "ClaimFilesUnreadable"
     """The backend cannot read the CDI directory or a file in it."""
     ENFORCEMENT_NOT_RECORDED = "EnforcementNotRecorded"
@@ -53,7 +53,7 @@ class BackendCode(StrEnum):
     SETTINGS_NOT_APPLIED = "SettingsNotApplied"
     """A cgroup does not have the settings that were written to it."""
     CGROUP_UNKNOWN = "CgroupUnknown"
-    """The runtime names no cgroup for a container or its pod, or one that the backend cannot find."""
+    """The runtime reports no cgroup for a container or its pod, or a cgroup that the backend cannot find."""
     PARTITION_REFUSED = "PartitionRefused"
     """The kernel does not accept a cgroup as a partition."""
     INTERRUPTS_NOT_MOVED = "InterruptsNotMoved"
@@ -67,7 +67,7 @@ class BackendCode(StrEnum):
     HOST_DAEMONS_STAY = "HostDaemonsStay"
     """Host daemons stay on claimed CPUs, since claims hold all CPUs that their slice allows."""
     INTERNAL_ERROR = "InternalError"
-    """An unforeseen exception in the backend; its log has the details."""
+    """An unexpected exception in the backend; its log has the details."""
     # Rejections of containers.
     VARIABLES_MALFORMED = "VariablesMalformed"
     """The container has malformed or too many variables with the driver's prefixes."""
@@ -95,5 +95,5 @@ _KNOWN: Final = frozenset(map(str, BackendCode))
 
 
 def known_code(code: str) -> str:
-    """Returns the code if this release knows it, else the empty string."""
+    """Returns the code if it is one of this release, else the empty string."""
     return code if code in _KNOWN else ""

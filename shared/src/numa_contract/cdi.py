@@ -127,7 +127,7 @@ def dump_claim_file(record: AllocationRecord) -> bytes:
         "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
         "devices": devices,
     }
-    # Without indentation, since that takes the slow encoder of the standard library.
+    # Not indented: with an indentation the standard library uses its slow encoder, which is written in Python.
     return (json.dumps(document, sort_keys=True) + "\n").encode()
 
 

@@ -2,10 +2,10 @@
 """The base of all models: pydantic without plugins, shared sets of field names, and descriptions from docstrings.
 
 A node has thousands of instances: five for each claim and one or more for each container, in both processes. Therefore
-instances share what is equal in them.
+equal parts of them are stored once.
 
 The description of a field or of an enumeration's member is the docstring below its definition. It is read from the
-source when a JSON schema is made. A process that makes none reads no source.
+source when a JSON schema is made; a process that makes no schema does not read it.
 """
 
 import ast
@@ -27,7 +27,7 @@ def _exclude_plugins() -> None:
     """Replaces pydantic's search for plugins, before the first model is created.
 
     The search imports importlib.metadata with its archives (1.2 MB) and reads the metadata of all distributions. The
-    images contain no plugin, and none may change what is valid here.
+    images contain no plugin, and a plugin could change which documents are valid.
     """
     loader = ModuleType("pydantic.plugin._loader")
     loader.get_plugins = tuple  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ def _shared_fields(given: frozenset[str]) -> set[str]:
 
 
 def _share_fields(model: BaseModel) -> None:
-    if model.model_extra:  # the names of unknown fields are chosen by the document's author, and are not remembered
+    if model.model_extra:  # Names of unknown fields are chosen by the document's author, so such sets are not cached.
         return
     object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
 
@@ -51,8 +51,8 @@ def _share_fields(model: BaseModel) -> None:
 class Model(BaseModel):
     """A model whose instances share the set of the fields that were given (``model_fields_set``).
 
-    pydantic creates that set for each instance, with 216 to 728 bytes. It is changed by assignment only, and the
-    models of the contract are frozen.
+    pydantic creates a set of 216 to 728 bytes for each instance. Sharing it is safe, since only an assignment to a
+    field changes it and the models of the contract are frozen.
     """
 
     def model_post_init(self, _context: Any, /) -> None:

@@ -40,7 +40,7 @@ _LARGEST_PAGE: Final = 1 << 40
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
-        return parse_cpu_list(value)  # one set for equal texts: a set of 128 CPUs has 8 KB
+        return parse_cpu_list(value)  # Equal texts share one set: a set of 128 CPUs takes 8 KB.
     cpus: frozenset[int] = read(value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= HIGHEST_CPU:
         raise ValueError(f"must be numbers from 0 to {HIGHEST_CPU}")

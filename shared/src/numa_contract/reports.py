@@ -22,16 +22,16 @@ FORMER_RENEW_SECONDS: Final = 2.0
 MAX_STATE_BYTES: Final = 4 << 20
 """Of one body: a node with 500 containers needs a twentieth of it."""
 MAX_REPORTS: Final = 20_000
-"""Maximum number of containers in one body: to refuse a report costs a hundred times what its two bytes cost the
-sender."""
+"""Maximum number of containers in one body. An invalid report can be two bytes long, and rejecting it takes a hundred
+times as much CPU time as sending it."""
 RECORDS_WAIT_SECONDS: Final = 25
 """How long ``GET /v1/records?after=`` waits for a change before it answers without one, unless ``wait`` is given."""
 MAX_RECORDS_WAIT_SECONDS: Final = 600
-"""The longest ``wait``."""
+"""Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
 """The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
 CHANGES: Final = "changes"
-"""The key of ContainerChanges, which a body can have in place of CONTAINERS."""
+"""Key of the ContainerChanges in a body. A body has either this key or CONTAINERS, or neither."""
 
 
 _MAX_PROBLEMS: Final = 64
@@ -187,9 +187,9 @@ class Metric(Document):
 class ContainerChanges(Document):
     """The containers that have changed since an earlier report of the same instance.
 
-    The sender has made sure that the reader has the containers of that report. A reader that does not have them, or
-    that has another number of containers than ``total`` after it has merged the changes, keeps what it had. Its answer
-    contains the generation that it has, so the sender sends all containers.
+    They are sent only if the reader has acknowledged the containers of that report. A reader that no longer has those
+    containers, or that would have another number of containers than ``total`` after merging the changes, ignores the
+    changes. Its answer then contains the generation that it still has, and the sender sends all containers.
     """
 
     since: int
@@ -254,11 +254,11 @@ class BackendStatus(Document):
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     counters: dict[str, float] = Field(default_factory=dict)
-    """Number of events since the backend started, by kind, such as ``repaired_cpus``. As in the report before if a
-    report does not contain them."""
+    """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report leaves them out, the
+    numbers of the previous report remain valid."""
     metrics: tuple[Metric, ...] = ()
-    """Metrics of the backend. As in the report before if a report does not contain them. ``GET /v1/backend`` leaves
-    them out, ``/metrics`` contains them."""
+    """Metrics of the backend. If a report leaves them out, those of the previous report remain valid.
+    ``GET /v1/backend`` does not contain them; ``/metrics`` does."""
 
     @property
     def coded_problems(self) -> tuple[tuple[str, str], ...]:
@@ -273,11 +273,11 @@ class StateAnswer(Document):
     instance: str
     """Instance of the frontend, which changes when the process restarts."""
     generation: int
-    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. The backend sends
-    the containers if it is not the present one."""
+    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not
+    the present generation, the backend sends the containers."""
     reads_changes: bool = False
-    """Whether the frontend reads reports that contain only the containers that have changed, and reports without
-    counters and metrics."""
+    """True if the frontend accepts reports that contain only the containers that have changed, and reports without
+    counters and metrics. False for an older release."""
 
 
 class RecordChange(Document):

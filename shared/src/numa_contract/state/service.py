@@ -52,8 +52,8 @@ class BackendReport(BackendStatus):
     model_config = ConfigDict(defer_build=True)
 
     containers: tuple[ContainerReport, ...] | None = None
-    """All containers of the node; left out if the frontend has the present state of them, or the state before
-    ``changes``."""
+    """All containers of the node; left out if the frontend has their present state, or the state to which ``changes``
+    apply."""
     changes: ContainerChanges | None = None
     """Containers that have changed; left out if ``containers`` is present. Only for a frontend whose last answer
     contains ``readsChanges``."""

@@ -223,7 +223,11 @@ class ClaimDirectory:
 
 
 class DirectoryReader:
-    """Keeps the callers on an event loop up to date: one thread at a time reads, and all that wait share its result."""
+    """Reads the claim files for callers on an event loop. One thread reads at a time; waiting callers share its result.
+
+    A caller never gets the result of a read that began before its call, since that read may have missed a change that
+    the caller knows of. It shares the next read with all callers that came in the meantime.
+    """
 
     def __init__(self, directory: ClaimDirectory, changed: Callable[[Mapping[ClaimKey, ClaimFile]], object]) -> None:
         """``changed`` is called with the present claim files after each read that has found a change."""

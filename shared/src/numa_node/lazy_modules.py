@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of other projects that are imported by a library and executed only if they are used.
+"""Third-party modules that a library imports although the services hardly use them: they are executed on first use.
 
-docs/benchmarks.md lists what each of them would cost.
+docs/benchmarks.md lists the memory and time that each of them takes.
 """
 
 import importlib.util

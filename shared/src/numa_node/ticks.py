@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the services do their regular work.
 
-Each wake-up of an idle process costs more than the look at a few files that follows it. So all regular work is done at
-*ticks*: multiples of TICK_SECONDS on the loop's clock, which all processes of a boot share. Timers that end at the same
-tick are one wake-up, whatever their number. A task with nothing to do waits for a *quiet* tick, a multiple of
-QUIET_SECONDS, instead of the next one.
+Waking up an idle process takes more CPU time than the few files that it then reads. Therefore all regular work is done
+at *ticks*: multiples of TICK_SECONDS on the loop's clock, which is the same in all processes on a machine. Any number
+of timers that end at the same tick cause one wake-up. A task with nothing to do waits for the next *quiet* tick, a
+multiple of QUIET_SECONDS.
 """
 
 import asyncio

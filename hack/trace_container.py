@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journeys of one CreateContainer and of its StartContainer: ``python -m hack.trace_container``.
 
-From the bytes of the mux to those of the answer, with a claim of CPUs and one of hugepages, for the first container of
-a pod, after some others. The socket is left out, and what the audit does beside the hooks.
+A journey begins with the bytes that the multiplexer receives and ends with those of the answer. The container is the
+first one of its pod and has a claim of CPUs and one of hugepages; other pods have run before. The socket and the work
+of the audit next to the hooks are not included.
 """
 
 import asyncio

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the modules of others for the images, without docstrings and column numbers: compile.py ROOT DIRECTORY...
+"""Compiles third-party modules for the images, without docstrings and column numbers: compile.py ROOT DIRECTORY...
 
-Each process would keep them in memory: 2.3 MB in the frontend and 1.4 MB in the backend (docs/benchmarks.md). No
-program reads them there, and tracebacks still have the line. Assertions stay. The driver's own modules are compiled by
-compileall, since the documents of the state endpoint are described by docstrings.
+Docstrings and column numbers would take memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
+(docs/benchmarks.md), and are not used there: tracebacks still contain the line. Assertions stay, unlike with -OO. The
+driver's own modules are compiled by compileall, since the state endpoint describes its documents with docstrings.
 
-ROOT is the directory that will be / in the image. The code is used without a look at the source (PEP 552).
+ROOT is the directory that will be / in the image. Python loads the compiled files without checking whether the source
+has changed (unchecked hash, PEP 552).
 """
 
 import ast
@@ -35,7 +36,7 @@ def compiled(source: bytes, name: str) -> bytes:
 
 
 def main(root: str, *directories: str) -> None:
-    """Compiles all modules below some directories. Files that are no Python of this version are left out."""
+    """Compiles all modules below the directories. Skips files that this version of Python cannot parse."""
     for file in sorted(file for directory in directories for file in Path(directory).rglob("*.py")):
         target = Path(cache_from_source(str(file)))
         try:

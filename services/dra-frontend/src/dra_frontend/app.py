@@ -75,9 +75,10 @@ _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between two preflights of a pod that lacks something."""
 _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
-"""Numbers of objects and collections after which the garbage collector runs once the service has started."""
+"""Thresholds of the garbage collector after the start, as in gc.set_threshold()."""
 _SETTLE_SECONDS: Final = 5.0
-"""Time after which the memory of the start is collected. It takes 30 ms, and before it the kubelet waits."""
+"""Time until the garbage of the start is collected. That takes 30 ms, so it is done after the kubelet has registered
+the driver."""
 _log = logging.getLogger(__name__)
 
 
@@ -328,7 +329,7 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
 
 
 def _settle_memory() -> None:
-    """Collects the garbage of the start. What is left lives as long as the process, and is not visited again."""
+    """Collects the garbage of the start. Later collections skip the remaining objects, which stay in use."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

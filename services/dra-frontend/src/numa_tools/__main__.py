@@ -7,8 +7,9 @@ import sys
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
-    # Imports create 40,000 objects, and nearly all of them stay. Full collections visit them all, many times, which
-    # takes a tenth of the time of a start. Only the newest are collected here. app.py sets the service's thresholds.
+    # Imports create 40,000 objects, and nearly all of them stay in use. Full collections would visit all of them many
+    # times, which takes a tenth of the time of a start. So only the youngest objects are collected until app.py sets
+    # the thresholds of the service.
     gc.set_threshold(10_000, 1000, 1000)
     from numa_tools.cli import main as run  # noqa: PLC0415 - see above
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remedies for what the driver reports, by code. Pure.
 
-The service reports problems and warnings with a code (``StatusCode``), and the backend the causes of its problems and
-of rejected containers with theirs (``BackendCode``). Texts are only shown: they contain names and values that users
-choose, and other releases word them differently.
+The service reports each problem and warning with a ``StatusCode``, and the backend reports the cause of each problem
+and of each rejected container as a ``BackendCode``. Texts are shown but never interpreted: they contain names and
+values that users choose, and other releases word them differently.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Cause:
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
 REFUSED: Final = f"change what the message names; {_LOG}"
-"""Remedy for a container that was refused, if the cause has no remedy of its own."""
+"""Remedy for a rejected container if the cause has no remedy of its own."""
 _DAC_OVERRIDE: Final = Cause(
     "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
     "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)"
@@ -118,11 +118,11 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes whose text alone contains what is known, with the remedy if there is one; the log has more."""
+"""Causes without a remedy here: the text contains the details and a remedy if there is one, and the log has more."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause with a code of the backend, or one with the remedy ``otherwise`` for any other code."""
+    """Returns the cause for a code of the backend, or one with the remedy ``otherwise`` for any other code."""
     known = known_code(code)
     return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
 

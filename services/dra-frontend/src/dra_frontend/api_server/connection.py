@@ -56,7 +56,7 @@ class _Session:
     """
 
     def __init__(self, session: aiohttp.ClientSession, proxy: str | None) -> None:
-        """Replaces a session; its connections are taken over. ``proxy`` is for requests that name none themselves."""
+        """Replaces a session and takes over its connections. All requests use ``proxy``; None means no proxy."""
         self._session = aiohttp.ClientSession(
             connector=session.connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -225,8 +225,8 @@ def _client(configuration: Configuration) -> ApiClient:
 
 
 def _proxy_for(server: str) -> str | None:
-    """Returns the proxy of the environment for a server, or None: HTTPS_PROXY and NO_PROXY, as kubectl reads them."""
-    with suppress(ValueError):  # a request to such a server fails, and its error names the cause
+    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, as kubectl does, or None if there is none."""
+    with suppress(ValueError):  # The URL is invalid: the first request fails, and its error contains the cause.
         url = urlsplit(server)
         if url.hostname and not proxy_bypass(url.hostname):
             return getproxies().get(url.scheme)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontend knows of its backend: the lease, and the latest report of every container.
+"""The state of the backend as the frontend received it: the lease, and the latest report of every container.
 
-A report of the backend contains all containers, those that have changed, or none. Changes are merged with the reports
-that are there. The result is the same as if the report had contained all containers, and has the same bounds. If the
-changes do not fit, they are ignored. Then the generation that the frontend answers is not the present one, so that the
-backend sends all containers, and until then the reports are not complete. nri_backend/frontend_link/client.py describes
-the protocol.
+A report of the backend contains all containers, those that have changed, or none. Changes are merged with the stored
+reports. The result is the same as if the report had contained all containers, and is subject to the same limits.
+Changes that do not apply to the stored reports are ignored. The frontend then answers with the generation that it still
+has, so that the backend sends all containers; until these arrive, the reports are not complete. The docstring of
+nri_backend/frontend_link/client.py describes the protocol.
 """
 
 import asyncio
@@ -62,8 +62,8 @@ class Changes(NamedTuple):
 def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
     """Reads the body of ``PUT /v1/backend``: the lease, and the containers' reports.
 
-    The reports are all, those that have changed, or None if they were left out. Raises MalformedError when the body
-    cannot be read; the reports themselves are read by :meth:`BackendView.renew`.
+    The second value is a list of all reports, or the changes, or None if the body contains neither. Raises
+    MalformedError if the body cannot be parsed; :meth:`BackendView.renew` parses the reports themselves.
     """
     document = parse_json(data, MAX_STATE_BYTES, _KIND, "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
@@ -80,7 +80,7 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
 
 
 def _read_changes(document: Any) -> Changes:
-    """Reads changes without the reports in them. Raises MalformedError, also for a container without an ID."""
+    """Parses changes, but not the reports in them. Raises MalformedError, also if an ID is missing or occurs twice."""
     match document:
         case {"since": int(since), "total": int(total)}:
             removed, containers = document.get("removed", []), document.get(CONTAINERS, [])
@@ -98,7 +98,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns a status with those counters and metrics of the last one that it does not contain."""
+    """Returns the status, with the counters and metrics of the one before if it does not contain its own."""
     left_out = {"counters", "metrics"} - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -131,9 +131,9 @@ class Sent(NamedTuple):
     """A report as the backend sent it."""
 
     size: int
-    """Bytes of its shortest form in JSON."""
+    """Bytes of the report as JSON without spaces."""
     digest: bytes
-    """Hash of this form, or empty if the report could not be read."""
+    """Hash of these bytes, or empty if the report could not be parsed."""
 
 
 @dataclass(slots=True)
@@ -141,16 +141,16 @@ class ContainerReports:
     """The reports of all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
-    """Reports in the order of the backend. Of a container whose latest report is unreadable, the one before."""
+    """Reports in the order of the backend. If the latest report of a container is unreadable, the last readable one."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Reasons why a report could not be read, by ID."""
     sent: dict[str, Sent] = field(default_factory=dict)
-    """All reports, the unreadable ones included."""
+    """Sizes and hashes of all reports, including the unreadable ones, in the order of the backend."""
     _named: bool = True
-    """Whether each report has an ID of its own, so that changes can be merged."""
+    """True if each report has an ID and no two have the same, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
-        """Returns other reports instead of these. The object of a report that has not changed stays the same."""
+        """Returns the reports of all containers. A report that has not changed stays the same object."""
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
@@ -159,7 +159,7 @@ class ContainerReports:
         return result
 
     def merged(self, changes: Changes) -> "ContainerReports | None":
-        """Returns these reports with changes, or None if the result is not what the backend has, or too large."""
+        """Returns these reports with changes, or None if the result is too large or is not the state of the backend."""
         result = ContainerReports(self.by_id.copy(), self.unreadable.copy(), self.sent.copy())
         for key in changes.removed:
             result._remove(key)
@@ -169,19 +169,19 @@ class ContainerReports:
             return None
         if sum(one.size + 1 for one in result.sent.values()) > MAX_STATE_BYTES:
             return None
-        if self.unreadable:  # A report that can be read now is not at the end, but at its place.
+        if self.unreadable:  # A report that has become readable was added at the end. Restore the backend's order.
             result.by_id = {key: result.by_id[key] for key in result.sent if key in result.by_id}
         return result
 
     def _read(self, document: Any, before: "ContainerReports") -> None:
-        """Adds a report. The one before it stays if it is the same or this one is unreadable."""
+        """Adds a report. Retains the container's previous one if it is equal, or if this one is unreadable."""
         key = str(_id(document))
         report: ContainerReport | None
         known, data = before.by_id.get(key), _encode(document).encode()
         sent = Sent(len(data), blake2b(data, digest_size=16).digest())
         self.unreadable.pop(key, None)
         try:
-            # To compare what was sent costs a tenth of reading it, and nearly all of it is as before.
+            # Nearly all reports are unchanged, and comparing the hash takes a tenth of the time of parsing.
             report = known if known is not None and sent == before.sent.get(key) else _read_report(document)
         except MalformedError as error:
             self.unreadable[key] = str(error)
@@ -217,9 +217,9 @@ class BackendView:
     _renewed: float = 0.0
 
     def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
-        """Takes a lease and, if they come with it, the reports of all containers or of those that have changed.
+        """Stores a lease and, if the body contained them, the reports of all containers or of those that have changed.
 
-        A report that was overtaken by a later one is ignored.
+        Ignores a report that arrives after a later one.
         """
         if self._is_overtaken(status):
             return
@@ -241,7 +241,7 @@ class BackendView:
         self._reports, self.containers, self.unreadable = reports, reports.by_id, unreadable
 
     def _found(self, status: BackendStatus, reports: Iterable[Any] | Changes | None) -> ContainerReports | None:
-        """Returns the reports of all containers, or None if they were left out or cannot be merged."""
+        """Returns the reports of all containers, or None if none were sent or the changes cannot be merged."""
         if not isinstance(reports, Changes):
             return None if reports is None else self._reports.replaced(reports)
         fits = 0 < self.generation == reports.since < status.generation
@@ -250,7 +250,8 @@ class BackendView:
     def _is_overtaken(self, status: BackendStatus) -> bool:
         """Returns True if a report was made before the last one, but arrived after it on an older connection.
 
-        After the lease has ended any report is accepted, so that no time that a report contains blocks later ones.
+        Once the lease has ended, any report is accepted. Otherwise a report with a time in the future would block all
+        later ones.
         """
         if self.status is None or self.clock() - self._renewed > LEASE_SECONDS:
             return False
@@ -312,7 +313,7 @@ class BackendView:
 
     @property
     def conditions(self) -> tuple[Notice, ...]:
-        """Conditions of the node that the backend reports and an operator should change; each code at most once."""
+        """Conditions of the node that the backend reports and an operator should resolve; each code at most once."""
         status, found = self.status, list[Notice]()
         if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
             found.append(Notice(code=StatusCode.STATIC_MANAGER, text=_STATIC_MANAGER.format(" and ".join(pins))))

@@ -118,9 +118,9 @@ class DeviceStatus:
             self._compare(uid)
 
     async def write_some(self) -> bool:
-        """Writes what is due, if the backend of this pod was the last to enforce here. Raises nothing.
+        """Writes the statuses that are due, if the backend of this pod was the last to enforce here. Raises nothing.
 
-        Returns True while a claim is to be written.
+        Returns True if more claims have to be written.
         """
         status = self._backend.status
         if status is None or not status.active:

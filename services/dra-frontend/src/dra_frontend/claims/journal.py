@@ -79,12 +79,12 @@ class Journal:
         """True once this instance has read entries. If an instance ran before this one and this is False, the entries
         of that instance are lost."""
         self._seen: tuple[int, ...] = ()
-        """Time stamp, inode and device of the file when it was read; empty if a later change might have the same."""
+        """Time stamp, inode and device of the file when it was read. Empty if a later change might not alter them."""
         self.foreign = True
         """True if another instance may have written the journal, and so changed claims, since this one last did."""
 
     def is_current(self) -> bool:
-        """Returns True if the file's time stamp shows that the entries are the present ones. Makes one system call."""
+        """Returns True if the file's time stamp shows that the entries are up to date. Makes one system call."""
         try:
             return bool(self._seen) and not self.problem and _status_of(self._path.stat()) == self._seen
         except OSError:
@@ -194,18 +194,20 @@ def _status_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 class _Lines:
-    """The lines of the entries. All but one are the same at each write, so those of the last one are retained."""
+    """The lines of the entries. A write changes only one or two of them, so the lines of the last write are cached."""
 
     def __init__(self) -> None:
         self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
-        """By claim: its name and CPUs, and the line that was made from these very objects."""
+        """For each claim its name and CPUs, and the line made from them. The line is reused while the name is equal and
+        the CPUs are the same object."""
         self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}
 
     def dump(self, entries: Entries) -> bytes:
         """Returns a line for each entry. If they do not fit, names and records are left out, then the CPUs of claims.
 
-        The author of a claim decides how many requests it has and how long their names are, and these are in the lists
-        of CPUs. Without the list a lost claim is still known to be lost. Raises OSError if the lines do not fit either.
+        A list of CPUs contains the names of the claim's requests, and the author of the claim chooses their number and
+        length. A line without the list still shows after a loss that the claim existed. Raises OSError if even these
+        lines do not fit.
         """
         head = _line({"unlisted": True}) if entries.unlisted else b""
         data = b"".join([head, *self._whole(entries)])

@@ -176,7 +176,7 @@ class HugepagesOnDemand:
     async def provide(self) -> bool:
         """Resizes the pools and answers the claims that wait for that. Raises nothing.
 
-        Returns True: the scheduler waits for the answers, so claims are looked for at each tick.
+        Returns True, so that it is called at each tick: the scheduler waits for the answers.
         """
         with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
             await self._follow_shortages()

@@ -69,7 +69,7 @@ class Reconciler:
                     await news.wait()
 
     async def follow_reports(self) -> bool:
-        """Does what follows from the reports that changed since the last time. Raises nothing.
+        """Updates the records to the reports that have changed since the last call. Raises nothing.
 
         Returns False if that was not possible for all of them.
         """
@@ -139,10 +139,11 @@ class Reconciler:
         self._detached = self._store.detached
 
     async def sweep_some(self) -> bool:
-        """Compares the records of one claim with it, if this instance leads: each in its turn. Raises nothing.
+        """Compares the records of the next claim with the claim, if this instance leads. Raises nothing.
 
-        One at a time is a claim in two seconds at most. Only a claim whose release the kubelet never asked for waits.
-        Returns True while claims of this sweep remain.
+        A sweep reads one claim at each tick, so that it causes at most one request in two seconds. Such a delay only
+        concerns claims that are gone although the kubelet has not released them. Returns True while claims of this
+        sweep remain.
         """
         if not self._backend.leads:
             return False

@@ -102,9 +102,9 @@ class Recovery:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
-        """Rebuilds lost records at each tick, or as soon as a Prepare waits for it. Runs for ever.
+        """Rebuilds lost records at each tick, or at once if a Prepare waits for one. Runs for ever.
 
-        If nothing is lost, a round at each quiet tick finds records that overlap.
+        While no record is lost, it looks for records that overlap, at each quiet tick.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._list())

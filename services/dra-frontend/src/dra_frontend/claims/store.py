@@ -133,10 +133,11 @@ class ClaimStore:
 
     @property
     def is_settled(self) -> bool:
-        """True if a transaction that changes nothing would find nothing to do.
+        """True if a scan would find nothing to do, so that it can be omitted.
 
-        The time stamps of directory and journal show that no file has changed, no release is under way, and no file is
-        lost. This makes two system calls. Both files are in memory on a node, so it may be called on the event loop.
+        No release is in progress, no file is lost, and the time stamps of the directory and the journal show that
+        neither has changed. This takes two system calls. On a node both are in memory, so it may be called on the event
+        loop.
         """
         ledger, view = self._ledger, self._files.view
         pending = ledger.releasing or ledger.absent or ledger.files is not view.files
@@ -144,7 +145,7 @@ class ClaimStore:
 
     @property
     def has_files(self) -> bool:
-        """True if the CDI directory contains claim files, also unreadable ones."""
+        """True if the CDI directory contains claim files, including unreadable ones."""
         return bool(self._files.view.files or self._files.view.problems)
 
     @property
@@ -215,7 +216,7 @@ class ClaimStore:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
-        # After the callback of shield(), so that the caller continues before those that wait for the news.
+        # Added after the callback of shield(), so that the caller continues before the readers of record changes.
         job.add_done_callback(partial(self._finish, transaction, unacked))
         return await answer
 

@@ -54,14 +54,14 @@ _INSTEAD: Final = {
 
 
 class MisfitKind(StrEnum):
-    """Kinds of misfits of machine and configuration. The doctor has a remedy for each."""
+    """Kinds of mismatches between machine and configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
-    """A setting names CPUs or a NUMA node that are offline or not present."""
+    """A setting names CPUs that are offline or not present, or such a NUMA node."""
     NOTHING_LEFT = "nothing left"
     """Settings leave nothing for claims."""
     DOUBT = "doubt"
-    """Files of the kernel contradict each other or are missing."""
+    """Files of sysfs contradict each other or are missing."""
     NO_PAGE_SIZE = "no page size"
     """A setting names a size of hugepages that the kernel does not have."""
     TOO_LONG = "too long"
@@ -70,7 +70,7 @@ class MisfitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Something in which machine and configuration do not fit each other at present."""
+    """A mismatch between the present machine and the configuration."""
 
     kind: MisfitKind
     text: str

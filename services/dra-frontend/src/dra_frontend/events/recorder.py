@@ -202,7 +202,7 @@ class EventRecorder:
             _log.warning("event", extra=fields)
 
     async def write_due(self) -> bool:
-        """Writes the Events that are due. Raises nothing. Returns True if more are due, or will be at the next tick."""
+        """Writes the Events that are due. Raises nothing. Returns True if more are due now or by the next tick."""
         self._forget_old(self._clock())
         self._failures.keep(self._per_namespace)
         self._failures.begin()

@@ -30,10 +30,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         self._driver = driver
         self._responses = responses
         self._handlers: dict[str, Any] = {}
-        """The handlers of methods that were called, by path. Two servers with the same services share them."""
+        """Handlers of the methods that have been called, by path. Servers with the same services share them."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Returns a handler that parses the request and serializes the response itself, or None if there is none."""
+        """Returns a handler that parses the request and serializes the response, or None if there is no such method."""
         if call.method not in self._handlers:
             handler = await continuation(call)
             if handler is None:
@@ -42,7 +42,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         return self._handlers[call.method]
 
     def _handler(self, handler: Any, method: str) -> Any:
-        """Returns the handler of a method around the one of the service."""
+        """Returns a handler that calls the handler of the service and turns its exceptions into answers."""
 
         async def unary(data: bytes, context: Any) -> bytes:
             try:

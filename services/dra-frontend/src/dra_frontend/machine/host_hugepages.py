@@ -19,8 +19,8 @@ from dra_frontend.machine.model import HugepagePool
 PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
-# Consecutive samples for which an increase must last before it counts; a program may test and release. Samples are two
-# seconds apart as long as they differ from the counted pages.
+# Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
+# a test and release them. Samples are two seconds apart while they differ from the counted pages.
 RISE_SAMPLES: Final = 2
 # The same for a decrease: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
 FALL_SAMPLES: Final = 5

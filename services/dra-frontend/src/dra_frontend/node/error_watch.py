@@ -35,7 +35,7 @@ class ErrorWatch:
         return self._clock() >= self._due
 
     def read(self, machine: Machine) -> None:
-        """Reads the counters of a machine, some files of sysfs for each memory controller. Raises nothing."""
+        """Reads the error counters of a machine: a few files of sysfs for each memory controller. Raises nothing."""
         self._due = self._clock() + _EVERY_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
         unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())

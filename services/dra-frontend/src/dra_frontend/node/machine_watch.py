@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as it is now: its fingerprint at each quiet tick, and a full discovery when that has changed.
+"""The present machine: reads its fingerprint at each quiet tick, and discovers it again if the fingerprint has changed.
 
-The event loop itself reads the fingerprint. Its files are counters in memory, which the kernel prints without a lock
-that another operation holds for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage
-counters in mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the groups under RCU. Some tens of
-files take a millisecond; two switches to a thread and back took as long, and were most wake-ups of the process.
+The event loop itself reads the fingerprint. The kernel prints these files from memory, without a lock that another
+operation holds for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage counters in
+mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the groups under RCU. A few dozen files take a
+millisecond. Reading them in a thread took as long again for the two switches, and caused most of the process's
+wake-ups.
 """
 
 import asyncio
@@ -108,10 +109,11 @@ class MachineWatch:
         return self._host_pages.counted
 
     async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Reads at each quiet tick, and calls ``changed`` after each read, as claims change too. Runs for ever.
+        """Reads at each quiet tick, and calls ``changed`` after each read, since claims change as well. Runs for ever.
 
-        It reads at each tick while the pages in use by host processes change, and if hugepages are allocated on demand:
-        their claims wait until new pages were read. ``pause`` replaces these waits.
+        While the number of pages in use by host processes changes, it reads at each tick. It also does so if hugepages
+        are allocated on demand, since claims wait until new pages have been read. ``pause`` replaces the wait for the
+        next tick, for tests.
         """
         while True:
             busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets to listen on. Those of unix are placed whole, and removed only by the one who made them.
+"""Sockets to listen on. A unix socket is renamed into place once it is bound, and removed only by its creator.
 
-During a rolling update another instance may have put its own socket under our name (a fixed ``dra.sock``), so a file
-is removed only while it still is the very inode that was placed. All functions here touch the file system and block,
-except ``is_gone``.
+During a rolling update another instance may have put its own socket under the same name (a fixed ``dra.sock``), so a
+file is removed only if it still has the inode of the socket that was placed. All functions here use the file system and
+block, except ``is_gone``.
 """
 
 import os
@@ -42,10 +42,10 @@ class PlacedSocket:
         return cls(path, status.st_dev, status.st_ino)
 
     def is_gone(self) -> bool:
-        """Returns True if another process has removed the file or replaced it by something else than a socket.
+        """Returns True if another process has removed the file, or replaced it with something other than a socket.
 
-        Raises OSError. Does not wait for a disk as long as the file is in its place: the kernel keeps the directory
-        entry of a bound socket in memory, and those of the directories above it (unix_bind() in net/unix/af_unix.c).
+        Raises OSError. It does not wait for a disk while the file exists: the kernel keeps the directory entry of a
+        bound socket in memory, and so those of the directories above it (unix_bind() in net/unix/af_unix.c).
         """
         there = _status(self.path)
         return there is None or not stat.S_ISSOCK(there.st_mode)

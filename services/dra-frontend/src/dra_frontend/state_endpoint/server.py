@@ -38,7 +38,7 @@ _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Connections of a flood that are accepted before other work of the event loop has its turn."""
 _IDLE_SECONDS: Final = 60
-"""Time between two requests after which a connection is ended. The backend reports at least every RENEW_SECONDS."""
+"""Time without a request after which a connection is closed. It exceeds RENEW_SECONDS, the backend's longest pause."""
 _BACKLOG: Final = 1024
 """Connections that wait in the kernel in the meantime (listen(2))."""
 

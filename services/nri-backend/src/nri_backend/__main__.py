@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
-    # Imports create 40,000 objects, and nearly all of them stay. Full collections would visit them all, many times.
-    # Only the newest are collected here. app.py sets the service's thresholds.
+    # Imports create 40,000 objects, and nearly all of them stay in use. Full collections would visit all of them many
+    # times. So only the youngest objects are collected until app.py sets the thresholds of the service.
     gc.set_threshold(10_000, 1000, 1000)
-    add_lazy_modules("google.protobuf.internal.python_message")  # protobuf is used by its C implementation
+    add_lazy_modules("google.protobuf.internal.python_message")  # replaced by C code
     from nri_backend.app import main as run  # noqa: PLC0415
 
     return run(["--version"] if arguments == ["version"] else arguments)

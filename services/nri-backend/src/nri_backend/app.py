@@ -162,7 +162,7 @@ class Backend:
         self._news.set()
 
     def lease(self) -> BackendStatus:
-        """Returns the present status without counters and metrics."""
+        """Returns the present status without counters and metrics, in less time than status()."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(

@@ -18,13 +18,13 @@ _BY_ERRNO: Final = {
 class Problem(str):
     """A sentence with the code of its cause. The empty sentence (NO_PROBLEM) stands for no problem.
 
-    It is a ``str``, so that it is logged and put into other sentences as one. These are plain strings: a sentence that
-    contains that of a problem gets the code explicitly.
+    It is a ``str``, so that it can be logged and inserted into other sentences. The result of inserting it is a plain
+    string; its code must be passed on explicitly.
     """
 
     __slots__ = ("code",)
     code: BackendCode | None
-    """Code of the cause; None if there is no problem or nothing to repair."""
+    """Code of the cause, or None if there is no problem, or a cause that an operator need not repair."""
 
     def __new__(cls, text: str, code: BackendCode | None) -> Self:
         """Returns the sentence ``text`` with a code."""
@@ -42,18 +42,19 @@ NO_PROBLEM: Final = Problem("", None)
 
 
 def read_problem(text: str, code: str) -> Problem:
-    """Returns a problem that was stored as text and code. It has no code if this release does not know that one."""
+    """Returns a problem that was stored as text and code. Its code is None if it is not one of this release."""
     return Problem(text, BackendCode(known) if (known := known_code(code)) else None)
 
 
 class CodedError(Exception):
-    """An error that knows the code of its cause."""
+    """An error with the code of its cause."""
 
     code: BackendCode
 
 
 def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
-    """Returns the code of an error or of its direct cause: its own one, or that of its errno, or ``otherwise``."""
+    """Returns the code of an error: its own, or that of its errno, or one of these of its direct cause, or
+    ``otherwise``."""
     for one in (error, error.__cause__):
         if isinstance(one, CodedError):
             return one.code
@@ -65,7 +66,7 @@ def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
 def joined(problems: Sequence[Problem]) -> Problem:
     """Returns several problems of one cgroup as one, or NO_PROBLEM for an empty sequence.
 
-    Its code is the first that explains why a setting is not in effect.
+    Its code is the first one that is not SETTINGS_NOT_APPLIED, since that names only the effect.
     """
     codes = [one.code for one in problems]
     specific = (code for code in codes if code is not BackendCode.SETTINGS_NOT_APPLIED)

@@ -84,7 +84,7 @@ _CODES: Final = {
     Reason.UNSUPPORTED: BackendCode.CLAIM_UNSUPPORTED,
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
 }
-"""Code of a rejection by its reason, unless the problem that has caused it has a code of its own."""
+"""Code of a rejection by its reason, for rejections that are not caused by a problem with a code of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Rejection:
     about: tuple[ClaimUse, ...] = ()
     """Every claim that the container names and may not use."""
     cause: BackendCode | None = None
-    """Code of the problem that has caused the rejection; None if there is none beside the reason."""
+    """Code of the problem that caused the rejection, or None if the reason is the only cause."""
 
     @property
     def problem(self) -> Problem:

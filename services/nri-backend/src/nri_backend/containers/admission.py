@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admission of a container: what must leave its CPUs first, why it is rejected, and the answers to the runtime.
+"""The admission of a container: the containers that must leave its CPUs first, rejections, and answers to the runtime.
 
 A container with CPUs of its own is admitted when no other container is, or may be, on these CPUs. The check is made
 once per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
 
-    Three kinds may stay: an earlier life of the same container and containers that share its claim, unless they have
-    ended and one of the two cgroups is, or is to become, a partition; and containers that the kernel moves when the
-    partition is made.
+    Containers of two kinds may stay. The first are containers that the kernel moves when the claim container becomes a
+    partition. The second are earlier lives of the same container and containers that share its claim; but these must
+    leave if they have ended and one of the two cgroups is a partition or is about to become one.
     """
     if not (own := tracked.entitlement.cpus):
         return []
@@ -53,8 +53,8 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
     """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
 
-    They are returned by id, each with its cgroup as in its identity. ``in_pod``: only those of its own pod. In pool
-    mode these are all containers of the node, so their groups are joined without a look at each of them.
+    The result maps container ids to cgroups. With ``in_pod`` it contains only containers of the same pod. In pool mode
+    it can contain every container of the node, so whole classes are copied instead of checking each container.
     """
     if not (own := tracked.entitlement.cpus):
         return {}

@@ -64,7 +64,7 @@ class Desired:
     """Online CPUs if ``cpuset.cpus`` itself is compared, where an empty file stands for all of them; else empty. The
     effective set cannot be compared while other cgroups are partitions, since it changes with these."""
     lazy: bool = False
-    """True if a member of the pool keeps the part of the pool that it has, without CPUs that were added later."""
+    """True if a member of the pool may run on a part of the pool. CPUs that the pool has gained are not added then."""
     needs_cpuset: bool = True
     """True if a missing ``cpuset.cpus`` is a difference. False for members of the pool while no CPU is held."""
     exact: bool = False

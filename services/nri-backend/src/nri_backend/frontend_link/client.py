@@ -11,13 +11,13 @@ without all containers acknowledges another generation, the frontend has restart
 containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet:
 none are reported, and the frontend retains those that it has.
 
-A report is sent after each change of the status or of a container, at most ten times a second. Whether anything has
-changed is also compared at every tick, since parts of the status change without an event; while the node is idle, only
-every RENEW_SECONDS. If nothing has changed, a report is sent every RENEW_SECONDS, so that the lease goes on. Counters
-and metrics are in these reports; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
+A report is sent after each change of the status or of a container, at most ten times a second. Parts of the status
+change without an event, so the status is also compared with the last one at every tick, or every RENEW_SECONDS while
+the node is idle. If nothing has changed, a report is sent every RENEW_SECONDS to renew the lease. These reports contain
+counters and metrics; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
 
-A frontend of an older release does not answer that it reads changes. It gets all containers and all metrics in each
-report with a change, and a report every FORMER_RENEW_SECONDS.
+The answers of a frontend of an older release do not contain ``readsChanges``. Such a frontend gets a report every
+FORMER_RENEW_SECONDS, always with metrics, and with all containers if one of them has changed.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
 generation N, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that
@@ -50,8 +50,8 @@ RATE_PER_SECOND: Final = 6
 RECORDS_PAUSE_SECONDS: Final = 0.02
 """Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
 RETRY_SECONDS: Final = 0.05
-"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS: it starts,
-and registers with the kubelet when the first report has arrived."""
+"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. It is
+probably starting then, and it registers with the kubelet only after the first report."""
 RESTART_SECONDS: Final = 10.0
 ABSENT_SECONDS: Final = 60.0
 """Time after which a frontend that has never answered is logged as a warning: its socket may not be mounted."""
@@ -80,7 +80,8 @@ class FrontendClient:
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
     changed, and after a reconnection, since a change may have been missed. ``lease`` returns the status without
     counters and metrics, which takes less time; by default it is ``status``. ``is_idle`` returns True while the node
-    has no claims: nothing is at stake then if a change of the status is reported a few seconds later.
+    has no claims. In that case a change of the status without an event may be reported a few seconds later, since no
+    claim depends on it.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides when the frontend gets a report, and what the report contains. No I/O. client.py describes the protocol."""
+"""Decides when a report is sent to the frontend and what it contains. No I/O. client.py describes the protocol."""
 
 from collections.abc import Callable
 from math import inf
@@ -11,12 +11,12 @@ from numa_node.ticks import TICK_SECONDS
 from nri_backend.frontend_link.reports import Reports
 
 _LATE_SECONDS: Final = 0.5
-"""How late a regular report may be, so that one that is made a moment after its tick does not move the next one to an
-earlier tick."""
+"""Tolerance for the age of a report. A regular report is sent a moment after its tick. Without the tolerance it would
+be too old a moment after the tick one period later, so that the next report would be sent one tick earlier."""
 
 
 class Exchange:
-    """The reports and answers on one connection. Times are those of the monotonic clock."""
+    """The reports and answers on one connection. Times are in seconds of the monotonic clock."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
@@ -27,7 +27,7 @@ class Exchange:
         self._acked = 0
         """Generation of the containers that the frontend has; 0 if all containers have to be sent."""
         self._reads_changes = False
-        """Whether the frontend is of a release that reads changes."""
+        """True if the frontend is of a release that reads changes."""
         self._reported_at = -inf
         """Time of the last report."""
         self._measured_at = -inf
@@ -41,7 +41,7 @@ class Exchange:
     def is_due(self, lease: BackendStatus, now: float, pause: float = TICK_SECONDS) -> bool:
         """Returns True if a report has to be sent. ``lease`` is the status without counters and metrics.
 
-        ``pause`` is the time until this is asked again: the report is due if it would be too late then.
+        ``pause`` is the time until the next call. A report is also due if the last one will be too old by then.
         """
         generation = self._reports.refresh()
         is_known = generation == self._generation == self._acked
@@ -59,7 +59,7 @@ class Exchange:
     def take_answer(self, answer: StateAnswer) -> bool:
         """Handles the answer to the last request. Returns True if all containers have to be sent at once.
 
-        That is so if the request did not contain all of them, and the frontend has lost those that it had, or cannot
+        That is the case if the request did not contain all of them, and the frontend has lost its containers or cannot
         merge the changes.
         """
         had_containers, is_known = self._acked > 0, answer.generation == self._generation
@@ -68,5 +68,5 @@ class Exchange:
         return had_containers and not is_known
 
     def _is_old(self, at: float, then: float) -> bool:
-        """Returns True if something that was sent at a time will be too old at another time."""
+        """Returns True if a report that was sent at the time ``at`` will be too old at the time ``then``."""
         return then > at + self.period + _LATE_SECONDS

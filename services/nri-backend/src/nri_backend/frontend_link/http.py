@@ -36,7 +36,7 @@ TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
 
 
 class _Reader(asyncio.StreamReader):
-    """A stream that reports its end at once, not only to a caller that reads from it."""
+    """A stream that calls a function when the peer closes the connection, even while no caller reads from it."""
 
     def __init__(self, ended: Callable[[], object]) -> None:
         super().__init__(limit=_MAX_HEAD_BYTES)
@@ -82,7 +82,7 @@ class HttpConnection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection cannot be used for another request."""
+        """True if the connection cannot be used for another request."""
         return self._reader.at_eof() or self._reader.exception() is not None
 
     async def ask(
@@ -128,7 +128,7 @@ class HttpConnection:
         if body:
             headers.append(("content-type", "application/json"))
         request = h11.Request(method=method, target=target, headers=headers)
-        # In one write, since each one may wake the frontend.
+        # One write, since each write may wake the frontend.
         events = (request, h11.Data(data=body), h11.EndOfMessage())
         self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         await self._writer.drain()

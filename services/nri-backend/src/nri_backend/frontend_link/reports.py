@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serializes the reports of all containers for the frontend, and numbers their changes with a generation. No I/O.
 
-The serialized report of each container is cached: one whose state has not changed costs only its bytes in a body with
-all containers, and nothing in a body with changes. client.py describes the protocol.
+The serialized report of each container is cached and is made again only if the container has changed. A body with all
+containers is assembled from the cached reports; one with changes contains only the new ones. client.py describes the
+protocol.
 
 The order of the containers is a part of their state. A container keeps its place as long as it is reported, and a new
-one comes last. So a reader that merges changes has the same order as one that reads all containers.
+one is added at the end. So a reader that merges changes has the same order as one that reads all containers.
 """
 
 import json
@@ -48,9 +49,9 @@ _STATES: Final[dict[Phase, ContainerState]] = {
 }
 _EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
 _MEASUREMENTS: Final = frozenset({"counters", "metrics"})
-"""Fields that a frontend which reads changes retains if a report does not contain them."""
+"""Fields that a report may leave out. A frontend that reads changes then retains their previous values."""
 _ENVELOPE_BYTES: Final = 64
-"""Upper bound of the bytes of a body that belong neither to the status nor to a container."""
+"""Maximum size of the parts of a body other than the status and the containers, in bytes."""
 _Serialized = Mapping[str, tuple[Tracked, bytes]]
 """Containers and their serialized reports, by container id."""
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Reports:
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
         self._sent: tuple[int, _Serialized] = (0, {})
-        """Generation and containers of the last body that contained containers. Changes are relative to it."""
+        """Generation and containers of the last body with containers or changes, the base of the next changes."""
 
     def refresh(self) -> int:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
@@ -91,9 +92,10 @@ class Reports:
     def body(self, status: BackendStatus, acked: int, *, reads_changes: bool = False) -> bytes:
         """Returns a request body with the status, and the containers unless ``acked`` is the current generation.
 
-        ``acked`` is the generation of the containers that the frontend has. If ``reads_changes``, and it has those of
-        the last body, only the changes are sent, unless all containers are shorter. If all containers together exceed
-        the frontend's limit, they are omitted, and so are changes; the generation shows that they are missing.
+        ``acked`` is the generation of the containers that the frontend has. If it is that of the last body, and the
+        frontend reads changes, the body contains only the changes, unless all containers are shorter. If all containers
+        together exceed the frontend's limit, neither they nor changes are sent; the generation shows that they are
+        missing.
         """
         left_out = {*_MEASUREMENTS} - status.model_fields_set
         document = status.model_copy(update={"generation": self.generation})
@@ -113,12 +115,12 @@ class Reports:
 
 
 def _merged_order(before: Iterable[str], now: Mapping[str, object]) -> list[str]:
-    """Returns the ids of ``now``: first those that were there before, in the order of ``before``."""
+    """Returns the ids of ``now`` in the order that results from merging: those of ``before`` first, then new ones."""
     return [id_ for id_ in dict.fromkeys((*before, *now)) if id_ in now]
 
 
 def _changes(base: int, before: _Serialized, now: _Serialized) -> bytes:
-    """Returns the ContainerChanges from one state to another."""
+    """Returns the ContainerChanges that turn ``before`` into ``now``. ``base`` is the generation of ``before``."""
     removed = [id_ for id_ in before if id_ not in now]
     changed = _array(data for id_, (_, data) in now.items() if id_ not in before or before[id_][1] != data)
     head = json.dumps({"since": base, "total": len(now), "removed": removed})
@@ -126,7 +128,7 @@ def _changes(base: int, before: _Serialized, now: _Serialized) -> bytes:
 
 
 def _with_field(document: bytes, key: str, value: bytes) -> bytes:
-    """Returns a serialized object that is not empty, with one more field."""
+    """Adds a field to a serialized object, which must not be empty, and returns the result."""
     return document[:-1] + f",{json.dumps(key)}:".encode() + value + b"}"
 
 

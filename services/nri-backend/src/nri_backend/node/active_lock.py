@@ -3,13 +3,12 @@
 
 Several instances run at the same time while a DaemonSet is updated with surge, and only one of them may enforce.
 
-The lock is a flock(2) on the file, and it counts only while the file has the name ``active.lock``. When the holder
-dies, however that happens, the kernel releases the lock. Standbys poll for it, so one of them takes over within
-POLL_SECONDS.
+The lock is a flock(2) on the file, and it is valid only while the file has the name ``active.lock``. When the holder
+ends for any reason, the kernel releases the lock. Standbys poll for it, so one of them takes over within POLL_SECONDS.
 
-The heartbeat is for a holder that does not die: one that is frozen, or that has lost its connection to the runtime. At
-every tick, or more rarely while the node is idle, the holder writes its name, the time, whether it is synchronized with
-the runtime, and the interval of its heartbeats into the file.
+The heartbeat detects a holder that still runs but does not work: one that is frozen, or that has lost its connection to
+the runtime. At every tick, or more rarely while the node is idle, the holder writes its name, the time, whether it is
+synchronized with the runtime, and the interval of its heartbeats into the file.
 
 A stale take-over replaces such a holder. A standby that is itself synchronized waits for the time of three heartbeats
 after the last heartbeat of a synchronized holder; a new holder, or a reconnection of the standby, starts this grace
@@ -96,7 +95,7 @@ class ActiveLock:
             self.beat()
 
     def set_idle(self, *, idle: bool) -> None:
-        """Sets the interval of heartbeats. One that contains the new interval is written at once."""
+        """Sets the interval of heartbeats, and writes one with the new interval at once."""
         self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
         if self._held:
             self.beat()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the files of cgroups (cgroup-v2.rst), and the kubelet's original limits, an attribute of a cgroup.
 
-Nothing here knows the desired content of a file. Every call blocks.
+Plans with the desired content of the files are computed elsewhere (containers/plan.py). Every call blocks.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class MissingFileError(CgroupAccessError):
 
 
 def access_error(error: OSError, file: str, reason: str, text: str = "") -> CgroupAccessError:
-    """Returns the error for an access that the kernel has refused, with the code of its errno."""
+    """Returns the error for an access that has failed, with the code of its errno."""
     refused = CgroupAccessError(file, reason, text)
     # This file system is never full: ENOSPC means that a cpuset would have no CPU.
     refused.code = CgroupAccessError.code if error.errno == errno.ENOSPC else code_of(error, CgroupAccessError.code)

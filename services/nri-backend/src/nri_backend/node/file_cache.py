@@ -46,7 +46,8 @@ class FileCache:
         self._opened: dict[str, dict[str, int]] = {}
         """Descriptors of ``_Look.opened``, by the file's name and its cgroup."""
         self._closings = 0
-        """Number of times that descriptors were closed. A reading during which it has changed may be of other files."""
+        """Number of times that descriptors were closed. If it changes during a read, one of the numbers may belong to
+        another file by then, so the read is repeated."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
@@ -82,8 +83,8 @@ class FileCache:
         ``paths`` contains the cgroup of each key. A key is left out if its last reading lacks the file, or if the file
         cannot be read.
         """
-        # A start reads a file of each container of the node here. The data of hundreds of containers is in no cache of
-        # the processor, so a loop that looks at each of them takes several times as long as the reads.
+        # A start reads a file of each container of the node here. The Python objects of hundreds of containers are not
+        # in the processor's caches, so a loop over them would take several times as long as the reads.
         closings, opened = self._closings, self._opened.get(name, {})
         descriptors = dict(zip(paths, map(opened.get, paths.values()), strict=True))
         known = {key: descriptor for key, descriptor in descriptors.items() if descriptor is not None}

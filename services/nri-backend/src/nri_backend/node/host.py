@@ -30,8 +30,8 @@ def possible_cpus(host_root: str) -> frozenset[int]:
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], Problem] = lambda: NO_PROBLEM) -> Host:
     """Reads the node below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
 
-    ``partition_obstacle`` returns why this process may not create partitions, or NO_PROBLEM. It is called only if the
-    kernel of the tree supports them.
+    ``partition_obstacle`` returns the reason why this process may not create partitions, or NO_PROBLEM. It is called
+    only if the kernel of the tree supports them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
@@ -49,7 +49,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
 
 
 class HostReader:
-    """Reads the machine again for the callers on an event loop."""
+    """Reads the machine for callers on an event loop."""
 
     def __init__(self, read: Callable[[], Host], changed: Callable[[Host], object]) -> None:
         """``read`` is read_host() with its arguments. ``changed`` is called with each reading."""
@@ -64,8 +64,8 @@ class HostReader:
         """Reads the present machine. While it cannot be read, the last reading stays in force."""
         try:
             if self._partitions:
-                # Then two files of sysfs are read, which the kernel prints from memory. Otherwise the reading looks for
-                # the obstacle to partitions in cgroups, too, where kernel calls may hang.
+                # This reads only two files of sysfs, which the kernel prints from memory. Without partitions it also
+                # looks for the obstacle in cgroups, where kernel calls may hang.
                 host = self._read()
             else:
                 host = await asyncio.to_thread(self._read)

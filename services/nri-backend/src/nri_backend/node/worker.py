@@ -2,8 +2,8 @@
 """One worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
 A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
-the event loop never writes one, and two jobs never write at the same time: the last value written is the latest one
-that was wanted. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
+the event loop never writes one. Two jobs never write at the same time, so that the value written last is also the one
+requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
 comes. A job of the audit ends after JOB_SECONDS, with the rest of its steps left to a later job; this is the longest
 time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
 
@@ -96,10 +96,10 @@ class CgroupWorker:
     async def work(
         self, plan: Callable[[], Sequence[Step[Result]]], late: Callable[[list[Result]], object] | None = None
     ) -> list[Result]:
-        """Takes some steps of a job of the audit, at least the first; returns their results in order.
+        """Runs steps of a job of the audit for JOB_SECONDS, at least the first; returns their results in order.
 
-        A job that is passed by returns the results that it has. ``late`` is called with the result of its hung step
-        once that has ended.
+        If the job is passed by, the results of the steps that have ended are returned. ``late`` is called with the
+        result of the hung step once it has ended.
         """
         job, running = await self._run(plan, self._background, late)
         if running.done() and not running.cancelled():

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit: one loop that moves misplaced containers and keeps all cgroups in sync, outside the hooks.
 
-The loop runs a *round* at each tick (TICK_SECONDS, or IDLE_SECONDS while the node has no claims and its state does not
-change: then no container's CPUs are at stake), and at once when an event sets ``signals.audit``: the pool or a
-claim file has changed, a start waits for other containers to leave, the kernel has changed a partition or has reported
-a memory event, a container has ended, or a kernel call that hung has returned. A round does this, in this order:
+The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
+changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
+a container has ended, or a kernel call that hung has returned. A tick is every TICK_SECONDS. While the *idle pace* is
+set it is every IDLE_SECONDS: the node has no claims and its state does not change, so no claim can be violated. The
+pace is decided at the end of each tick (``_may_be_idle``), and every change of the state ends it at once (``_wake``).
+
+A round does this, in this order:
 
 1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
 2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this. Those of ended
@@ -14,10 +17,10 @@ a memory event, a container has ended, or a kernel call that hung has returned. 
 5. It counts killed processes in pods with a memory event.
 6. It marks containers as stopped whose last process has ended (``_reap``).
 
-A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs
-and nodes of containers for which no event reports a change. A *full* audit (FULL_SECONDS) adds limits and the cgroups
-above containers. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) it covers all running containers,
-even if nothing has changed since their last reading, and retries partitions that the kernel has refused.
+A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
+containers for which no event reports a change. A *full* audit (FULL_SECONDS) adds limits and the cgroups above
+containers. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) it covers all running containers, even if
+nothing has changed since their last reading, and retries partitions that the kernel has refused.
 """
 
 import asyncio
@@ -79,7 +82,7 @@ class Schedule:
 
 
 class IdleChanged(Protocol):
-    """Called when the time between two ticks has changed. ``idle``: it is IDLE_SECONDS now."""
+    """A function that is called when the idle pace begins (``idle=True``) or ends."""
 
     def __call__(self, *, idle: bool) -> object:
         """Handles the change."""
@@ -136,16 +139,20 @@ class Auditor:
         self._next.tick = self._next.full = self._next.everyone = 0.0
         self._reconciler.signals.audit.set()
 
+    def request_full(self) -> None:
+        """Makes the audit at the next tick a full one."""
+        self._next.full = 0.0
+
     def _wake(self) -> None:
-        """Ends the idle pace after a change of the state. The loop must run to wait for an earlier tick."""
+        """Ends the idle pace after a change of the state, and wakes the loop, which is waiting for a later tick."""
         if self._next.idle:
             self._set_idle(idle=False)
             self._reconciler.signals.audit.set()
 
     def _set_idle(self, *, idle: bool) -> None:
-        """Sets the pace, and the time of the next tick unless one was requested.
+        """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
 
-        That is a multiple of the interval, so that all timers of a node end together.
+        A tick is at a multiple of the interval, so that all timers of the driver on a node end together.
         """
         now, interval = self._deps.clock(), IDLE_SECONDS if idle else TICK_SECONDS
         if self._next.tick > now:
@@ -155,10 +162,10 @@ class Auditor:
             self.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:
-        """Returns True if no container's CPUs, memory or limits depend on ticks: the node has no claims.
+        """Returns True if the node has no claims, so that no container's CPUs, memory or limits depend on ticks.
 
-        A process of an ended container, a container that was not seen yet, and a claim that is enforced without its
-        record count as claims.
+        False as well while a claim is enforced without its record, a process of an ended container may be left, a
+        container has not been observed yet, or there is a problem that the audit may be able to resolve.
         """
         if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
             return False
@@ -169,15 +176,11 @@ class Auditor:
             for one in self._state
         )
 
-    def request_full(self) -> None:
-        """Makes the audit at the next tick a full one."""
-        self._next.full = 0.0
-
     async def run_forever(self) -> None:
         """Runs a round at each tick and after each event; never returns.
 
         Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after that was reported as a
-        problem: only a new container mounts the new directory.
+        problem: the new directory can only be mounted by a new container.
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()
@@ -244,7 +247,7 @@ class Auditor:
         # next hook.
         if tick or self._next.claim_files:
             self._next.claim_files = False
-            # Only the content of known files can change without the time stamp of the directory.
+            # Only a change of the content of a known file leaves the time stamp of the directory unchanged.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=tick and full and known)
             if not self._claim_files.settled:
@@ -317,7 +320,7 @@ class Auditor:
         return not (tracked.observed.partition if tracked.entitlement.cpus else self._state.pool.constant)
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
-        """Audits the containers in ``plan`` and stores the outcomes, that of a hung job when it has ended.
+        """Audits the containers in ``plan`` and stores the outcomes; that of a hung job is stored when it ends.
 
         With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
         is repaired in the next round after its siblings, unless ``final``: then the siblings come before it in

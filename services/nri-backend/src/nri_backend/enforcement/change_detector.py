@@ -34,9 +34,9 @@ class ChangeDetector:
     async def audited(
         self, plan: Callable[[], Sequence[Step[Outcome]]], late: Callable[[list[Outcome]], object]
     ) -> list[Outcome]:
-        """Runs steps of an audit, as CgroupWorker.work() does, and stores the content of the files they have read.
+        """Runs steps of an audit as CgroupWorker.work() does, and stores the content of the files that they have read.
 
-        ``late`` is as in CgroupWorker.work().
+        ``late`` is called with the outcome of a hung step once it has ended, as in CgroupWorker.work().
         """
         as_of = 0
 
@@ -49,7 +49,7 @@ class ChangeDetector:
         return self._stored(outcomes, as_of)
 
     def _stored(self, outcomes: list[Outcome], as_of: int) -> list[Outcome]:
-        """Stores the content of the files that were read, as of this number of changes; returns the outcomes."""
+        """Stores the content of the files that were read, as of the number of changes; returns the outcomes."""
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)

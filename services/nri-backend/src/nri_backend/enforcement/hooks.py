@@ -327,5 +327,8 @@ class Enforcer:
 
 
 def file_problem(text: str) -> Problem:
-    """Returns a problem of ClaimDirectory. That of a missing directory, which app.py has passed to it, has a code."""
+    """Returns a text of ClaimDirectory as a problem.
+
+    The text about a missing directory is already one, with its own code: app.py has passed it to ClaimDirectory.
+    """
     return text if isinstance(text, Problem) else Problem(text, BackendCode.CLAIM_FILES_UNREADABLE)

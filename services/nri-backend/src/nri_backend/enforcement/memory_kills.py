@@ -87,7 +87,7 @@ class KillWatch:
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> None:
-        """Counts the kills in those of the pods that have a memory claim.
+        """Counts the kills in these pods, as far as they have a memory claim.
 
         ``ended`` is the container whose end the runtime has just reported.
         """
@@ -131,10 +131,7 @@ class KillWatch:
         self._watch.close()
 
     async def look_at_changed(self) -> None:
-        """Counts kills in the pods with a reported event and in new ones, and updates the watched pods.
-
-        These are all pods with memory claims.
-        """
+        """Watches all pods that have memory claims, and counts kills in new ones and in those with a reported event."""
         claimed = {one.identity.pod_cgroup: one.identity.pod.uid for one in self._state if one.entitlement.memory}
         claimed.pop("", None)
         self._watch.follow(claimed)

@@ -177,7 +177,7 @@ class PartitionManager:
             return settle(self._tree), lost_cpus(self._tree, online)
 
         done = await self._reconciler.work("cgroups above partitions", work, self._take_settled)
-        # There is no result if every thread is busy, and a late one if the kernel call hangs.
+        # The result is missing if every thread is busy, and arrives late if the kernel call hangs.
         self._take_settled(done or [("the kernel does not answer", None)])
 
     def _take_settled(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:

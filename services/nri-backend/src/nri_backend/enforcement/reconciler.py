@@ -287,7 +287,7 @@ class Reconciler:
     ) -> list[Result]:
         """Runs a job in the cgroup worker. Returns a list with its result, or an empty list if it hangs.
 
-        ``late`` is called with the result of a job that has hung.
+        ``late`` is called with the result of a hung job once it has ended.
         """
         return await self._worker.work(lambda: [(name, job)], late)
 

@@ -305,9 +305,9 @@ class Recorder:
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
-        A failed write becomes a problem and is retried by the next audit. With ``every``, ``containers`` are all
-        containers of the node: only then does success end the problem, which may be about any of them, also about one
-        that has ended.
+        A failed write becomes a problem and is retried by the next audit. ``every`` means that ``containers`` are all
+        containers of the node. Only then does success clear the problem, since that may be about any container,
+        including one that has ended.
         """
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []

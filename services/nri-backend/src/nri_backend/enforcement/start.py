@@ -5,8 +5,8 @@ Other containers may run on these CPUs: members of the shared pool that have not
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
 may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
 (containers/admission.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
-until the CLEAR time of budgets.py at most. If a container is still there, the hook rejects its own container with a
-text that names the other one, and the kubelet retries.
+for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is still there, the hook rejects its
+own container with a text that names the other one, and the kubelet retries.
 
 CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
 StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first

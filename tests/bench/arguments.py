@@ -46,7 +46,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run measures."""
+    """Extent of one run: drivers' names, loads, kernels, turns and times."""
 
     loads: Loads
     modes: tuple[str, ...]
@@ -173,7 +173,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Returns what is wrong with arguments that are valid one by one, or an empty string."""
+    """Returns a message about arguments that are valid one by one but not together, or an empty string."""
     if given.against and given.against_revision:
         return "--against and --against-revision exclude each other: a run compares two drivers"
     if (given.against_backend or given.against_name) and not given.against:
@@ -201,7 +201,7 @@ def _loads(given: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def plan(given: argparse.Namespace) -> Plan:
-    """Returns what valid arguments ask for."""
+    """Returns the plan that valid arguments request."""
     claims, containers = _loads(given)
     pairs = itertools.product(claims, containers) if given.grid else zip(claims, containers, strict=True)
     return Plan(

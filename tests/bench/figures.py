@@ -197,7 +197,7 @@ def median_ratio(ours: Figure, other: Figure) -> tuple[float, float, float] | No
 
 
 def shown_ratio(ratio: float) -> str:
-    """Formats a ratio with two decimals, which its spread never justifies to exceed."""
+    """Formats a ratio with two decimals; its spread never justifies more."""
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 

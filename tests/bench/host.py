@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def facts() -> dict[str, str]:
-    """Returns what a reader must know of the machine before comparing two pages."""
+    """Returns the facts that decide whether the figures of two pages can be compared."""
     return {
         "Processor": _processor(),
         "CPUs for this run": str(len(os.sched_getaffinity(0))),

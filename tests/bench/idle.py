@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver does while nothing happens on its node: CPU time and context switches, by thread."""
+"""The activity of a driver while its node is idle: CPU time and context switches, by thread."""
 
 import time
 from collections import defaultdict
@@ -72,7 +72,7 @@ def _by_name(threads: list[procfs.Thread], seconds: float) -> dict[str, Rates]:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was observed of an idle driver, by process."""
+    """The observed activity of an idle driver, by process."""
 
     cpu: Mapping[str, float]
     """Percent of one CPU."""

@@ -18,7 +18,7 @@ _PATIENCE = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
 # So that a measured claim always finds CPUs: the machine has 128.
 CPU_CLAIMS = 100
-"""Claims that have CPUs; further ones have memory alone."""
+"""Maximum number of claims with CPUs; further claims have only memory."""
 
 
 class Load:

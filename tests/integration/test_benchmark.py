@@ -116,7 +116,7 @@ def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tupl
 
 
 def test_the_page_stands_alone_and_has_a_plot_of_each_quantity(finished: tuple[Report, _Page, str]) -> None:
-    """No script, no address, no style sheet of its own; every element is closed; each plot can be read aloud."""
+    """It contains no script and refers to no other file; every element is closed; each plot has a text alternative."""
     report, page, output = finished
     assert page.open == []
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.elements}
@@ -192,7 +192,7 @@ def test_loads_are_paired_and_a_grid_has_every_combination() -> None:
 
 
 def test_defaults_fit_the_time_and_the_registered_drivers() -> None:
-    """About a quarter of an hour, three minutes with --quick; without dra.memory only claims that get CPUs."""
+    """A run takes about 15 minutes, or 3 with --quick. Without dra.memory there are only claims that get CPUs."""
     assert plan(parse([])).loads.pairs == ((0, 0), (60, 200), (250, 500))
     assert plan(parse(["--drivers", "dra.cpu"])).loads.pairs == ((0, 0), (60, 200), (100, 500))
     assert plan(parse([])).minutes(1) <= 15
@@ -208,7 +208,7 @@ def _figure(*turns: list[float]) -> Figure:
 
 
 def test_a_ratio_is_that_of_the_same_turns() -> None:
-    """A machine that is twice as slow in the second turn does not change the ratio."""
+    """A machine that becomes twice as slow in the second turn does not change the ratio."""
     ours, other = _figure([1, 1, 9], [2, 2, 2]), _figure([2, 2, 2], [4, 4, 40])
     assert median_ratio(ours, other) == (0.5, 0.5, 0.5)
     assert median_ratio(ours, _figure([0], [4])) == (0.5, 0.5, 0.5)
@@ -224,7 +224,7 @@ def test_statistics_come_from_all_samples_and_a_report_contains_some() -> None:
 
 
 def test_wakeups_of_grpc_are_told_apart_by_the_name_of_the_thread() -> None:
-    """The rest are the driver's own; several processes are summed and shown one by one."""
+    """All other threads are the driver's own. The figures are sums of all processes, and one figure for each."""
     rates = {
         "frontend": {"python": Rates(2, 1.0, 0.5, of_grpc=False), "timer_manager": Rates(1, 9.0, 0.25, of_grpc=True)},
         "backend": {"python": Rates(1, 0.5, 0.0, of_grpc=False)},
@@ -299,7 +299,7 @@ def _repository(place: Path) -> Path:
 
 
 def test_a_revision_is_checked_out_once_and_again_after_its_directory_was_removed(tmp_path: Path) -> None:
-    """By whatever name; git still knows a worktree whose directory "make clean" has removed."""
+    """All names of a revision share one directory. git still lists a worktree whose directory "make clean" removed."""
     repository, below = _repository(tmp_path / "repository"), tmp_path / "build"
     tree = check_out("v1", repository, below)
     assert tree == check_out("HEAD~1", repository, below)
@@ -379,7 +379,7 @@ def test_the_page_of_a_driver_alone_has_no_ratio() -> None:
 
 
 def test_an_outlier_does_not_squeeze_the_other_samples() -> None:
-    """It is drawn as an arrow at the edge."""
+    """The outlier is drawn as an arrow at the edge."""
     collector = Collector()
     collector.add(_WAIT, "pool", "empty node", "mine", [*(1.0 + number / 100 for number in range(40)), 900.0])
     report = _report("mine").model_copy(update={"figures": collector.figures()})
@@ -391,7 +391,7 @@ def test_an_outlier_does_not_squeeze_the_other_samples() -> None:
 
 
 def test_a_budget_that_is_missed_is_named() -> None:
-    """The median of this driver counts, not that of the driver beside it."""
+    """The median of this driver is compared with the budget, not that of the driver beside it."""
     assert _report("mine").missed() == ["Waiting & more"]
     assert "2 ms (median)" in table(_report("mine"))
     figures = [figure for figure in _report("mine", "other").figures if figure.driver == "other"]

@@ -844,7 +844,7 @@ def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) ->
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode | BackendCode) -> None:
-    """It is the code of a problem or a warning, or the cause of one."""
+    """A scenario produces it as the code of a problem or warning, or as the cause of one."""
     kinds, fields = ("problems", "warnings"), ("code", "cause")
     found = [played[0].values[f"/v1/status.{kind}[].{field}"] for kind in kinds for field in fields]
     assert any(code in codes for codes in found) or excused(code)

@@ -29,8 +29,8 @@ def wake_ups(process: Process) -> Counter[str]:
     return found
 
 
-def test_an_idle_node_is_left_in_peace() -> None:
-    """Without claims, both processes together wake up at most twice a second.
+def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
+    """On a node without claims, counted over all threads of both processes but those of gRPC.
 
     About one wake-up a second is expected, mostly for the lease and for reports of health. A file that is read in a
     thread every two seconds adds one more; with several of them there were thirteen. A busy machine adds none: a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's remedies for problems that the backend really produces; the two halves only share the codes."""
+"""The doctor's remedies for problems that the backend really produces. The two programs share only the codes."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports of backends and the frontend that merges them: both sides without sockets, in any order of events.
+"""Reports of backends and the frontend that merges them: both sides without sockets, with random sequences of events.
 
-Whatever is lost, delayed or restarted, the containers of the frontend are those of one complete state of one backend,
-in its order, or the frontend shows that they are not complete.
+After any loss, delay or restart, the containers of the frontend are those of one complete state of one backend, in its
+order, or the frontend shows that they are not complete.
 """
 
 import json
@@ -149,7 +149,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number, told=st.booleans())
     def restart_backend(self, number: int, told: bool) -> None:
-        """``told``: the runtime has listed its containers before the first report."""
+        """``told`` is True if the runtime lists its containers before the first report."""
         self.backends[number] = self._run(told=told)
 
     @rule(number=_number)
@@ -199,7 +199,7 @@ class Links(RuleBasedStateMachine):
 
     @invariant()
     def is_one_complete_state(self) -> None:
-        """What the frontend has is what it would have after a report of all containers."""
+        """The frontend has the containers that a report of all containers would have given it."""
         view = self.view
         if view.status is None or not view.complete:
             return

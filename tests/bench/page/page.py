@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one page: it needs no script, no network and no other file."""
+"""Renders a report as one page, which needs no script, no network and no other file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

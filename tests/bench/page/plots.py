@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
-    """Returns an axis for the bulk of all samples: a few much larger ones must not squeeze the others."""
+    """Returns an axis for the bulk of all samples, since a few much larger ones would compress the rest of the plot."""
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1
@@ -117,7 +117,7 @@ def _strip(row: Row, scale: Scale, y: float) -> Iterator[Markup]:
     samples = row.figure.samples
     for number, value in enumerate(samples):
         if value <= scale.end:
-            # Rows of the golden ratio's multiples never line up, so that few dots hide each other.
+            # Multiples of the golden ratio are spread evenly, so that few dots hide each other.
             offset = (number * 0.618 % 1 - 0.5) * (_ROW - 8) if len(samples) > 1 else 0.0
             yield Markup('<circle class="dot" cx="{x}" cy="{y}" r="1.8"/>').format(
                 x=scale.x(value), y=round(y + offset, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances of models share what is equal in them."""
+"""Instances of models share equal sets of field names and of CPUs, and pydantic loads no plugins."""
 
 import subprocess
 import sys
@@ -28,14 +28,14 @@ def test_equal_lists_of_cpus_are_one_set() -> None:
 
 
 def test_pydantic_looks_for_no_plugins() -> None:
-    """Its search would import importlib.metadata, 1.2 MB, and a plugin could change what is valid."""
+    """Its search would import importlib.metadata (1.2 MB), and a plugin could change which documents are valid."""
     code = "import sys, numa_contract.config, numa_contract.records; print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
 
 
 def test_names_of_unknown_fields_are_not_remembered() -> None:
-    """An author of a document would decide on the size of what the process keeps."""
+    """Otherwise the author of a document could make the cache, and so the process, grow."""
     names = {f"field{number}": "" for number in range(50)}
     first, second = (Owner.model_validate({"podUid": "a", "container": "b", **names}) for _ in range(2))
     assert first == second

@@ -173,7 +173,7 @@ def test_long_texts_of_a_report_are_cut() -> None:
     ],
 )
 def test_a_problem_has_the_code_at_its_place(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    """A report of an older backend has none; a list of another length takes no problem away and adds none."""
+    """An older backend reports no codes. A list of codes of another length neither removes nor adds problems."""
     status = BackendStatus.model_validate({"instance": "i", "problems": ["a", "b"], **codes})
     assert list(status.coded_problems) == expected
 

@@ -70,7 +70,7 @@ def test_an_error_that_is_raised_from_another_has_the_code_of_that_one() -> None
     ("stored", "code"), [("PermissionDenied", BackendCode.PERMISSION_DENIED), ("OfALaterRelease", None), ("", None)]
 )
 def test_a_stored_problem_has_the_code_that_this_release_knows(stored: str, code: BackendCode | None) -> None:
-    """An older release has stored none."""
+    """An older release has stored no code."""
     found = read_problem("text", stored)
     assert (found, found.code) == ("text", code)
 

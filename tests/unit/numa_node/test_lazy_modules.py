@@ -21,7 +21,7 @@ def run(code: str) -> str:
 def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when it is imported, nor when the import system looks for attributes of packages."""
+    """It is executed neither by the import nor when the import system reads attributes of packages."""
     package = tmp_path / "lazy_example"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -49,7 +49,7 @@ def test_a_module_that_was_imported_before_stays() -> None:
 
 
 def test_a_lazy_module_must_exist() -> None:
-    """A library that renames the module is noticed when it is updated."""
+    """So an update of a library that renames the module makes this test fail."""
     with pytest.raises(ImportError):
         add_lazy_modules("json.no_such_module")
 

@@ -33,7 +33,7 @@ def test_tasks_with_nothing_to_do_wake_up_at_the_same_time_as_busy_ones() -> Non
 
 
 def test_work_is_repeated_at_the_next_tick_if_something_is_left_of_it() -> None:
-    """Else at the next quiet tick."""
+    """Otherwise it is repeated at the next quiet tick."""
     left, called = [True, True, False, False, None], list[float]()
 
     async def work() -> bool | None:

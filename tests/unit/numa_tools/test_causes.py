@@ -37,7 +37,7 @@ def test_the_log_is_the_remedy_for_a_cause_that_is_not_known(code: str) -> None:
 
 
 def test_a_text_decides_nothing() -> None:
-    """A problem without a code has the same remedy whatever its text is."""
+    """The remedy of a problem without a code does not depend on its text."""
     texts = ("no cgroup has the CPUs 4-5, since a partition did not end", "boot Linux 6.7", "Permission denied", "x")
     assert len({remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text=text)) for text in texts}) == 1
 

@@ -81,14 +81,14 @@ def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
 
 
 def test_the_first_changes_of_a_backend_have_nothing_to_be_merged_with() -> None:
-    """Also if they begin with generation 0, which means that the runtime has not sent its containers."""
+    """This includes changes since generation 0, which means that the runtime has not sent its containers yet."""
     view = BackendView(Clock())
     assert send(view, 1, changes=changes(0, 1, container("a"))) == 0
     assert (view.containers, view.live) == ({}, False)
 
 
 def test_an_unreadable_report_counts_until_it_can_be_read_or_is_removed(view: BackendView) -> None:
-    """The last one that could be read stays, as if the unreadable one had been sent with all containers."""
+    """The last readable report is retained, as with an unreadable report among all containers."""
     odd = container("b", claims=7)
     assert send(view, 6, changes=changes(5, 4, odd, container("x", unknownClaims="x"))) == 6
     assert (names(view), view.live) == ("abc", False)
@@ -102,7 +102,7 @@ def test_an_unreadable_report_counts_until_it_can_be_read_or_is_removed(view: Ba
 
 
 def test_a_report_that_becomes_readable_has_its_place() -> None:
-    """The order is that of all containers."""
+    """The order is that of a report with all containers."""
     view = BackendView(Clock())
     send(view, 1, containers=[container("a"), container("b", claims=7), container("c")])
     assert send(view, 2, changes=changes(1, 3, container("b"))) == 2
@@ -121,7 +121,7 @@ def test_reports_without_an_id_of_their_own_are_not_merged(odd: Any) -> None:
 
 
 def test_merged_containers_have_the_bounds_of_one_report() -> None:
-    """Many small reports cannot store more than a large one."""
+    """Many small reports cannot store more than one large report can."""
     view, generation = BackendView(Clock()), 1
     send(view, generation, containers=[])
     large = "x" * (MAX_STATE_BYTES // 8)
@@ -174,14 +174,14 @@ def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
 
 
 def test_a_report_has_all_containers_or_changes(view: BackendView) -> None:
-    """Both together have no meaning."""
+    """A body with both is rejected."""
     with pytest.raises(MalformedError, match="both"):
         send(view, 6, containers=[], changes=changes(5, 3))
     assert names(view) == "abc"
 
 
 def test_malformed_changes_are_refused_in_little_time() -> None:
-    """A sender must not make the frontend spend a hundred times what the bytes cost it."""
+    """A sender must not be able to use up a hundred times as much CPU time as it spends itself."""
     body = json.dumps({"instance": "i", "changes": changes(1, 1, *[1] * 1_000_000)}).encode()
 
     def refused() -> None:
@@ -222,7 +222,7 @@ def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
 
 
 def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_its_end() -> None:
-    """No time that a report contains can keep the frontend from its backend for longer than a lease."""
+    """A report with a time in the future blocks later reports for at most the length of a lease."""
     clock = Clock()
     view = BackendView(clock)
     view.renew(status().model_copy(update={"reported_at": 1e300}), [])
@@ -235,7 +235,7 @@ def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_i
 
 
 def test_counters_and_metrics_that_a_report_leaves_out_stay(view: BackendView) -> None:
-    """Those of another instance do not. An empty list is not left out."""
+    """Those of another instance do not stay. An empty list counts as present and replaces them."""
     measured = BackendStatus(instance="i", generation=5, counters={"audits": 3}, metrics=(Metric(name="x"),))
     view.renew(measured)
     send(view, 5)

@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Frontend:
 
 
 async def test_the_caller_of_a_transaction_continues_before_the_readers_of_changes(node: Frontend) -> None:
-    """The kubelet waits for the caller, and its answer must not wait for the one to the backend."""
+    """The kubelet waits for the caller, whose answer must not be delayed by the answer to the backend."""
     order: list[str] = []
 
     async def follow() -> None:

@@ -323,7 +323,7 @@ async def test_news_after_no_number_are_refused(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
 async def test_a_reader_chooses_how_long_it_waits(endpoint: Endpoint, wait: str, seconds: int) -> None:
-    """Within bounds. A backend of an older release does not choose, and expects an answer within 27 s."""
+    """The time is bounded. A backend of an older release sends no ``wait`` and expects an answer within 27 s."""
     waited: list[float] = []
 
     class Silent(RecordNews):

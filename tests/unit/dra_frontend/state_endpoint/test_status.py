@@ -76,7 +76,7 @@ def test_containers_have_problems(
 def test_a_problem_of_the_backend_has_the_code_of_its_cause(
     state: NodeState, reported: tuple[str, ...], shown: list[str]
 ) -> None:
-    """One without a code, or with one that is none of the backend's here, is still shown."""
+    """A problem without a code, or with a code that this release does not have, is still shown."""
     state.backend.containers.clear()
     state.hold()
     lease(state, problems=("no cgroup has the CPUs 4-5", "something else"), problem_codes=reported)

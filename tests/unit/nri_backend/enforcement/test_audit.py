@@ -439,7 +439,7 @@ async def test_without_claims_a_tick_is_every_ten_seconds(memory: Path) -> None:
 
 
 async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path) -> None:
-    """Its container keeps the CPUs until it ends, so other containers must be kept off them."""
+    """The claim's container uses the CPUs until it ends, so the audit must still move other containers off them."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -455,7 +455,7 @@ async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path)
 
 
 async def test_a_requested_audit_is_not_put_off_by_an_idle_round(memory: Path) -> None:
-    """A hook may request it while a round that finds nothing is at work."""
+    """A hook may request it while a round that finds no work is still running."""
     async with enforcing(Node(memory)) as node:
         await node.run("plain")
         await idle_node(node)

@@ -163,7 +163,7 @@ async def test_a_frontend_that_reads_changes_gets_only_those(path: Path) -> None
 
 
 async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(path: Path) -> None:
-    """It has lost the containers, on a connection that lives on. Only one report is sent again, and then changes."""
+    """It has lost its containers while the connection stayed open. One report is repeated, then changes are sent."""
     async with merging(path) as (server, backend):
         server.forget("frontend-2")
         backend.create("cc")
@@ -218,14 +218,14 @@ async def test_a_lease_is_renewed_while_nothing_changes(
 
 
 async def test_a_change_without_an_event_is_reported_at_the_next_tick(path: Path) -> None:
-    """Such as the freshness of the heartbeat of another instance, which ends as time passes."""
+    """An example is the freshness of another instance's heartbeat, which ends as time passes."""
     async with merging(path) as (server, backend):
         backend.synchronized = False
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=2.1)
 
 
 async def test_a_change_without_an_event_waits_for_the_next_report_while_the_node_is_idle(path: Path) -> None:
-    """Other changes do not."""
+    """Changes with an event are still reported at once."""
     async with merging(path) as (server, backend):
         backend.client._is_idle = lambda: True
         before = len(server.leases)
@@ -270,7 +270,7 @@ async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path
 
 
 async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> None:
-    """So that the frontend can ignore one that was overtaken."""
+    """The frontend uses it to ignore a report that arrives after a later one."""
     async with merging(path) as (server, backend):
         backend.create("cc")
         await server.until(lambda: present(server, backend))

@@ -151,6 +151,25 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
     assert two.try_acquire()
 
 
+@pytest.mark.parametrize("since_heartbeat", [0.5, IDLE_SECONDS - 0.5])
+def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
+    run: Run, since_heartbeat: float
+) -> None:
+    """STALE_SECONDS after the loss, which it has written at once, however long ago its last heartbeat was.
+
+    In the meantime no claim is prepared on the node. So no claim would end the idle pace.
+    """
+    one, two = run.pair()
+    one.set_idle(idle=True)
+    assert not two.try_acquire()
+    run.later(since_heartbeat)
+    one.set_serving(serving=False)
+    run.later(STALE_SECONDS)
+    assert not two.try_acquire()
+    run.later(0.1)
+    assert two.try_acquire()
+
+
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
     """STALE_SECONDS from its first observation, however long the standby has waited before."""
     two = run.instance("two")

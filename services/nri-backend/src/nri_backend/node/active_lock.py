@@ -11,10 +11,10 @@ the runtime. At every tick, or more rarely while the node is idle, the holder wr
 synchronized with the runtime, and the interval of its heartbeats into the file.
 
 A stale take-over replaces such a holder. A standby that is itself synchronized waits for the time of three heartbeats
-after the last heartbeat of a synchronized holder; a new holder, or a reconnection of the standby, starts this grace
-period again. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames it to
-``active.lock``. The old holder still has a lock, but on a file without a name. It notices that by the inode as soon as
-it runs again, and exits with LockLostError.
+after the last heartbeat of a synchronized holder, or for STALE_SECONDS after the holder has lost the runtime; a new
+holder, or a reconnection of the standby, starts this grace period again. Then the standby creates a new file, locks it,
+writes its heartbeat into it, and renames it to ``active.lock``. The old holder still has a lock, but on a file without
+a name. It notices that by the inode as soon as it runs again, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
@@ -61,8 +61,9 @@ class ActiveLock:
         self._holder: Heartbeat | None = self._own
         """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
         self._grace_start = clock()
-        """Start of the grace period: the latest of the last heartbeat of a synchronized holder, the first observation
-        of a new holder, and the time at which this instance became synchronized."""
+        """Start of the grace period: the latest of the last heartbeat of a synchronized holder, the time at which the
+        holder has lost the runtime, the first observation of a new holder, and the time at which this instance became
+        synchronized."""
 
     @property
     def active(self) -> bool:
@@ -166,9 +167,13 @@ class ActiveLock:
             self._grace_start = max(self._grace_start, min(self._holder.at, now))
         elif before is None or before.instance != self._holder.instance:
             self._grace_start = now
+        else:
+            self._grace_start = max(self._grace_start, min(self._holder.since, now))
 
     def _is_stale(self) -> bool:
-        every = EVERY_SECONDS if self._holder is None else self._holder.every
+        holder = self._holder
+        # A holder writes at once that it has lost the runtime, so no heartbeat that may be late is waited for.
+        every = holder.every if holder is not None and holder.serving else EVERY_SECONDS
         return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 
     def _take_over(self) -> None:

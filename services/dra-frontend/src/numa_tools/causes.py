@@ -147,7 +147,7 @@ _REMEDIES: Final = {
     StatusCode.BACKEND_INCOMPLETE: f"wait some seconds; if it lasts, {_LOG}",
     StatusCode.BACKEND_REPORT_UNREADABLE: "use images of one release: see driver.versions",
     StatusCode.NO_BACKEND_ENFORCES: (
-        "a standby takes over within 6 s; if none does, delete the driver's pods on this node"
+        "a standby takes over within 30 s; if none does, delete the driver's pods on this node"
     ),
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",

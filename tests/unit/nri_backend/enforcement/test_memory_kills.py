@@ -209,6 +209,30 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_t
     assert kills(node) == {"main": 1, "other": 0}
 
 
+async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(memory: Path) -> None:
+    """The audit has read the pod before the runtime made the container's cgroup, and processes that after the start.
+
+    The missing cgroup is not one that was removed.
+    """
+    node = Node(memory, tree=SlowTree)
+    assert isinstance(node.kernel, SlowTree)
+    await node.enforcer.activate()
+    stored, _ = await node.create("main", *node.claim(ONE))
+    later = await node.run("side", name="side")
+    await node.enforcer._kills.look_at_all()
+    node.kernel.held = later
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.enforcer._kills.look_at_all())
+        assert await asyncio.to_thread(node.kernel.began.wait, 5)
+        path = node.make_cgroups(pod(), stored)
+        await node.enforcer.start_container(pod(), stored)
+        node.kernel.gate.set()
+    node.kernel.kill_for_memory(path)
+    node.kernel.remove(path)
+    await node.enforcer._kills.look_at_all()
+    assert kills(node) == {"main": 1, "side": 0}
+
+
 async def test_a_kill_of_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:
     """The runtime is not connected and does not report its end. An earlier audit has seen the sibling."""
     await node.run("main", *node.claim(ONE))

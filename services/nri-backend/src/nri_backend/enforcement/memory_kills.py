@@ -102,11 +102,14 @@ class KillWatch:
             if not pods:
                 return
             paths = [path for _, above, cgroups in pods for path in (above, *cgroups.values())]
+            known = {container_id for uid, *_ in pods if uid in self.pods for container_id in self.pods[uid].own}
             counts = await asyncio.to_thread(self._read, paths)
             for uid, above, cgroups in pods:
                 if (total := counts.get(above)) is None:
                     continue
-                own = {container_id: counts.get(path) for container_id, path in cgroups.items()}
+                # The cgroup of a container that has started since then was not made yet: it was not removed.
+                started = self.pods[uid].own.keys() - known if uid in self.pods else set[str]()
+                own = {i: counts.get(path, 0 if i in started else None) for i, path in cgroups.items()}
                 # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
                 # counts of present cgroups are new.
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))

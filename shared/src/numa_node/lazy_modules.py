@@ -28,15 +28,25 @@ def _add(name: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} is not installed", name=name)
-    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    module, loader, is_executing = importlib.util.module_from_spec(spec), spec.loader, False
 
     def load(attribute: str) -> Any:
         # The import system looks for such names as __path__ in each module.
         if attribute.startswith("__"):
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        nonlocal is_executing
         with _lock:
-            if vars(module).pop("__getattr__", None):
-                loader.exec_module(module)
+            # Other threads wait here until all names exist. A module that uses itself meanwhile gets those that do.
+            if vars(module).get("__getattr__") is load and not is_executing:
+                is_executing = True
+                try:
+                    loader.exec_module(module)
+                    if vars(module).get("__getattr__") is load:
+                        del module.__getattr__
+                finally:
+                    is_executing = False
+            if is_executing and attribute not in vars(module):
+                raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         return getattr(module, attribute)
 
     vars(module)["__getattr__"] = load

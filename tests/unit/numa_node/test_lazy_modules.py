@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,39 @@ def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
     assert (package / "executed").exists()
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = first.other
+
+
+def test_a_thread_waits_while_another_one_executes_a_lazy_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names exist only when it has been executed."""
+    (tmp_path / "lazy_slow.py").write_text(
+        "import lazy_slow, time\nassert not hasattr(lazy_slow, 'name')\ntime.sleep(0.3)\nname = 1\n"
+        "def __getattr__(attribute):\n    return attribute\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    add_lazy_modules("lazy_slow")
+    import lazy_slow  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda _: lazy_slow.name, range(3))) == [1, 1, 1]
+    assert lazy_slow.other == "other", "it has a function of its own for missing names"
+
+
+def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an import that has failed is repeated. The error is the module's own."""
+    (tmp_path / "lazy_failing.py").write_text(
+        "from pathlib import Path\nname = int(Path(__file__).with_name('content').read_text())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    add_lazy_modules("lazy_failing")
+    import lazy_failing  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            _ = lazy_failing.name
+    (tmp_path / "content").write_text("7")
+    assert lazy_failing.name == 7
 
 
 def test_a_module_that_was_imported_before_stays() -> None:

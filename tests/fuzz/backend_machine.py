@@ -108,6 +108,7 @@ class Machine:
             world.claims.get(uid),
             world.pod_uid(number % PODS if number < _CPU_CLAIMS else number - _CPU_CLAIMS),
         )
+        announced, tick = claim is None or second & 0x80, world.tick
         if users := world.in_use(uid):
             self._prepare_again(world.claims[uid], users)
         elif number < _CPU_CLAIMS:
@@ -115,9 +116,9 @@ class Machine:
         else:
             size = (1 + second % 4) * 2 * MI
             world.write_record(memory_record(uid, ("r", second % 2, size, 2 * MI), pods=(pod,), r={}))
-        if claim is None or second & 0x80:
+        if announced:
             world.announce()
-        world.shake(TICK, doubt=False)
+        world.shake(TICK if announced else tick, doubt=False)
 
     def _prepare_cpus(self, uid: str, pod: str, kind: int, second: int) -> None:
         free = sorted(CPUS - {0} - self.world.occupied(uid))
@@ -280,7 +281,7 @@ class Machine:
             texts[PARTITION] = "member"
         name = list(texts)[first // 8 % len(texts)] if second % 4 == 0 else "cpuset.cpus"
         world.kernel.set(box.path, name, texts[name])
-        world.shake(FULL if world.partitions or name != "cpuset.cpus" else TICK)
+        world.shake(FULL if world.partitions or name != "cpuset.cpus" else world.tick)
 
     async def kubelet_limit(self, first: int, second: int) -> None:
         world = self.world
@@ -294,11 +295,11 @@ class Machine:
     async def offline(self, first: int, second: int) -> None:
         gone = {1 + first % 7, 1 + second % 7} if second & 0x40 else {1 + first % 7}
         self.world.hotplug(self.world.online - gone)
-        self.world.shake(FULL if self.world.partitions else TICK)
+        self.world.shake(FULL if self.world.partitions else self.world.tick)
 
     async def online(self, first: int, second: int) -> None:
         self.world.hotplug(CPUS if second & 0x40 else self.world.online | {1 + first % 7})
-        self.world.shake(FULL if self.world.partitions else TICK)
+        self.world.shake(FULL if self.world.partitions else self.world.tick)
 
     async def kill(self, _first: int, _second: int) -> None:
         if self.world.instances:
@@ -307,7 +308,7 @@ class Machine:
     async def begin(self, _first: int, _second: int) -> None:
         if len(self.world.instances) < 2:
             await self.world.begin()
-            self.world.shake(FULL if self.world.partitions else TICK)
+            self.world.shake(FULL if self.world.partitions else self.world.tick)
 
     async def die_later(self, first: int, _second: int) -> None:
         if self.world.active is not None:
@@ -319,7 +320,7 @@ class Machine:
             instance.enforcer.disconnected()
             instance.connected = False
             await self.world.connect(instance)
-            self.world.shake(FULL if self.world.partitions else TICK)
+            self.world.shake(FULL if self.world.partitions else self.world.tick)
 
     async def refuse(self, first: int, second: int) -> None:
         if (box := self._box(first, "created", "running")) is not None:

@@ -44,6 +44,8 @@ PODS: Final = 3
 HOOK_SECONDS: Final = 1.5
 TICK: Final = 2.05
 """A little longer than from one tick of the audit to the next."""
+IDLE: Final = 10.05
+"""The same on a node without claims."""
 FULL: Final = 26.0
 """Time in which each look at everything, and the repair after it, has taken place. A plain file has no poll, so a
 partition that another process breaks is found by that look alone."""
@@ -271,6 +273,12 @@ class World:
         """Notes that the backend needs time to deal with an event; ``doubt``: it may reject containers until then."""
         self.unquiet = max(self.unquiet, seconds)
         self.doubt = max(self.doubt, seconds if doubt else 0.0)
+
+    @property
+    def tick(self) -> float:
+        """Time after which a tick of the audit has found what no event reports, in seconds (docs/adr/0032)."""
+        claims = any(claim.present for claim in self.claims.values())
+        return TICK if claims or any(box.named and box.phase != "ended" for box in self.boxes.values()) else IDLE
 
     # The kubelet and the frontend.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -124,6 +125,9 @@ class Owner(RecordPart):
     """UID of the container's pod."""
     container: str
     """Name of the container in its pod."""
+
+    # One is made in each hook of the backend and few are retained, so sharing the set of fields would not pay.
+    model_post_init = BaseModel.model_post_init  # type: ignore[pydantic-field]
 
 
 class AllocationResult(RecordPart):

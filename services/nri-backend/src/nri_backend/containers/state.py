@@ -133,8 +133,8 @@ class NodeState:
         It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
         """Called after the shared pool has changed."""
-        self.wake_audit: Callable[[], object] = lambda: None
-        """Called after each change, for the audit."""
+        self.end_idle: Callable[[], object] | None = None
+        """Called after each change while the audit has its idle pace, else None."""
         self._changed = changed
         self._replacing = False
         """True while all containers are replaced: the pool is then computed once and not for each container."""
@@ -331,7 +331,8 @@ class NodeState:
 
     def _notify(self) -> None:
         self._changed()
-        self.wake_audit()
+        if self.end_idle is not None:
+            self.end_idle()
 
     def _recompute(self) -> None:
         self.changes += 1

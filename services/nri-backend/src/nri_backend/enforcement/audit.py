@@ -5,7 +5,7 @@ The loop runs a *round* at each tick, and at once when an event sets ``signals.a
 changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
 a container has ended, or a kernel call that hung has returned. A tick is every TICK_SECONDS. While the *idle pace* is
 set it is every IDLE_SECONDS: the node has no claims and its state does not change, so no claim can be violated. The
-pace is decided at the end of each tick (``_may_be_idle``), and every change of the state ends it at once (``_wake``).
+pace is decided at the end of each tick (``_may_be_idle``), and the next change of the state ends it (``_end_idle``).
 
 A round does this, in this order:
 
@@ -117,7 +117,6 @@ class Auditor:
         self._failure = NO_PROBLEM
         """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
         self.idle_changed: IdleChanged = lambda **_: None
-        state.wake_audit = self._wake
 
     @property
     def problems(self) -> Iterable[Problem]:
@@ -143,11 +142,10 @@ class Auditor:
         """Makes the audit at the next tick a full one."""
         self._next.full = 0.0
 
-    def _wake(self) -> None:
+    def _end_idle(self) -> None:
         """Ends the idle pace after a change of the state, and wakes the loop, which is waiting for a later tick."""
-        if self._next.idle:
-            self._set_idle(idle=False)
-            self._reconciler.signals.audit.set()
+        self._set_idle(idle=False)
+        self._reconciler.signals.audit.set()
 
     def _set_idle(self, *, idle: bool) -> None:
         """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
@@ -159,6 +157,7 @@ class Auditor:
             self._next.tick = now + interval - now % interval
         if idle != self._next.idle:
             self._next.idle = idle
+            self._state.end_idle = self._end_idle if idle else None
             self.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:

@@ -267,7 +267,7 @@ class Reconciler:
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
             return
-        problem = joined(outcome.left)
+        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
         if problem and problem != tracked.problem:
             _log.warning("settings of a cgroup cannot be applied", extra={**tracked.identity.names, "error": problem})
         before = tracked.observed

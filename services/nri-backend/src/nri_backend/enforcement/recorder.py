@@ -39,7 +39,7 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError, cut_answer
 from numa_contract.records import Document, check_version
 from numa_node.files import read_regular, replace_file
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
@@ -68,8 +68,10 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
 
 
-class EnforcementRecord(Document):
-    """The claims that were applied to one container's cgroup."""
+class EnforcementRecord(BaseModel):
+    """The claims that were applied to one container's cgroup. Instances are written or read, and not retained."""
+
+    model_config = Document.model_config
 
     version: int = VERSION
     container: str
@@ -300,7 +302,7 @@ class Recorder:
 
     def _content(self, tracked: Tracked, claims: tuple[Held, ...], fallback: Problem) -> _Content:
         answered = tracked.stated.include_claims or tracked.id in self._answered
-        return _Content(claims, answered, str(fallback), fallback.word)
+        return _Content(claims, answered, str(fallback), fallback.code or "")
 
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes the record of each container with enforced claims, if it has changed since the last write.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the anonymous memory of what each service imports, by package, as the table of docs/benchmarks.md.
+"""Prints the anonymous memory that each service's imports take, by package: the table of docs/benchmarks.md.
 
 python -m hack.import_costs                    both services, with this interpreter
 python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
 
 The images have another interpreter, and byte code without docstrings (hack/image/compile.py).
 
-A package pays for what is executed in its own modules; what it imports counts for the imported package, wherever it is
-imported first. Anonymous memory is not shared between processes, unlike the code of shared libraries.
+The figure of a package is the memory that executing its own modules takes. Modules that it imports count for their own
+package. Unlike the code of shared libraries, anonymous memory is not shared between processes.
 """
 
 import importlib
@@ -29,14 +29,14 @@ SERVICES: Final = {
 """The module with ``main`` of each service, and an argument with which it imports everything and ends."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
 _LEAST_KIB: Final = 240
-"""Packages with less are one row."""
+"""Packages with less than this are combined in one row."""
 REASONS: Final = {
     "own modules": "the service itself",
     "pydantic": "reads and checks all documents; its schemas are built at the import",
     "asyncio": "event loop, with subprocess and logging",
     "aiohttp": "client of the API server, below kubernetes_asyncio (ADR 27)",
     "google": "messages of NRI, or of the kubelet",
-    "grpc": "server of the kubelet's calls; its library has 10 MB of code besides",
+    "grpc": "server of the kubelet's calls; its library has 10 MB of code in addition",
     "email": "headers of HTTP in aiohttp and the standard library",
     "yaml": "reads the configuration file",
     "argparse": "reads the command line",

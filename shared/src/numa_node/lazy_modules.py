@@ -36,7 +36,8 @@ def _add(name: str) -> None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         nonlocal is_executing
         with _lock:
-            # Other threads wait here until all names exist. A module that uses itself meanwhile gets those that do.
+            # Other threads wait here until all names exist. Code that the module's own execution runs in this thread
+            # gets the names that exist so far.
             if vars(module).get("__getattr__") is load and not is_executing:
                 is_executing = True
                 try:

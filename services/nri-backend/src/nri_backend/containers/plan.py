@@ -288,9 +288,10 @@ def unaffected(state: NodeState, tracked: Tracked) -> bool:
 
 
 def needs_no_thread(tracked: Tracked) -> bool:
-    """Returns True if the start of a container reads its own cgroup only, and writes limits at most if that is in sync.
+    """Returns True if a start reads only the container's own cgroup, and writes only limits if the cpuset is in sync.
 
-    This applies to a container without claims that is, and was, no partition. The cgroups of a sandbox are in the pod.
+    That is the case for a container that has no claims and has not been a partition. It is not for a container in a
+    sandbox, whose cgroup is that of the pod, and for those of the driver's own pod.
     """
     identity = tracked.identity
     special = identity.own_pod or identity.sandboxed or tracked.observed.partition

@@ -269,9 +269,10 @@ class Auditor:
         return tick and everyone
 
     async def _read_machine(self) -> bool:
-        """Returns True if other CPUs are online than at the last tick: a partition may be possible again.
+        """Reads the machine. Returns True if the online CPUs have changed since the last tick.
 
-        The kernel may refuse a partition because its CPUs are going offline, before they are reported as offline.
+        Partitions that the kernel has refused are then retried: it may have refused one because its CPUs were going
+        offline, before it reported them as offline.
         """
         await self.host.refresh()
         before, self._next.online = self._next.online, self._state.host.online

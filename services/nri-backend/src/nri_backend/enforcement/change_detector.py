@@ -18,8 +18,8 @@ from nri_backend.node.worker import CgroupWorker, Step
 COMPARED: Final = 64
 """Number of cgroups whose files are opened and compared in one step: 3 ms if limits are among them."""
 COMPARED_OPEN: Final = 256
-"""The same for files that stay open: 1 ms. On a busy machine each step is a job of its own, and the change to a thread
-and back takes as long as the comparison of a hundred files."""
+"""The same for files that stay open: 1 ms. On a busy machine each step becomes a job of its own, and the switch to a
+thread and back takes as long as comparing a hundred files."""
 
 
 class ChangeDetector:

@@ -107,7 +107,8 @@ class KillWatch:
             for uid, above, cgroups in pods:
                 if (total := counts.get(above)) is None:
                     continue
-                # The cgroup of a container that has started since then was not made yet: it was not removed.
+                # A container that was added since the counts were read may have had no cgroup then. Its missing count
+                # is 0, since the cgroup was not removed.
                 started = self.pods[uid].own.keys() - known if uid in self.pods else set[str]()
                 own = {i: counts.get(path, 0 if i in started else None) for i, path in cgroups.items()}
                 # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the

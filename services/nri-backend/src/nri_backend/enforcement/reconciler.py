@@ -103,7 +103,7 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """Containers that the running job works on, each with the CPUs that it writes, and cgroups above containers."""
+        """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""
         self._unreported: set[str] = set()
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(stay_open=not full) for full in (False, True)}
@@ -163,18 +163,21 @@ class Reconciler:
     async def apply(self, tracked: Tracked) -> Outcome:
         """Applies the plan of a container that is being started.
 
-        The worker calls ``_start_step`` when the turn of this job comes, so the plan is that of this moment.
+        In most cases this is a job of the worker, which calls ``_start_step`` when the job begins, so that the plan is
+        up to date. For a container without claims the step is run on the event loop instead, unless a job is writing
+        its cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any
+        write, and the worker repeats it.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
-            # Its cpuset is usually right, since the answer to CreateContainer contained it. The kernel reads a cpuset
+            # The cpuset is usually right, since the answer to CreateContainer contained it. The kernel reads a cpuset
             # under a spinlock (callback_lock), which no writer holds while it sleeps, and writes of hugepage limits
-            # take no lock that is held for long. All of it is faster than a switch to a thread.
+            # take no lock that is held for long. All of this takes less time than a switch to a thread.
             with contextlib.suppress(CpusetWriteError):
                 return self._start_step(tracked, self._tree.without_cpusets())[1]()
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
 
     def _is_at_work(self, identity: Identity) -> bool:
-        """Returns True if a job may write the cgroup of a container, or of its pod, now."""
+        """Returns True if a running or hung job may be writing the cgroup of the container or of its pod."""
         busy = self._worker.stuck.keys() | (set[str]() if self._worker.free else self._aims.keys())
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 

@@ -102,11 +102,11 @@ class _Content(NamedTuple):
 
 @dataclass(slots=True)
 class _StartRecord:
-    """A record that the job of a start writes."""
+    """A record that is written by the job of a start, in the worker's thread. record() handles the result later."""
 
     content: _Content
     results: dict[str, OSError | None] | None = None
-    """As EnforcementRecords.write() has returned them; None before that, and empty once record() has taken them."""
+    """Results of EnforcementRecords.write(). None before the write, and empty once record() has handled them."""
 
 
 class KubeletPins(Document):
@@ -180,8 +180,8 @@ class EnforcementRecords:
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
         """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids.
 
-        Files of containers in ``starting`` stay, also if they are added to it during this call: their records, and the
-        temporary files of these, may be written at the same time.
+        Files of containers in ``starting`` stay, including containers that are added to it during this call: their
+        records and temporary files may be written at the same time.
         """
         kept = {f"{container_id}.json" for container_id in container_ids}
         names: set[str] = set()
@@ -266,7 +266,8 @@ class Recorder:
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
         self._starting: dict[str, _StartRecord] = {}
-        """Records that jobs of starts write, without a turn. forget_others() spares their containers instead."""
+        """Records that jobs of starts write without holding ``_turn``. Instead, forget_others() retains the files of
+        these containers."""
 
     @property
     def has_written(self) -> bool:
@@ -286,9 +287,9 @@ class Recorder:
         self._answered.add(tracked.id)
 
     def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
-        """Returns the function that writes the record of a starting container after its plan was applied. It blocks.
+        """Returns a function, which blocks, that writes the record of a starting container once its plan is applied.
 
-        ``partition``: the plan makes it a partition, which ends a fallback. record() takes the result.
+        With ``partition`` the plan makes the container a partition, which ends a fallback. record() handles the result.
         """
         content = self._content(tracked, tracked.entitlement.claims, NO_PROBLEM if partition else tracked.fallback)
         if not content.claims or self._written.get(tracked.id) == content:
@@ -373,7 +374,7 @@ class Recorder:
         A record that was deleted by another process is written again by the next audit.
         """
         async with self._turn:
-            # The state contains a container that is being started before its job begins.
+            # A container that is being started is in the state before its job begins.
             tracked = {tracked.id for tracked in self._state}
             self._starting = {i: one for i, one in self._starting.items() if one.results is None and i in tracked}
             present = await asyncio.to_thread(self._records.retain, tracked, self._starting)

@@ -61,9 +61,8 @@ class ActiveLock:
         self._holder: Heartbeat | None = self._own
         """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
         self._grace_start = clock()
-        """Start of the grace period: the latest of the last heartbeat of a synchronized holder, the time at which the
-        holder has lost the runtime, the first observation of a new holder, and the time at which this instance became
-        synchronized."""
+        """Start of the grace period. It is the latest of these times: the last heartbeat of a synchronized holder, the
+        holder's loss of the runtime, the first observation of a new holder, and this instance's synchronization."""
 
     @property
     def active(self) -> bool:
@@ -172,7 +171,7 @@ class ActiveLock:
 
     def _is_stale(self) -> bool:
         holder = self._holder
-        # A holder writes at once that it has lost the runtime, so no heartbeat that may be late is waited for.
+        # A holder that has lost the runtime writes a heartbeat at once, so there is no late heartbeat to wait for.
         every = holder.every if holder is not None and holder.serving else EVERY_SECONDS
         return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 

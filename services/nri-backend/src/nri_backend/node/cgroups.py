@@ -76,7 +76,7 @@ def access_error(error: OSError, file: str, reason: str, text: str = "") -> Cgro
 
 
 class CpusetWriteError(Exception):
-    """A cpuset was to be written to a tree that does not permit it. No file was changed."""
+    """A file of the cpuset would have to be written, but the view of the tree does not permit that. It was not."""
 
 
 class CgroupTree:

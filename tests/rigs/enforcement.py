@@ -93,7 +93,7 @@ class Node:
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.set_host(self.host)
         self.enforcer = Enforcer(deps, state, "own_pod")
-        # A hook may wait as long as a slow machine needs to move the others. The product's limit is in test_budgets.py.
+        # A hook may wait until a slow machine has moved the others. The limit of the product is in test_budgets.py.
         self.enforcer.starter.clear_seconds = 8 * patience()
 
     @property

@@ -93,7 +93,7 @@ def test_words_are_open() -> None:
 
 
 async def test_requests_for_the_document_wait_for_one_thread() -> None:
-    """Each thread would remain, with a stack and a heap, after a flood of such requests."""
+    """With more threads, a flood of such requests would leave them all behind, each with a stack and a heap."""
     app = state_app(_STATE, BackendLink(_STATE))
     answers: list[Any] = []
 

@@ -210,9 +210,9 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_t
 
 
 async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(memory: Path) -> None:
-    """The audit has read the pod before the runtime made the container's cgroup, and processes that after the start.
+    """The audit reads the pod before the container's cgroup is created, and handles the reading after the start.
 
-    The missing cgroup is not one that was removed.
+    The cgroup that is missing in the reading must not count as removed.
     """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)

@@ -292,7 +292,7 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
 
 
 async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> None:
-    """The cleanup has an older list of containers, and its job does not wait for the cleanup."""
+    """The cleanup uses an older list of containers, and the job of the start does not wait for it."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         records = node.enforcer._recorder._records
         assert isinstance(records, SlowRecords)
@@ -306,7 +306,7 @@ async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> 
 
 
 async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
-    """The job writes it, so the hook has nothing to add. The next audit has nothing to write, either."""
+    """The record is written by the job, and neither by the hook nor by the next audit."""
     await node.run("claim", *node.claim(ONE))
     file = memory / "enforcement-records" / "claim.json"
     before = file.stat().st_ino
@@ -316,7 +316,7 @@ async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
 
 
 def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(tmp_path: Path) -> None:
-    """Without it the record could not be put in its place. Other temporary files are those of a crash."""
+    """Otherwise the record could not be renamed into place. Other temporary files were left by a crash."""
     directory = tmp_path / "enforcement-records"
     directory.mkdir()
     for name in (".new.json.12ab.tmp", ".old.json.12ab.tmp", "gone.json"):

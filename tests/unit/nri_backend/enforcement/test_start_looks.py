@@ -121,7 +121,7 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
 async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_must_be_written(
     memory: Path, cpus: str
 ) -> None:
-    """To read it waits for no other process. The limits of hugepages are written on the event loop, too."""
+    """Reading the cpuset waits for no other process, and limits of hugepages are written on the event loop, too."""
     node = Node(memory, guard=True, tree=ThreadTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])

@@ -197,7 +197,7 @@ async def test_a_lease_is_renewed_while_nothing_changes(
 ) -> None:
     """Every 6 s, or every 2 s if the frontend is of an older release, which closes idle connections after 5 s.
 
-    That is so on an idle node as well. Only these reports contain metrics.
+    This applies to an idle node as well. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes

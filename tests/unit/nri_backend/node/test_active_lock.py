@@ -155,9 +155,9 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """STALE_SECONDS after the loss, which it has written at once, however long ago its last heartbeat was.
+    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace.
 
-    In the meantime no claim is prepared on the node. So no claim would end the idle pace.
+    A claim would not end the idle pace in the meantime, since none can be prepared while the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)

@@ -152,7 +152,7 @@ def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None
 
 
 def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_removed(tree: KernelTree) -> None:
-    """It is left out, and so is a cgroup without a reading. The others are read through the descriptors as before."""
+    """The removed cgroup is left out, as is one without a reading. The others are read through open descriptors."""
     cache, paths = FileCache(tree.root, stay_open=True), {}
     for key in ("one", "two", "three"):
         paths[key] = f"pod/{key}"

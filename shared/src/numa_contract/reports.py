@@ -30,6 +30,9 @@ MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
 """The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
+MEASUREMENTS: Final = frozenset({"counters", "metrics"})
+"""Fields of BackendStatus that a report may leave out. A frontend that reads changes then retains their previous
+values."""
 CHANGES: Final = "changes"
 """Key of the ContainerChanges in a body. A body has either this key or CONTAINERS, or neither."""
 

@@ -26,6 +26,7 @@ from numa_contract.reports import (
     LEASE_SECONDS,
     MAX_REPORTS,
     MAX_STATE_BYTES,
+    MEASUREMENTS,
     BackendStatus,
     ContainerReport,
 )
@@ -99,7 +100,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
     """Returns the status, with the counters and metrics of the one before if it does not contain its own."""
-    left_out = {"counters", "metrics"} - status.model_fields_set
+    left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
 

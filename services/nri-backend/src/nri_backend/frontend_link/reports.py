@@ -19,6 +19,7 @@ from numa_contract.reports import (
     CHANGES,
     CONTAINERS,
     MAX_STATE_BYTES,
+    MEASUREMENTS,
     BackendStatus,
     ClaimIdentity,
     ClaimUse,
@@ -48,8 +49,6 @@ _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.STOPPED: "stopped",
 }
 _EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
-_MEASUREMENTS: Final = frozenset({"counters", "metrics"})
-"""Fields that a report may leave out. A frontend that reads changes then retains their previous values."""
 _ENVELOPE_BYTES: Final = 64
 """Maximum size of the parts of a body other than the status and the containers, in bytes."""
 _Serialized = Mapping[str, tuple[Tracked, bytes]]
@@ -97,7 +96,7 @@ class Reports:
         together exceed the frontend's limit, neither they nor changes are sent; the generation shows that they are
         missing.
         """
-        left_out = {*_MEASUREMENTS} - status.model_fields_set
+        left_out = {*MEASUREMENTS} - status.model_fields_set
         document = status.model_copy(update={"generation": self.generation})
         lease = document.model_dump_json(exclude=left_out).encode()
         if acked == self.generation:

@@ -84,7 +84,7 @@ def test_the_remedy_for_a_missing_privilege(
 ) -> None:
     """The doctor names the capability, the user namespace or the security module that keeps partitions away."""
     problem = PartitionRight(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map)).obstacle()
-    cause = cause_of(problem.word)
+    cause = cause_of(problem.code_text)
     assert (problem.code, remedy in cause.remedy, cause.kernel) == (code, True, False), problem
 
 
@@ -98,16 +98,16 @@ def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
     problems = capability_problem(host(tmp_path, NONE)), caught.value.problem
     assert [one.code for one in problems] == [BackendCode.DAC_OVERRIDE_MISSING, BackendCode.PERMISSION_DENIED]
     for one in problems:
-        assert "give the container backend the capability DAC_OVERRIDE" in cause_of(one.word).remedy
+        assert "give the container backend the capability DAC_OVERRIDE" in cause_of(one.code_text).remedy
 
 
 def test_the_remedies_for_a_kernel_without_partitions(tmp_path: Path) -> None:
     """An old kernel, and a node that is itself a container, are limits of the node and not faults of the pod."""
     tree = CgroupTree(str(tmp_path))
-    old = cause_of(tree.partition_obstacle().word)
+    old = cause_of(tree.partition_obstacle().code_text)
     assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)
     (tmp_path / "cpuset.cpus.exclusive").touch()
-    kind = cause_of(tree.partition_obstacle().word)
+    kind = cause_of(tree.partition_obstacle().code_text)
     assert (kind.kernel, "use a node that is not a container" in kind.remedy) == (True, True)
 
 
@@ -117,7 +117,7 @@ def test_the_remedy_for_a_missing_cdi_directory(tmp_path: Path) -> None:
     (text,) = ClaimDirectory(missing, absence=no_claims(missing)).refresh().problems.values()
     problem = file_problem(text)
     assert (problem.code, missing in problem) == (BackendCode.CLAIMS_DIRECTORY_MISSING, True)
-    assert "the chart's volume cdi" in cause_of(problem.word).remedy
+    assert "the chart's volume cdi" in cause_of(problem.code_text).remedy
     assert file_problem("a.json is not JSON").code is BackendCode.CLAIM_FILES_UNREADABLE
 
 
@@ -165,7 +165,7 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
         await running
     (problem,) = evictor.problems
     assert (problem.code, path in problem) == (BackendCode.READ_ONLY_FILE_SYSTEM, True)
-    assert remedy in cause_of(problem.word).remedy
+    assert remedy in cause_of(problem.code_text).remedy
 
 
 @pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("leave", False)])
@@ -179,7 +179,7 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
     files = ("/no/such/root/proc/irq", "/no/such/root/sys/devices/virtual/workqueue/cpumask")
     for problem, path in zip(isolation.problems, files, strict=reported):
         assert f"{path} cannot be written" in problem
-        assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(problem.word).remedy
+        assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(problem.code_text).remedy
     codes = [BackendCode.INTERRUPTS_NOT_MOVED, BackendCode.KERNEL_WORKERS_STAY] if reported else []
     assert [problem.code for problem in isolation.problems] == codes
 

@@ -17,8 +17,12 @@ REFUSED = Problem("cpu.max: Invalid argument", BackendCode.CGROUP_FILE_REFUSED)
 
 def test_a_problem_is_its_sentence() -> None:
     """It is logged and compared as a string. NO_PROBLEM is false and has no code."""
-    assert (DENIED == "cpuset.mems: Permission denied", f"{DENIED}", DENIED.word) == (True, str(DENIED), DENIED.code)
-    assert (bool(NO_PROBLEM), NO_PROBLEM.code, NO_PROBLEM.word) == (False, None, "")
+    assert (DENIED == "cpuset.mems: Permission denied", f"{DENIED}", DENIED.code_text) == (
+        True,
+        str(DENIED),
+        DENIED.code,
+    )
+    assert (bool(NO_PROBLEM), NO_PROBLEM.code, NO_PROBLEM.code_text) == (False, None, "")
 
 
 @pytest.mark.parametrize(
@@ -78,5 +82,5 @@ def test_a_stored_problem_has_the_code_that_this_release_knows(stored: str, code
 @pytest.mark.parametrize("reason", Reason)
 def test_a_rejection_has_the_code_of_its_cause_or_of_its_reason(reason: Reason) -> None:
     """Each reason has a code, and that of the problem that has caused the rejection comes first."""
-    assert Rejection(reason, "text").problem.word in set(BackendCode)
+    assert Rejection(reason, "text").problem.code_text in set(BackendCode)
     assert Rejection(reason, "text", cause=BackendCode.CPUS_LOST).problem.code is BackendCode.CPUS_LOST

@@ -179,10 +179,10 @@ class Backend:
             partitioned=pool.partitioned,
             exclusivity="partition" if pool.by_kernel else "pool",
             exclusivity_reason=self.pool_reason,
-            exclusivity_code=self.pool_reason.word,
+            exclusivity_code=self.pool_reason.code_text,
             kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
             problems=tuple(cut_answer(problem) for problem in problems),
-            problem_codes=tuple(problem.word for problem in problems),
+            problem_codes=tuple(problem.code_text for problem in problems),
         )
 
     def status(self) -> BackendStatus:

@@ -33,8 +33,8 @@ class Problem(str):
         return problem
 
     @property
-    def word(self) -> str:
-        """The code as reports contain it: empty if there is none."""
+    def code_text(self) -> str:
+        """The code as in reports: empty if there is none."""
         return self.code or ""
 
 

@@ -231,7 +231,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0):
     sys.exit(f"the seccomp filter cannot be set: errno {ctypes.get_errno()}")
 problem = lower_sys_admin(sys.argv[1])
-print(problem.word, problem)
+print(problem.code_text, problem)
 """
 
 

@@ -156,13 +156,13 @@ def report(tracked: Tracked) -> ContainerReport:
         cpus=tracked.observed.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.entitlement.cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
-        pooled_code=tracked.fallback_reason.word,
+        pooled_code=tracked.fallback_reason.code_text,
         pool_requested=cut_answer(tracked.pool_requested),
         mems=tracked.observed.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in tracked.observed.limits.items()},
         cgroup=tracked.identity.cgroup,
         refused=cut_answer(refusal),
-        refused_code=refusal.word,
+        refused_code=refusal.code_text,
         memory_kills=tracked.observed.memory_kills,
     )
 

@@ -316,9 +316,7 @@ class Recorder:
         records: list[EnforcementRecord] = []
         for one in containers:
             content = self._content(one, one.enforced, one.fallback)
-            started = self._starting.get(one.id)
-            if started is not None and started.results == {one.id: None}:
-                self._written[one.id], started.results = started.content, {}
+            self._take_start_record(one.id)
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
                 records.append(_record_of(one.identity, content))
@@ -334,6 +332,12 @@ class Recorder:
             self.problem = Problem(text, code_of(errors[0], BackendCode.ENFORCEMENT_NOT_RECORDED))
         elif every and len(new) <= MAX_AT_ONCE:
             self.problem = NO_PROBLEM
+
+    def _take_start_record(self, container_id: str) -> None:
+        """Stores that the job of a start has written the container's record. A failed write is left to record()."""
+        started = self._starting.get(container_id)
+        if started is not None and started.results == {container_id: None}:
+            self._written[container_id], started.results = started.content, {}
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that their enforcement records contain.

@@ -26,7 +26,7 @@ HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "
 
 RESEND_SECONDS: Final = 12.0
 """The list is sent again at each multiple of this on the loop's clock. These are quiet ticks (numa_node/ticks.py)."""
-# After so long without news the kubelet shows the device as unknown: two lost reports are forgiven.
+# After so long without news the kubelet shows the device as unknown: one lost report is forgiven.
 STALE_SECONDS: Final = 30
 
 

@@ -78,6 +78,24 @@ async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung
     assert late == [["b"]]
 
 
+async def test_without_a_late_result_the_caller_is_not_called(
+    hanging: HangingSteps, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hung step has failed, or its result was there in time for the caller itself."""
+    late = list[list[str]]()
+    worker = CgroupWorker(lambda: None)
+
+    def fails() -> str:
+        assert hanging.gate.wait(10)
+        raise RuntimeError("odd")
+
+    assert await worker.work(lambda: [("a", fails)], late.append) == []
+    hanging.gate.set()
+    await eventually(lambda: not worker.stuck)
+    assert late == []
+    assert [record.message for record in caplog.records] == ["a step that had hung has failed"]
+
+
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
     """The job before it is passed by, and its step has the same name as that of the hook."""
     worker = CgroupWorker(lambda: None)

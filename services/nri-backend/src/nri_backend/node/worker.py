@@ -176,7 +176,8 @@ class CgroupWorker:
                 _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
-            if job.late is not None:
-                job.late(job.take_results())
+            # The step may have failed, or its caller may have got the result already.
+            if (results := job.take_results()) and job.late is not None:
+                job.late(results)
 
         running.add_done_callback(ended)

@@ -57,6 +57,33 @@ def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(mem
     assert open_files() == before
 
 
+def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
+    """Its number soon belongs to another file, whose content would be returned for the container."""
+
+    class Forgetting(dict[tuple[str, str], int]):
+        """Descriptors of a reading that another thread forgets as soon as the first one is stored."""
+
+        def __setitem__(self, file: tuple[str, str], descriptor: int) -> None:
+            super().__setitem__(file, descriptor)
+            cache.forget(["c"])
+
+    for name in "cd":
+        (memory / name).mkdir()
+        (memory / name / "1").write_text(name)
+    cache = FileCache(str(memory), stay_open=True)
+    for name in "cd":
+        cache.keep(name, 1, {(name, "1"): name.encode()})
+    assert cache.contents({"d": "d"}, "1") == {"d": b"d"}
+    before = open_files()
+    cache._looks["c"].opened = Forgetting()
+    assert cache.contents({"c": "c"}, "1") == {}
+    assert open_files() == before
+    cache.keep("c", 1, {("c", "1"): b"c"})
+    other = os.open(memory / "d/1", os.O_RDONLY)
+    assert cache.contents({"c": "c"}, "1") == {"c": b"c"}
+    os.close(other)
+
+
 def open_files() -> int:
     """Returns the number of open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))

@@ -46,8 +46,8 @@ class FileCache:
         self._opened: dict[str, dict[str, int]] = {}
         """Descriptors of ``_Look.opened``, by the file's name and its cgroup."""
         self._closings = 0
-        """Number of times that descriptors were closed. If it changes during a read, one of the numbers may belong to
-        another file by then, so the read is repeated."""
+        """Number of descriptors that were closed. If it changes during a read, one of the numbers may belong to another
+        file by then, so the read is repeated."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
@@ -113,7 +113,7 @@ class FileCache:
                         free -= 1
                 content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
             except OSError:
-                continue
+                content = None
             if look.closed:
                 self._close(look)
             elif content is not None:
@@ -158,16 +158,17 @@ class FileCache:
         return True
 
     def _open_for(self, look: _Look, file: tuple[str, str]) -> int:
-        descriptor = look.opened[file] = self._open(*file)
-        path, name = file
+        descriptor, (path, name) = self._open(*file), file
+        # In this order: another thread that forgets the reading closes what it contains, and removes it from _opened.
         self._opened.setdefault(name, {})[path] = descriptor
+        look.opened[file] = descriptor
         return descriptor
 
     def _close(self, look: _Look) -> None:
         look.closed = True
-        self._closings += bool(look.opened)
         while look.opened:
             (path, name), descriptor = look.opened.popitem()
+            self._closings += 1
             if self._opened[name].get(path) == descriptor:
                 del self._opened[name][path]
             with contextlib.suppress(OSError):

@@ -154,3 +154,24 @@ async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_
         node.enforcer.starter.clear_seconds = 0.3
         with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
             await node.enforcer.start_container(pod("p1"), stored)
+
+
+async def test_a_start_applies_nothing_if_a_job_before_it_has_moved_others_to_its_cpus(memory: Path) -> None:
+    """The job belonged to a pool that still had these CPUs, and its outcome is stored after the admission."""
+    async with enforcing(Node(memory, exclusivity="pool")) as node:
+        other = await node.run("x", of="p3")
+        stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
+        path = node.make_cgroups(pod("p2"), stored)
+        await node.until(lambda: node.reports["x"].cpus == {1, 5, 6, 7})
+        node.kernel.set(path, "cpuset.cpus", "")
+        state, reconciler = node.enforcer.state, node.enforcer.reconciler
+        moved, admitted = state.containers.get("x"), state.containers.get("b")
+        assert moved is not None
+        assert admitted is not None
+        node.kernel.set(other, "cpuset.cpus", "1,4-7")
+        state.put(moved.seen(cpus=frozenset({1, 4, 5, 6, 7})))
+        outcome = await reconciler.apply(admitted)
+        assert outcome.occupants == {"x": {1, 4, 5, 6, 7}}
+        assert node.kernel.get(path, "cpuset.cpus") == ""
+        await node.enforcer.start_container(pod("p2"), stored)
+        assert (node.cpus(other), node.cpus(path)) == ("1,5-7", "2-4")

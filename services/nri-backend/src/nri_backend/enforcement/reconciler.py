@@ -19,7 +19,7 @@ from numa_contract.backend_codes import BackendCode
 from numa_node.claim_directory import ClaimDirectory
 
 from nri_backend.budgets import REPORTED_SECONDS
-from nri_backend.containers.admission import not_on
+from nri_backend.containers.admission import not_on, overlapping
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.plan import (
@@ -187,8 +187,13 @@ class Reconciler:
         These are the containers that would have to leave the container's CPUs. If it is to be a partition, only
         containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
         sibling. A container whose job hangs is left out, since the state already contains all CPUs that it may be on.
+
+        A job of the audit that ran since the container was admitted may have moved others to its CPUs: its plan was
+        that of a pool to which these CPUs still belonged. The state shows them there, and nothing is applied.
         """
         now = self._state.containers.get(tracked.id) or tracked
+        if others := overlapping(self._state, now):
+            return now.id, partial(Outcome, now.id, occupants={one.id: one.observed.cpus for one in others})
         plan = plan_at_start(self._state, now)
         if tree is self._tree:
             self._aims = {now.id: plan.desired.cpus, **dict.fromkeys(plan.groups, frozenset[int]())}

@@ -96,6 +96,16 @@ async def test_without_a_late_result_the_caller_is_not_called(
     assert [record.message for record in caplog.records] == ["a step that had hung has failed"]
 
 
+async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging: HangingSteps) -> None:
+    """The step is not taken again: on a slow machine it would take too long each time."""
+    worker = CgroupWorker(lambda: None)
+    hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a", hangs=True)))
+    await eventually(lambda: "a" in worker.stuck)
+    hanging.gate.set()
+    assert await hook == "a"
+    assert (hanging.done, worker.stuck) == (["a"], {})
+
+
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
     """The job before it is passed by, and its step has the same name as that of the hook."""
     worker = CgroupWorker(lambda: None)

@@ -176,8 +176,9 @@ class CgroupWorker:
                 _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
-            # The step may have failed, or its caller may have got the result already.
-            if (results := job.take_results()) and job.late is not None:
+            # finish() waits for the result of its step and takes it itself. The step of an audit may have failed, or
+            # its caller may have got the result already.
+            if job.late is not None and (results := job.take_results()):
                 job.late(results)
 
         running.add_done_callback(ended)

@@ -309,6 +309,9 @@ class World:
             (self.cdi / cdi_file_name(claim.record.driver, claim.uid)).unlink()
             claim.present = claim.readable = False
             self._stamp()
+        if self.unquiet:
+            # Without claims the backend looks at the next idle tick for what it has not seen yet.
+            self.shake(self.tick, doubt=False)
 
     def damage_file(self, claim: Claim) -> None:
         """Makes the record in a claim's file unreadable; the environment in it stays."""

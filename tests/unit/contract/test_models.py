@@ -9,9 +9,10 @@ from numa_contract.records import CpuAllocation, Owner, SharedCpus
 
 def test_instances_share_the_set_of_given_fields() -> None:
     """The set contains the names that were given, as pydantic promises, and a copy with changes has its own."""
-    first, second = Owner(pod_uid="a", container="b"), Owner.model_validate({"podUid": "c", "container": "d"})
+    values = {"request": "r", "device": "d", "cpus": "0-3"}
+    first, second = CpuAllocation.model_validate(values), CpuAllocation.model_validate(values)
     assert first.model_fields_set is second.model_fields_set
-    assert first.model_fields_set == {"pod_uid", "container"}
+    assert first.model_fields_set == {"request", "device", "cpus"}
     one = CpuAllocation(request="r", device="d", cpus=frozenset({1}))
     changed = one.model_copy(update={"joined": ()})
     assert one.model_fields_set == {"request", "device", "cpus"}

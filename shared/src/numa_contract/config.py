@@ -23,7 +23,7 @@ from pydantic.alias_generators import to_camel
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import ContractError
-from numa_contract.models import Model
+from numa_contract.models import BaseModel
 from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
 from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
@@ -97,7 +97,7 @@ def _bytes(value: object) -> object:
 Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_schema_input_type=_ByteSchema)]
 
 
-class Section(Model):
+class Section(BaseModel):
     """Base of the configuration: frozen, camelCase, unknown keys refused."""
 
     model_config = ConfigDict(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all models: pydantic without plugins, shared sets of field names, and descriptions from docstrings.
-
-A node has thousands of instances: five for each claim and one or more for each container, in both processes. Therefore
-equal parts of them are stored once.
+"""The base of all models, which is pydantic's without plugins, and the descriptions of their fields.
 
 The description of a field or of an enumeration's member is the docstring below its definition. It is read from the
 source when a JSON schema is made; a process that makes no schema does not read it.
@@ -12,15 +9,11 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Mapping
-from functools import lru_cache
 from types import ModuleType
-from typing import Any, Final, Self
 
 from pydantic import BaseModel
 
-_REMEMBERED: Final = 1024
-"""Maximum number of sets that are remembered. Each model has few combinations of fields that occur."""
+__all__ = ["BaseModel", "as_markdown", "attribute_docs"]
 
 
 def _exclude_plugins() -> None:
@@ -35,35 +28,6 @@ def _exclude_plugins() -> None:
 
 
 _exclude_plugins()
-
-
-@lru_cache(_REMEMBERED)
-def _shared_fields(given: frozenset[str]) -> set[str]:
-    return set(given)
-
-
-def _share_fields(model: BaseModel) -> None:
-    if model.model_extra:  # Names of unknown fields are chosen by the document's author, so such sets are not cached.
-        return
-    object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
-
-
-class Model(BaseModel):
-    """A model whose instances share the set of the fields that were given (``model_fields_set``).
-
-    pydantic creates a set of 216 to 728 bytes for each instance. Sharing it is safe, since only an assignment to a
-    field changes it and the models of the contract are frozen.
-    """
-
-    def model_post_init(self, _context: Any, /) -> None:
-        """Shares the set of the fields that were given."""
-        _share_fields(self)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy, with changes that are not validated."""
-        copied = super().model_copy(update=update, deep=deep)
-        _share_fields(copied)
-        return copied
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

@@ -5,13 +5,13 @@ Records carry a version and keep fields they do not know: the two images are rol
 reads what N-1 and N+1 wrote, and what it writes again loses nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
-from numa_contract.models import Model, as_markdown, attribute_docs
+from numa_contract.models import BaseModel, as_markdown, attribute_docs
 from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1
@@ -35,6 +35,8 @@ _MOST_RESULTS: Final = 32
 """Of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
 _MOST_PODS: Final = 256
 """In reservedFor (ResourceClaimReservedForMaxSize)."""
+_MOST_SETS: Final = 1024
+"""Maximum number of sets of given fields that are stored. Each model has few combinations that occur."""
 _SMALLEST_PAGE: Final = 1 << 10
 _LARGEST_PAGE: Final = 1 << 40
 
@@ -67,12 +69,38 @@ PageBytes = Annotated[int, Field(ge=_SMALLEST_PAGE, le=_LARGEST_PAGE), AfterVali
 NumaNode = Annotated[int, Field(ge=0, le=HIGHEST_CPU)]
 
 
-class Document(Model):
-    """Base of everything that crosses the border: frozen, camelCase in JSON, unknown fields ignored."""
+@lru_cache(_MOST_SETS)
+def _shared_fields(given: frozenset[str]) -> set[str]:
+    return set(given)
+
+
+def _share_fields(model: BaseModel) -> None:
+    if model.model_extra:  # Names of unknown fields are chosen by the document's author, so such sets are not cached.
+        return
+    object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
+
+
+class Document(BaseModel):
+    """Base of everything that crosses the border: frozen, camelCase in JSON, unknown fields ignored.
+
+    A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
+    each of them pydantic creates a set of the fields that were given (``model_fields_set``), with 216 to 728 bytes.
+    Equal sets are one object here. That is safe, since only an assignment to a field changes the set.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
     )
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """Shares the set of the fields that were given."""
+        _share_fields(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Returns a copy, with changes that are not validated."""
+        copied = super().model_copy(update=update, deep=deep)
+        _share_fields(copied)
+        return copied
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:

@@ -146,7 +146,7 @@ def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
     assert (view.live, view.leads) == (True, False)
     view.renew(status(active=False, enforced=False))
     assert "no nri-backend enforces on this node" in view.problem
-    assert (view.live, view.own_problem) == (False, "")
+    assert (view.live, view.own_fault) == (False, None)
 
 
 def test_a_newer_backend_is_understood() -> None:

@@ -289,12 +289,6 @@ class BackendView:
         return None
 
     @property
-    def own_problem(self) -> str:
-        """The text of ``own_fault``; empty if there is none."""
-        fault = self.own_fault
-        return fault.text if fault else ""
-
-    @property
     def fault(self) -> Notice | None:
         """The reason why no claim may be prepared now; None if a backend on this node enforces, this one or another."""
         own = self.own_fault

@@ -239,3 +239,43 @@ def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bo
     before = open_files()
     cache.forget(["c"])
     assert open_files() == before - stay_open
+
+
+def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
+    tree: KernelTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All open files are compared in one loop. The number of a closed descriptor may already be that of another."""
+    cache = cache_of(tree, CPUS, stay_open=True)
+    tree.make("pod/other")
+    recording = tree.recording()
+    recording.read("pod/other", CPUS)
+    cache.keep("other", 1, recording.seen or {})
+    assert [cache.differing(["c", "other"]) for _ in range(2)] == [[], []]
+    pread = os.pread
+
+    def forgetting(descriptor: int, size: int, offset: int) -> bytes:
+        content = pread(descriptor, size, offset)
+        monkeypatch.setattr(os, "pread", pread)
+        cache.forget(["other"])
+        other = os.open(tree.path("pod/other").joinpath(CPUS), os.O_RDONLY)
+        closing.append(other)
+        return content
+
+    closing: list[int] = []
+    monkeypatch.setattr(os, "pread", forgetting)
+    assert cache.differing(["c", "other"]) == ["other"]
+    for descriptor in closing:
+        os.close(descriptor)
+
+
+def test_a_comparison_uses_the_content_of_the_latest_reading(tree: KernelTree) -> None:
+    """Its files stay open from one reading to the next."""
+    cache = cache_of(tree, CPUS, stay_open=True)
+    assert [cache.differing(["c"]) for _ in range(2)] == [[], []]
+    tree.set("pod/c", "cpuset.cpus", "3")
+    recording = tree.recording()
+    recording.read("pod/c", CPUS)
+    cache.keep("c", 2, recording.seen or {})
+    assert [cache.differing(["c"]) for _ in range(2)] == [[], []]
+    tree.set("pod/c", "cpuset.cpus", "")
+    assert cache.differing(["c"]) == ["c"]

@@ -8,7 +8,7 @@ same content, and the desired values are the same, a new audit would find no pro
 import contextlib
 import os
 import resource
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
@@ -32,6 +32,18 @@ class _Look:
     """True if the reading was forgotten: files that are opened for it later must be closed again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """The files of several keys that stay open, for one loop without a Python object of each key."""
+
+    keys: Sequence[str]
+    descriptors: list[int]
+    contents: list[bytes | None]
+    """Content at the last reading, by position in ``descriptors``."""
+    others: list[str]
+    """The keys of which a file is not open."""
+
+
 class FileCache:
     """The files of the last reading of each container or cgroup.
 
@@ -48,6 +60,9 @@ class FileCache:
         self._closings = 0
         """Number of descriptors that were closed. If it changes during a read, one of the numbers may belong to another
         file by then, so the read is repeated."""
+        self._comparisons: dict[str, _Comparison] = {}
+        """Comparisons by their first key. Replaced by another dictionary with each change of a reading or descriptor,
+        so that a thread can see that its comparison is out of date."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
@@ -57,6 +72,7 @@ class FileCache:
         if before is not None and before.seen == seen:
             before.as_of = as_of
             return
+        self._comparisons = {}
         look = self._looks[key] = _Look(as_of, seen)
         if before is not None:
             # Descriptors of files that are in both readings stay open.
@@ -71,6 +87,7 @@ class FileCache:
         """Forgets the readings of these keys and closes their files."""
         for key in keys:
             if (look := self._looks.pop(key, None)) is not None:
+                self._comparisons = {}
                 self._close(look)
 
     def retain(self, keys: Collection[str]) -> None:
@@ -123,8 +140,42 @@ class FileCache:
     def _free(self) -> int:
         return self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
 
-    def differing(self, keys: Iterable[str]) -> list[str]:
+    def differing(self, keys: Sequence[str]) -> list[str]:
         """Returns the keys of which a file has another content than at the last reading. Blocks."""
+        # As in contents(), a loop over the Python objects of hundreds of containers would take several times as long as
+        # the reads.
+        comparisons = self._comparisons
+        made = comparisons.get(keys[0]) if keys else None
+        if made is None or made.keys != keys:
+            made = self._prepared(keys)
+            if made.descriptors:
+                comparisons[keys[0]] = made
+        same = self._are_same(made) and comparisons is self._comparisons
+        return self._differing_of_each(made.others if same else keys)
+
+    def _prepared(self, keys: Sequence[str]) -> _Comparison:
+        made = _Comparison(keys, [], [], [])
+        for key in keys:
+            if (look := self._looks.get(key)) is None or look.opened.keys() != look.seen.keys():
+                made.others.append(key)
+            else:
+                made.descriptors.extend(look.opened.values())
+                made.contents.extend(map(look.seen.get, look.opened))
+        return made
+
+    @staticmethod
+    def _are_same(made: _Comparison) -> bool:
+        """Compares the open files. Returns False as well if one of them cannot be read."""
+        try:
+            return list(map(os.pread, made.descriptors, repeat(_MOST_BYTES), repeat(0))) == made.contents
+        except OSError:
+            # The kernel returns ENODEV for an open file whose cgroup was removed.
+            return False
+
+    def _differing_of_each(self, keys: Sequence[str]) -> list[str]:
+        """Compares as differing() does, one key after the other. Opens files that may stay open."""
+        if not keys:
+            return []
         looks = [(key, self._looks.get(key)) for key in keys]
         free = self._free()
         differing = []
@@ -162,6 +213,7 @@ class FileCache:
         # In this order: another thread that forgets the reading closes what it contains, and removes it from _opened.
         self._opened.setdefault(name, {})[path] = descriptor
         look.opened[file] = descriptor
+        self._comparisons = {}
         return descriptor
 
     def _close(self, look: _Look) -> None:
@@ -173,6 +225,7 @@ class FileCache:
                 del self._opened[name][path]
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        self._comparisons = {}
 
     def _open(self, path: str, name: str) -> int:
         return os.open(f"{self._root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)

@@ -2,6 +2,7 @@
 """Processes killed out of memory, from the kernel's counts to the report to the frontend."""
 
 import asyncio
+import errno
 import math
 import threading
 from dataclasses import replace
@@ -231,6 +232,48 @@ async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(me
     node.kernel.remove(path)
     await node.enforcer._kills.look_at_all()
     assert kills(node) == {"main": 1, "side": 0}
+
+
+async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) -> None:
+    """Every audit of all containers reads them all: with memory_localevents a pod's count lacks its containers'."""
+    node = Node(memory, tree=RecordingTree)
+    assert isinstance(node.kernel, RecordingTree)
+    await node.enforcer.activate()
+    path = await node.run("main", *node.claim(ONE))
+    other = await node.run("other", *node.claim(memory_record("m3", ("a", 1, MI, PLAIN), pods=("p2",))), of="p2")
+    watcher = node.enforcer._kills
+    await watcher.look_at_changed()
+    await watcher.look_at_all()
+    node.kernel.counts_read.clear()
+    await watcher.look_at_all()
+    assert node.kernel.counts_read == []
+    node.kernel.kill_for_memory(path)
+    await watcher.look_at_all()
+    assert set(node.kernel.counts_read) == {POD, path}
+    assert kills(node) == {"main": 1, "other": 0}
+    await watcher.look_at_all()
+    node.kernel.set(other, "memory.events", "oom 1\noom_kill 1")
+    await watcher.look_at_all()
+    assert kills(node) == {"main": 1, "other": 0}
+    await node.enforcer._auditor.audit(full=True, everyone=True)
+    assert kills(node) == {"main": 1, "other": 1}
+    watcher.close()
+
+
+async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> None:
+    """The process had no free descriptor (EMFILE), but the one of the watch was open."""
+    path = await node.run("main", *node.claim(ONE))
+    watcher = node.enforcer._kills
+    await watcher.look_at_changed()
+    for _ in range(2):
+        await watcher.look_at_all()
+    node.kernel.kill_for_memory(path)
+    node.kernel.unreadable[POD, "memory.events"] = errno.EMFILE
+    await watcher.look_at_all()
+    assert kills(node) == {"main": 0}
+    node.kernel.unreadable.clear()
+    await watcher.look_at_all()
+    assert kills(node) == {"main": 1}
 
 
 async def test_a_kill_of_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:

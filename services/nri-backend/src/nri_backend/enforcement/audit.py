@@ -298,7 +298,7 @@ class Auditor:
             await self._audit_groups()
         if full or self._deps.clock() >= self._next.kills:
             self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
-            await self._kills.look_at_all()
+            await self._kills.look_at_all(thorough=everyone)
         running = self._state.started([one.id for one in self._state])
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
         if not everyone:

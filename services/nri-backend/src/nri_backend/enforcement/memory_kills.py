@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nri_backend.budgets import EVENTS_SECONDS
+from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
@@ -36,6 +37,12 @@ def kill_count(text: str) -> int:
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
     count = fields.get("oom_kill", "0")
     return int(count) if count.isdecimal() else 0
+
+
+def _claimed_pods(state: NodeState) -> dict[str, str]:
+    """Returns the UIDs of the pods with memory claims, by cgroup."""
+    of_claims = [one.identity for one in state if one.entitlement.memory is not None]
+    return {identity.pod_cgroup: identity.pod.uid for identity in of_claims if identity.pod_cgroup}
 
 
 @dataclass(slots=True)
@@ -83,11 +90,16 @@ class KillWatch:
         self._changed: set[str] = set()
         """Cgroups of pods in which the kernel has reported an event."""
         self._next_wake = 0.0
+        self._claimed = Derived(state, lambda: _claimed_pods(state))
+        self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
+        self._last: tuple[int, Mapping[str, bytes]] = -1, {}
+        """Number of changes of the state at the last look_at_all() without an error, and the content of the pods' files
+        before it."""
         self._looking = asyncio.Lock()
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
-    async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> None:
-        """Counts the kills in these pods, as far as they have a memory claim.
+    async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
+        """Counts the kills in these pods, as far as they have a memory claim. Returns False if one cannot be read.
 
         ``ended`` is the container whose end the runtime has just reported.
         """
@@ -100,7 +112,7 @@ class KillWatch:
                     present = [one.identity for one in containers if one.identity.cgroup and not one.identity.sandboxed]
                     pods.append((uid, above, {identity.id: identity.cgroup for identity in present}))
             if not pods:
-                return
+                return True
             paths = [path for _, above, cgroups in pods for path in (above, *cgroups.values())]
             known = {container_id for uid, *_ in pods if uid in self.pods for container_id in self.pods[uid].own}
             counts = await asyncio.to_thread(self._read, paths)
@@ -116,6 +128,7 @@ class KillWatch:
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
                 for container_id, count in pod.take(total, own, ended).items():
                     self._report(container_id, count)
+            return all(above in counts for _, above, _ in pods)
 
     def listen(self, wake: Callable[[], object]) -> None:
         """Starts to call ``wake`` when the kernel reports a memory event in a watched pod."""
@@ -136,25 +149,30 @@ class KillWatch:
 
     async def look_at_changed(self) -> None:
         """Watches all pods that have memory claims, and counts kills in new ones and in those with a reported event."""
-        claimed = {one.identity.pod_cgroup: one.identity.pod.uid for one in self._state if one.entitlement.memory}
-        claimed.pop("", None)
+        claimed = self._claimed.value
         self._watch.follow(claimed)
         changed, self._changed = self._changed, set()
         await self._look_at([uid for path, uid in claimed.items() if path in changed or uid not in self.pods])
 
-    async def look_at_all(self) -> None:
+    async def look_at_all(self, *, thorough: bool = False) -> None:
         """Counts the kills in every pod with a memory claim.
 
-        A container may continue to run after one of its processes was killed, so no hook reports it.
+        A container may continue to run after one of its processes was killed, so no hook reports it. Without
+        ``thorough``, a pod is left out if neither its file nor the state has changed since the last call: the kernel
+        adds each kill of a container to the file of its pod (unless cgroup2 is mounted with memory_localevents).
         """
-        present = dict.fromkeys(tracked.identity.pod.uid for tracked in self._state)
+        present = self._uids.value
         self.pods = {uid: pod for uid, pod in self.pods.items() if uid in present}
-        claims = dict.fromkeys(one.identity.pod.uid for one in self._state if one.entitlement.memory is not None)
-        await self._look_at(list(claims))
+        contents, as_of = self._watch.contents(), self._state.changes
+        before = self._last[1] if self._last[0] == as_of and not thorough else {}
+        claimed = self._claimed.value.items()
+        changed = [uid for path, uid in claimed if path not in contents or contents[path] != before.get(path)]
+        if await self._look_at(changed):
+            self._last = as_of, contents
 
-    async def _look_at(self, pod_uids: Sequence[str]) -> None:
-        for start in range(0, len(pod_uids), _PODS_AT_ONCE):
-            await self.look(pod_uids[start : start + _PODS_AT_ONCE])
+    async def _look_at(self, pod_uids: Sequence[str]) -> bool:
+        batches = [pod_uids[start : start + _PODS_AT_ONCE] for start in range(0, len(pod_uids), _PODS_AT_ONCE)]
+        return all([await self.look(batch) for batch in batches])
 
     def _read(self, paths: Iterable[str]) -> dict[str, int]:
         """Reads the count of each of these cgroups that exists. Blocks."""

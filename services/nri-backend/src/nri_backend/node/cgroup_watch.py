@@ -15,6 +15,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Collection
+from itertools import repeat
 from typing import Final
 
 _MAX_BYTES: Final = 512
@@ -76,6 +77,22 @@ class CgroupWatch:
     def follows(self, paths: Collection[str]) -> bool:
         """Returns True if all of these cgroups are watched."""
         return self._descriptors.keys() >= set(paths)
+
+    def contents(self) -> dict[str, bytes]:
+        """Returns the content of each watched file, without those that cannot be read because the cgroup was removed.
+
+        A change that this reading shows may not be reported any more, so the caller compares the contents. The kernel
+        prints these files from memory, without a lock that is held for long.
+        """
+        try:
+            read = map(os.pread, self._descriptors.values(), repeat(_MAX_BYTES), repeat(0))
+            return dict(zip(self._descriptors, read, strict=True))
+        except OSError:
+            found: dict[str, bytes] = {}
+            for path, descriptor in self._descriptors.items():
+                with contextlib.suppress(OSError):
+                    found[path] = os.pread(descriptor, _MAX_BYTES, 0)
+            return found
 
     def take_changed(self) -> set[str]:
         """Returns the cgroups whose file has changed since the last call and that are not reported too often."""

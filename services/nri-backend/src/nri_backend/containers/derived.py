@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that are computed from the state of the node, and computed again only after the state has changed.
+
+The audit needs lists of containers at each tick. On a node where nothing happens these lists stay the same, and a loop
+over hundreds of containers takes longer than reading their files.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from nri_backend.containers.state import NodeState
+
+Value = TypeVar("Value")
+
+
+class Derived(Generic[Value]):
+    """One such value. ``compute`` depends on nothing but the state."""
+
+    def __init__(self, state: NodeState, compute: Callable[[], Value]) -> None:
+        self._state = state
+        self._compute = compute
+        self._as_of = -1
+        """``NodeState.changes`` at the time of the last computation."""
+
+    @property
+    def value(self) -> Value:
+        """The value for the present state: the same object as before while the state has not changed."""
+        if self._as_of != self._state.changes:
+            as_of = self._state.changes
+            self._value = self._compute()
+            self._as_of = as_of
+        return self._value

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that are derived from the state are computed again after each change of it, and only then."""
+
+from nri_backend.containers.container import Tracked, tracked_as
+from nri_backend.containers.derived import Derived
+from nri_backend.containers.state import NodeState
+
+from tests.rigs.builders import cpu_record, files_of
+from tests.rigs.containers import config, container, pod
+
+
+def tracked(id_: str) -> Tracked:
+    """Returns a container without claims."""
+    return tracked_as(pod(), container(id_))
+
+
+def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> None:
+    state = NodeState(config())
+    ids = Derived(state, lambda: [one.id for one in state])
+    assert ids.value == []
+    assert ids.value is ids.value
+    state.put(tracked("a"))
+    assert ids.value == ["a"]
+    state.replace_containers([tracked("b")])
+    assert ids.value == ["b"]
+    state.drop("b")
+    assert ids.value == []
+    held = Derived(state, lambda: state.pool.held)
+    assert held.value == set()
+    state.set_claim_files(files_of(cpu_record("c1", "r=2-3")))
+    assert held.value == {2, 3}

@@ -34,8 +34,8 @@ _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server
 # Work that a driver does after the last pod of a turn must not fall into the other driver's turn.
 _BREATH_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
-"""Parts of the idle time, each a sample. This driver audits the containers of claims every 20 s, so that each part
-contains one such audit, and all other containers every 60 s, so that the default of three parts contains one."""
+"""Parts of the idle time, each a sample. This driver compares claim files every 20 s, so that each part contains one
+such comparison, and limits and all containers every 60 s, so that the default of three parts contains one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ TICK: Final = 2.05
 """A little longer than from one tick of the audit to the next."""
 IDLE: Final = 10.05
 """The same on a node without claims."""
-FULL: Final = 26.0
+FULL: Final = 66.0
 """Time in which each look at everything, and the repair after it, has taken place. A plain file has no poll, so a
 partition that another process breaks is found by that look alone."""
 _BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9

@@ -9,13 +9,15 @@ from nri_backend.budgets import (
     ALL_SECONDS,
     CLEAR_SHARE,
     DEADLINE_SHARE,
-    FULL_SECONDS,
     JOB_SECONDS,
     KILL_SECONDS,
     KILLS_SECONDS,
     PASS_BY_SECONDS,
+    READ_SECONDS,
+    RECORDS_SECONDS,
     REQUEST_SECONDS,
 )
+from nri_backend.enforcement.audit import Schedule
 from nri_backend.nri.model import LinkStatus
 from numa_node.ticks import TICK_SECONDS
 
@@ -42,4 +44,19 @@ async def test_the_wait_for_other_containers_is_a_share_of_the_request_timeout(
 
 
 def test_the_audits_are_ordered_by_their_cost() -> None:
-    assert TICK_SECONDS < KILLS_SECONDS < FULL_SECONDS < ALL_SECONDS
+    assert TICK_SECONDS < KILLS_SECONDS < RECORDS_SECONDS < ALL_SECONDS < READ_SECONDS
+
+
+def test_each_part_of_the_audit_is_due_at_the_tick_nearest_to_its_time() -> None:
+    """A requested full audit is due at the next tick, and once. It includes the records, but not all containers."""
+    schedule, due = Schedule(), {}
+    for second in range(0, 1204, 2):
+        schedule.full = 0.0 if second == 30 else schedule.full
+        due[second] = schedule.begin(second + 0.1)
+    assert all(one.tick for one in due.values())
+    everyone = {second for second, one in due.items() if one.everyone}
+    assert everyone == set(range(0, 1204, 60))
+    assert {second for second, one in due.items() if one.full} == {30, *everyone}
+    assert [second for second, one in due.items() if one.records][:6] == [0, 20, 30, 50, 60, 80]
+    assert [second for second, one in due.items() if one.reading] == [0, 600, 1200]
+    assert not schedule.begin(1202.2).tick, "an event between two ticks"

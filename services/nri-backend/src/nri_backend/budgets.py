@@ -49,12 +49,15 @@ REPORTED_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 10.0
 """Time between two ticks of the audit, and between two heartbeats, while the node has no claims and its state does not
 change. A multiple of a tick (numa_node/ticks.py)."""
-FULL_SECONDS: Final = 20.0
-"""Time between two audits of everything, claim files and limits included. At each tick (2 s) the CPUs are compared, and
-the mems that are claimed; if a difference is found, everything is compared at the next tick."""
+RECORDS_SECONDS: Final = 20.0
+"""Time between two comparisons of the content of claim files and of the list of enforcement records."""
 ALL_SECONDS: Final = 60.0
-"""Time between two audits of containers that no claim depends on, and two attempts at a partition that the kernel has
-refused."""
+"""Time between two audits of everything: of limits, of containers that no claim depends on, and of partitions that the
+kernel has refused before. At each tick (2 s) the CPUs are compared, and the mems that are claimed; if a difference is
+found, the limits are compared at the next tick."""
+READ_SECONDS: Final = 600.0
+"""Time between two audits of everything that read and parse all files, not only those that have changed. Nothing but
+the sub-cgroup that crun may create in a container's cgroup depends on it."""
 KILLS_SECONDS: Final = 6.0
 """Time between two counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0

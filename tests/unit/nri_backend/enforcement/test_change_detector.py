@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """An audit skips cgroups whose files and desired contents have not changed."""
 
+import errno
 from collections import Counter
 from pathlib import Path
 
+from nri_backend.node.cgroups import EXCLUSIVE
+
 from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import TOP
 from tests.rigs.enforcement import Node
 from tests.rigs.kernel_tree import KernelTree
+from tests.rigs.partition_tree import PartitionTree
 
 
 class CountingTree(KernelTree):
@@ -39,3 +44,75 @@ async def test_files_that_have_not_changed_are_compared_but_not_parsed_again(mem
         node.kernel.set(path, "hugetlb.2MB.max", "0")
     await node.enforcer._auditor.audit(full=True)
     assert [node.kernel.get(path, "hugetlb.2MB.max") for path in (claim, above)] == [str(64 * MI)] * 2
+
+
+async def test_an_audit_of_all_containers_reads_only_changed_files_unless_it_is_a_reading(memory: Path) -> None:
+    node = Node(memory, tree=CountingTree)
+    tree = node.kernel
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    await node.run("claim", *node.claim(cpu_record("c1", "cpus=2-3")))
+    plain = await node.run("plain", of="p2")
+    auditor = node.enforcer._auditor
+    await auditor.audit(full=True, everyone=True)
+    tree.reads.clear()
+    await auditor.audit(full=True, everyone=True)
+    assert not tree.reads
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    await auditor.audit(full=True, everyone=True)
+    assert node.cpus(plain) == "1,4-7"
+    await auditor.audit(full=True, everyone=True, reading=True)
+    tree.reads.clear()
+    await auditor.audit(full=True, everyone=True, reading=True)
+    assert tree.reads["cpuset.cpus.effective"] >= 2
+
+
+async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_files_have_not_changed(
+    memory: Path,
+) -> None:
+    """The cause of the refusal may be in another cgroup."""
+    node = Node(memory, tree=PartitionTree)
+    await node.enforcer.activate()
+    node.kernel.refused[TOP, EXCLUSIVE] = errno.EINVAL
+    path = await node.run("claim", *node.claim(cpu_record("c1", "cpus=2-3")))
+    auditor = node.enforcer._auditor
+    for _ in range(2):
+        await auditor.audit(full=True, everyone=True)
+    assert node.partition(path) == "member"
+    node.kernel.refused.clear()
+    await auditor.audit(full=True)
+    assert node.partition(path) == "member"
+    await auditor.audit(full=True, everyone=True)
+    assert node.partition(path) == "root"
+
+
+async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
+    """The lists of a tick are kept until the state changes. Afterwards they include the new container."""
+    node = Node(memory)
+    await node.enforcer.activate()
+    node.claim(cpu_record("c1", "cpus=2-3"))
+    auditor, paths = node.enforcer._auditor, []
+    for number in range(3):
+        paths.append(await node.run(f"plain-{number}", of=f"p{number + 2}"))
+        for _ in range(3):
+            await auditor.audit(full=False)
+        for path in paths:
+            node.kernel.set(path, "cpuset.cpus", "0-7")
+            await auditor.audit(full=False)
+            assert node.cpus(path) == "1,4-7"
+
+
+async def test_after_a_change_of_the_state_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
+    """Another content may be desired now."""
+    node = Node(memory)
+    await node.enforcer.activate()
+    await node.run("plain")
+    node.claim(cpu_record("c1", "cpus=2-3"))
+    await node.enforcer.claim_files.refresh()
+    detector, ids = node.enforcer.reconciler.detectors[False], ["plain"]
+    for _ in range(2):
+        await node.enforcer._auditor.audit(full=False)
+    assert [await detector.unsettled(ids) for _ in range(2)] == [[], []]
+    node.claim(cpu_record("c2", "cpus=4"))
+    await node.enforcer.claim_files.refresh()
+    assert await detector.unsettled(ids) == ids

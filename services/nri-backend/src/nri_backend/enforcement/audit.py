@@ -18,14 +18,20 @@ A round does this, in this order:
 6. It marks containers as stopped whose last process has ended (``_reap``).
 
 A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
-containers for which no event reports a change. A *full* audit (FULL_SECONDS) adds limits and the cgroups above
-containers. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) it covers all running containers, even if
-nothing has changed since their last reading, and retries partitions that the kernel has refused.
+containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is due
+at the tick after a repair. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) an audit is full, covers
+all running containers, and retries partitions that the kernel has refused. All of them skip containers whose files have
+not changed since their last reading, except every READ_SECONDS. Claim files and enforcement records are compared every
+RECORDS_SECONDS.
+
+The lists of containers that a round needs are computed again only after a change of the state (AuditScope): on a quiet
+node a tick is the comparison of the files, and little else.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,14 +46,16 @@ from numa_node.ticks import TICK_SECONDS
 from nri_backend.budgets import (
     ALL_SECONDS,
     EVENTS_SECONDS,
-    FULL_SECONDS,
     IDLE_SECONDS,
     KILLS_SECONDS,
+    READ_SECONDS,
+    RECORDS_SECONDS,
     SETTLE_SECONDS,
 )
+from nri_backend.containers.audit_scope import AuditScope
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import ENDED, OCCUPYING, Phase
-from nri_backend.containers.plan import groups_above, misplaced
+from nri_backend.containers.lifecycle import OCCUPYING, Phase
+from nri_backend.containers.plan import groups_above
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.memory_kills import KillWatch
@@ -66,12 +74,27 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class Due:
+    """The parts of a round that are due. ``reading`` implies ``everyone``, this ``full``, and this ``records``."""
+
+    tick: bool
+    records: bool
+    full: bool
+    everyone: bool
+    reading: bool
+    """True if the files of all containers are read, not only compared with the last reading."""
+
+
+@dataclass(slots=True)
 class Schedule:
     """Times at which each part of a round is due next, in seconds of the audit's clock."""
 
     tick: float = 0.0
-    full: float = 0.0
+    records: float = 0.0
+    full: float = math.inf
+    """0 if a full audit was requested. Without a request, an audit is full only together with ``everyone``."""
     everyone: float = 0.0
+    reading: float = 0.0
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
@@ -79,6 +102,24 @@ class Schedule:
     """True if ``tick`` is IDLE_SECONDS after the last one."""
     online: frozenset[int] = frozenset()
     """Online CPUs at the last tick."""
+
+    def begin(self, now: float) -> Due:
+        """Returns the parts of a round that are due. At a tick, it sets the times at which they are due next.
+
+        Ticks are multiples of TICK_SECONDS, so that the process wakes up together with its other timers. Other parts
+        are due at the tick nearest to their time.
+        """
+        everyone = now >= self.everyone
+        full = everyone or now >= self.full
+        due = Due(now >= self.tick, full or now >= self.records, full, everyone, everyone and now >= self.reading)
+        if due.tick:
+            nearest = now - TICK_SECONDS / 2
+            self.tick = now + TICK_SECONDS - now % TICK_SECONDS
+            self.records = nearest + RECORDS_SECONDS if due.records else self.records
+            self.full = math.inf if full else self.full
+            self.everyone = nearest + ALL_SECONDS if everyone else self.everyone
+            self.reading = nearest + READ_SECONDS if due.reading else self.reading
+        return due
 
 
 class IdleChanged(Protocol):
@@ -110,6 +151,7 @@ class Auditor:
         self._kills = kills
         self._deps = deps
         self._next = Schedule(online=state.host.online)
+        self._scope = AuditScope(state)
         self._ends = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
@@ -135,7 +177,7 @@ class Auditor:
 
     def request_audit(self) -> None:
         """Requests an immediate full audit of all containers, since the observations may be out of date."""
-        self._next.tick = self._next.full = self._next.everyone = 0.0
+        self._next.tick = self._next.full = self._next.everyone = self._next.reading = 0.0
         self._reconciler.signals.audit.set()
 
     def request_full(self) -> None:
@@ -170,10 +212,7 @@ class Auditor:
             return False
         if self._next.full <= self._deps.clock():
             return False  # a repair has requested another full audit
-        return not any(
-            one.enforced or one.identity.evidence.claims or one.observed.cpus is None or one.phase in ENDED
-            for one in self._state
-        )
+        return not self._scope.needs_ticks.value
 
     async def run_forever(self) -> None:
         """Runs a round at each tick and after each event; never returns.
@@ -223,50 +262,45 @@ class Auditor:
             self._failure = Problem(text, BackendCode.INTERNAL_ERROR)
             self._next.full = 0.0
             # Audits of everyone are not repeated at each tick, since they also retry refused partitions.
-            self._next.everyone = min(self._next.everyone, self._deps.clock() + FULL_SECONDS)
+            self._next.everyone = min(self._next.everyone, self._deps.clock() + RECORDS_SECONDS)
         else:
             self._failure = NO_PROBLEM if complete else self._failure
 
     async def _round(self) -> bool:
         """Runs the parts of a round that are due. Returns True if it has audited everything."""
-        now, changes = self._deps.clock(), self._state.changes
-        tick, everyone = now >= self._next.tick, now >= self._next.everyone
-        full = everyone or now >= self._next.full
-        if tick:
-            # Ticks are multiples of TICK_SECONDS, so that the process wakes up together with its other timers. A full
-            # audit is due at the tick nearest to its time.
-            self._next.tick = now + TICK_SECONDS - now % TICK_SECONDS
-            self._next.full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next.full
-            self._next.everyone = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next.everyone
+        due, changes = self._next.begin(self._deps.clock()), self._state.changes
+        if due.tick:
             if self._claim_files.view.detached:
                 raise DirectoryReplacedError
             if await self._read_machine():
-                full = everyone = True
+                due.records = due.full = due.everyone = True
         # Other events come from hooks, which have just read the claim files: reading them again would only delay the
         # next hook.
-        if tick or self._next.claim_files:
+        if due.tick or self._next.claim_files:
             self._next.claim_files = False
             # Only a change of the content of a known file leaves the time stamp of the directory unchanged.
             known = bool(self._state.files or self._claim_files.view.problems)
-            await self._claim_files.refresh(thorough=tick and full and known)
+            await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
                 # The time stamp of the directory is too recent to rule out a later change within its resolution.
                 # Reading it again soon spares the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
             await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
-            await self.partitions.release_ended(every=everyone)
+            await self.partitions.release_ended(every=due.everyone)
             await self.move()
-            if tick:
-                await self.partitions.settle(always=everyone)
-                await self.audit(full=full, everyone=everyone)
+            if due.tick:
+                await self.partitions.settle(always=due.everyone)
+                await self.audit(full=due.full, everyone=due.everyone, reading=due.reading)
+                if due.records and not due.full:
+                    await self._keep_records(everyone=False)
             self.partitions.follow()
             await self._kills.look_at_changed()
-        await self._reap(vanished=tick)
+        await self._reap(vanished=due.tick)
         self._watch_ends()
-        if tick:
+        if due.tick:
             self._set_idle(idle=self._may_be_idle() and self._state.changes == changes)
-        return tick and everyone
+        return due.tick and due.everyone
 
     async def _read_machine(self) -> bool:
         """Reads the machine. Returns True if the online CPUs have changed since the last tick.
@@ -283,41 +317,41 @@ class Auditor:
         done: set[str] = set()
         started = time.monotonic()
         # The list is computed again after each job, so that it follows changes of the pool.
-        while plan := [tracked.id for tracked in misplaced(self._state) if tracked.id not in done][:MOVES]:
+        while plan := [i for i in self._scope.misplaced.value if i not in done][:MOVES]:
             done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
         if done:
             self._deps.observer.moved(len(done), time.monotonic() - started)
 
-    async def audit(self, *, full: bool, everyone: bool = False) -> None:
+    async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
         """Compares the cgroups of running containers with their plans and repairs differences.
 
         Ended containers count as running while a process of them may be left, unless they are partitions. With ``full``
-        it includes limits. With ``everyone`` it includes containers that no claim depends on.
+        it includes limits. With ``everyone`` it includes containers that no claim depends on, and with ``reading`` also
+        those whose files have not changed since their last reading.
         """
         if full:
             await self._audit_groups()
         if full or self._deps.clock() >= self._next.kills:
             self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all(thorough=everyone)
-        running = self._state.started([one.id for one in self._state])
-        plan = [one.id for one in running if everyone or self._depends(one, full=full)]
-        if not everyone:
-            plan = await self._reconciler.detectors[full].unsettled(plan)
+        plan = self._scope.running.value if everyone else self._scope.dependent[full].value
+        if not reading:
+            changed = await self._reconciler.detectors[full].unsettled(plan)
+            refused = self._scope.refused.value if everyone else []
+            plan = [*changed, *(i for i in refused if i not in changed)]
         await self._look(plan, full=full, again=everyone)
         await self._recorder.keep_pins()
         if full:
-            await self._recorder.record(self._state, every=True)
-            due = everyone or self._recorder.has_written
-            if due and self._state.told and self._deps.leadership().fresh:
-                await self._recorder.forget_others()
+            await self._keep_records(everyone=everyone)
         self._deps.observer.counters["audits"] += 1
         self._reconciler.signals.progressed()
 
-    def _depends(self, tracked: Tracked, *, full: bool) -> bool:
-        """Returns True if a difference in the container's cgroup may matter and no event would report it."""
-        if tracked.observed.cpus is None or tracked.entitlement.mems or (full and tracked.identity.evidence.claims):
-            return True
-        return not (tracked.observed.partition if tracked.entitlement.cpus else self._state.pool.constant)
+    async def _keep_records(self, *, everyone: bool) -> None:
+        """Writes enforcement records that have changed, and removes those of containers that are not tracked."""
+        await self._recorder.record(self._state, every=True)
+        due = everyone or self._recorder.has_written
+        if due and self._state.told and self._deps.leadership().fresh:
+            await self._recorder.forget_others()
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
         """Audits the containers in ``plan`` and stores the outcomes; that of a hung job is stored when it ends.
@@ -389,7 +423,7 @@ class Auditor:
         ``vanished``, it includes containers that were taken for ended because their cgroup was gone: a mount may have
         hidden it.
         """
-        for before in [one for one in self._state if one.phase in ENDED]:
+        for before in self._scope.ended.value:
             if before.phase is Phase.VANISHED and not vanished:
                 continue
             await self._reconciler.reap(before.id)
@@ -404,8 +438,7 @@ class Auditor:
 
     def _watch_ends(self) -> None:
         """Watches ``cgroup.events`` of containers that have ended for the runtime until their last process ends."""
-        ending = [one.identity for one in self._state if one.phase in (Phase.ENDING, Phase.LINGERING)]
-        if self._ends.follow({one.cgroup for one in ending if one.cgroup and not one.sandboxed}):
+        if self._ends.follow(self._scope.ending.value):
             self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 
 from nri_backend.budgets import REPAIR_SECONDS
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.derived import Derived
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import (
@@ -56,6 +57,7 @@ class PartitionManager:
         self._reconciler = reconciler
         self._tree = tree
         self._clock = clock
+        self._ended = Derived(state, lambda: [one for one in state if one.phase in _ENDED_AND_OCCUPYING])
         self._watch = CgroupWatch(tree.root, PARTITION, lambda content: content in (b"root", b"isolated"))
         self._changed: set[str] = set()
         self._watched_at_generation = -1
@@ -153,7 +155,7 @@ class PartitionManager:
 
         With ``every``, this includes ended containers whose partition was invalid before this instance started.
         """
-        for one in [one for one in self._state if one.phase in _ENDED_AND_OCCUPYING]:
+        for one in self._ended.value:
             unknown = every and self._state.host.partitions and one.identity.evidence != NO_EVIDENCE
             if not (one.observed.partition or unknown):
                 continue

@@ -44,6 +44,7 @@ from pydantic import BaseModel, Field, ValidationError
 from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
+from nri_backend.containers.derived import Derived
 from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
@@ -263,6 +264,7 @@ class Recorder:
         self._pins: Pins = {}
         """The content of the file of pins."""
         self._pins_fail = False
+        self._living_pins = Derived(state, lambda: _living_pins(state))
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
         self._starting: dict[str, _StartRecord] = {}
@@ -391,9 +393,7 @@ class Recorder:
 
         Does nothing before the runtime has listed its containers, since their pins would be lost.
         """
-        pins = {
-            one.id: one.stated.kubelet_pins for one in self._state if one.phase in ALIVE and one.stated.kubelet_pins
-        }
+        pins = self._living_pins.value
         if not self._state.told or pins == self._pins:
             return
         try:
@@ -420,6 +420,10 @@ class Recorder:
         pins = tracked.stated.kubelet_pins | self._pins.get(tracked.id, frozenset())
         stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
         return replace(tracked, enforced=enforced, stated=stated)
+
+
+def _living_pins(state: NodeState) -> Pins:
+    return {one.id: one.stated.kubelet_pins for one in state if one.phase in ALIVE and one.stated.kubelet_pins}
 
 
 def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:

@@ -205,6 +205,7 @@ class Oracle:
 
         A claim in ``leaving`` whose file is lost is in none of these, but a frontend that remembers it still holds its
         pages, and may write the file again: it is no new holder then, unless another claim got pages in the meantime.
+        The same holds for a released claim that was rebuilt because the journal was lost, if its file is lost later.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]
@@ -215,8 +216,8 @@ class Oracle:
             new, total = holders.keys() - former, sum(holders.values())
             most = max(size, self._capacity.get(device, 0))
             demand(self.excused or not new or total <= most, f"{total} of {most} bytes of {device} promised: {holders}")
-            leaving = frozenset(uid for driver, uid in self.leaving if driver == KINDS["memory"])
-            self._holders[device] = frozenset(holders) | (frozenset() if new else former & leaving)
+            lost = frozenset(uid for driver, uid in self.leaving | self.damaged if driver == KINDS["memory"])
+            self._holders[device] = frozenset(holders) | (frozenset() if new else former & lost)
         self._capacity = dict(capacity)
 
     def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:

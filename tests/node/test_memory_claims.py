@@ -65,7 +65,7 @@ def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
     finally:
         cluster.instance.backend.send(signal.SIGCONT)
     assert [one["error"] for one in (fits, over, large, too_large)] == [None, "ENOMEM", None, "ENOMEM"]
-    until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit puts the limit back")
+    until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit restores the limit", within=90)
 
 
 def mounted(box: Container, place: str) -> list[str]:

@@ -161,7 +161,7 @@ _REMEDIES: Final = {
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
     StatusCode.DEVICE_UNHEALTHY: "drain the pods that use it, and replace or repair the hardware: docs/live-machine.md",
-    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 20 s; if it lasts, {_LOG}",
+    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it lasts, {_LOG}",
     StatusCode.POD_INCOMPLETE: "see driver.pod",
     StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that are read",
     StatusCode.HOST_HUGEPAGES_UNKNOWN: (

@@ -346,7 +346,7 @@ async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(m
 
 
 async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_the_next_tick(memory: Path) -> None:
-    """Otherwise the next comparison of limits would come after 20 seconds."""
+    """Otherwise the next comparison of limits would come after 60 seconds."""
     async with enforcing(Node(memory, tree=FaultyTree)) as node:
         assert isinstance(node.kernel, FaultyTree)
         path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))

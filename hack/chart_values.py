@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's own values, as a model: what ``values.schema.json`` says beside the configuration of the services.
+"""Model of the chart's values, from which ``values.schema.json`` and the table in the chart's README are generated.
 
-Objects of the Kubernetes API (affinity, resources, ...) are checked by the API server, not here. Texts in which people
-make mistakes are checked in ``_checks.tpl``, in words: of a pattern Helm shows the pattern.
+Objects of the Kubernetes API (affinity, resources, ...) are not checked here, since the API server checks them. Texts
+in which people often make mistakes are checked in ``_checks.tpl`` instead of by a pattern: if a pattern does not match,
+Helm prints the pattern, while ``_checks.tpl`` explains the mistake.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,19 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 Kubernetes = dict[str, Any]
-"""An object or a part of one that goes to the API server as it is."""
+"""An object of the Kubernetes API, or a part of one, that is rendered without a change."""
 Texts = dict[str, str]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
 ExtendedResource = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
-"""As in ``resources`` of a container; its domain is not one of Kubernetes."""
+"""The name of an extended resource, ``domain/name``, as in ``resources`` of a container."""
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
 class Values(BaseModel):
-    """Base of all parts: camelCase, unknown keys refused, descriptions from the lines below the fields."""
+    """Base of all models: camelCase keys, unknown keys rejected, descriptions from the docstrings of fields."""
 
     model_config = ConfigDict(
         extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -32,19 +33,20 @@ class Values(BaseModel):
 
 
 class Image(Values):
-    """Where a container's image comes from."""
+    """The image of a container."""
 
     repository: str
-    """Lower case; its registry gives way to global.imageRegistry."""
+    """Repository of the image, in lower case. global.imageRegistry replaces its registry."""
     tag: str
-    """Empty: the chart's appVersion."""
+    """Tag of the image. Empty: the appVersion of the chart."""
     digest: str
-    """Wins over the tag."""
+    """Digest of the image, sha256:... If set, the tag is ignored."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
+    """When the kubelet pulls the image."""
 
 
 class Resources(Values):
-    """As in a container of a pod."""
+    """Resources of a container."""
 
     requests: dict[str, str | int | float]
     limits: dict[str, str | int | float]
@@ -56,48 +58,56 @@ class Component(Values):
 
     image: Image
     port: Port
-    """TCP port in the pod's own network namespace."""
+    """TCP port of the probes, and of the metrics in the frontend, in the network namespace of the pod."""
     resources: Resources
+    """Requests and limits of the container."""
     extra_args: list[str]
+    """Further arguments of the process."""
     extra_env: list[Kubernetes]
+    """Further environment variables of the container."""
     extra_volume_mounts: list[Kubernetes]
+    """Further volume mounts of the container; see extraVolumes."""
 
 
 class HugePages(Values):
     """Hugepages of one size."""
 
     size: str
+    """Page size, for example 2Mi."""
     count: Annotated[int, Field(ge=0)]
+    """Total number of pages, including those that exist already."""
     node: Annotated[int, Field(ge=0)] | None = None
-    """NUMA node; left out: spread evenly."""
+    """NUMA node. Without it the pages are divided evenly among the nodes."""
 
 
 class HugePageProvision(Values):
     """The init container that sets the number of hugepages."""
 
     enabled: bool
-    """Set the number of hugepages in an init container, before anything is published."""
+    """Sets the number of hugepages in an init container, before anything is published."""
     pages: list[HugePages]
+    """Numbers of hugepages by page size and NUMA node."""
 
 
 class LabelPolicy(Values):
     """The MutatingAdmissionPolicy that labels claims for hugepages on demand."""
 
     enabled: bool
+    """Labels claims for such hugepages by a MutatingAdmissionPolicy. Otherwise set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
-    """Further DeviceClasses, beside the chart's own."""
+    """DeviceClasses of your own for such hugepages, besides those of the chart."""
 
 
 class HugepagesOnDemand(Values):
-    """What the pools of driverConfig.hugepagesOnDemand need."""
+    """Values for the pools in driverConfig.hugepagesOnDemand. Without such pools they have no effect."""
 
     resources: Resources
-    """Of the helper container that writes the pools."""
+    """Requests and limits of the helper container that changes the number of hugepages."""
     label_policy: LabelPolicy
 
 
 class PartialImage(Values):
-    """What a group has of another image."""
+    """Values of an image that a group replaces."""
 
     repository: str | None = None
     tag: str | None = None
@@ -111,11 +121,11 @@ class GroupComponent(Values):
 
 
 class Group(Values):
-    """Nodes that differ. What is left out is as for all other nodes."""
+    """Nodes that need other values. Keys that a group does not contain are the same as for all other nodes."""
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
-    """Left out: nodes with the label dra-driver-numa/group of this name."""
+    """Nodes of the group. Default: nodes with the label dra-driver-numa/group and the group's name as its value."""
     driver_config: Config | None = None
     frontend: GroupComponent | None = None
     backend: GroupComponent | None = None
@@ -123,64 +133,79 @@ class Group(Values):
 
 
 class Creation(Values):
-    """Objects that may be there already, made by somebody else."""
+    """Objects that may exist already."""
 
     create: bool
 
 
+class ServiceAccount(Creation):
+    """The ServiceAccount of the frontend. The backend has no token."""
+
+    name: Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
+    """Name of the ServiceAccount. Empty: the full name of the release."""
+    annotations: Texts
+    """Annotations of the ServiceAccount that the chart creates."""
+
+
 class Switch(Values):
-    """Something that is on or off."""
+    """A part of the chart that can be switched on."""
 
     enabled: bool
 
 
 class TolerateMissing(Switch):
-    """Who may start pods without the plugin, where the runtime requires it."""
+    """The ValidatingAdmissionPolicy for the annotation dra-driver-numa/tolerate-missing."""
 
     namespaces: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]]
-    """Beside the driver's own."""
+    """Namespaces besides that of the driver in which pods may have this annotation."""
 
 
 class AdmissionPolicy(Values):
-    """What RBAC cannot say, as ValidatingAdmissionPolicies."""
+    """ValidatingAdmissionPolicies for what RBAC cannot express."""
 
     enabled: bool
-    """Let the driver's account write slices and claims' status of its own node only, and Events about it and pods."""
+    """Limits the driver's account to slices and claim status of its node, and Events about this node and pods."""
     parameters: Switch
-    """Check the opaque parameters of claims, templates and classes."""
+    """Checks the opaque parameters of claims, templates and classes when they are created."""
     tolerate_missing: TolerateMissing
 
 
 class ExistingPods(Switch):
-    """Claims for pods of labelled namespaces that have none, as a MutatingAdmissionPolicy."""
+    """The MutatingAdmissionPolicy that adds claims to Guaranteed pods in labelled namespaces."""
 
     sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    """Numbers of CPUs that those namespaces have templates for."""
+    """Numbers of CPUs for which these namespaces have a ResourceClaimTemplate."""
 
 
 class RollingUpdate(Values):
-    """As in a DaemonSet."""
+    """The ``rollingUpdate`` of a DaemonSet."""
 
     max_surge: Fraction
+    """Nodes on which a second pod may start before the first one ends."""
     max_unavailable: Fraction
+    """Nodes that may be without a ready pod."""
 
 
 class UpdateStrategy(Values):
-    """As in a DaemonSet."""
+    """The ``updateStrategy`` of a DaemonSet."""
 
     type: Literal["RollingUpdate", "OnDelete"]
+    """OnDelete: pods are replaced only when somebody deletes them."""
     rolling_update: RollingUpdate | None = None
+    """Numbers of nodes that are updated at a time."""
 
 
 class ResourceQuota(Values):
-    """Room for pods of the chart's priority class."""
+    """A ResourceQuota that allows pods of the chart's priority class."""
 
     enabled: bool
+    """Creates a ResourceQuota, which some providers require for pods of critical priority."""
     pods: Annotated[int, Field(ge=1)]
+    """Number of pods: at least twice the number of nodes, since updates need two for each node."""
 
 
 class Probe(Values):
-    """When a probe fails."""
+    """Times of a probe."""
 
     period_seconds: Annotated[int, Field(ge=1)]
     timeout_seconds: Annotated[int, Field(ge=1)]
@@ -188,85 +213,100 @@ class Probe(Values):
 
 
 class Probes(Values):
-    """The three probes of both containers; null: none of the kind."""
+    """Probes of both containers."""
 
     startup: Probe | None = None
+    """Startup probe; null switches it off."""
     liveness: Probe | None = None
+    """Liveness probe; null switches it off."""
     readiness: Probe | None = None
+    """Readiness probe; null switches it off."""
 
 
 class DeviceClasses(Values):
     """The DeviceClasses of the cluster."""
 
     create: bool
+    """Creates the DeviceClasses. false: another release has created them."""
     hugepage_sizes: list[str]
-    """One class dra.hugepages-<size> each."""
+    """Page sizes, each with a class dra.hugepages-<size>."""
     far_memory: bool
-    """Classes for NUMA nodes without CPUs as well."""
+    """Creates classes for memory of NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
-    """A class of single CPUs as this extended resource; empty: none."""
+    """Extended resource by which pods request single CPUs without a claim. Empty: none."""
 
 
 class HostHugepages(Values):
-    """Hugepages that host processes hold."""
+    """Hugepages that host processes use."""
 
     detect: bool
-    """Mount the node's cgroup tree into the frontend, read-only."""
+    """Hugepages that host processes use are not offered. The frontend mounts the cgroup tree read-only for it."""
 
 
 class HostInterrupts(Values):
     """Interrupts of devices, and unbound kernel workers."""
 
     mount: bool
-    """Mount what moves them into the backend."""
+    """Moves interrupts and kernel workers away from claimed CPUs. The backend mounts the kernel's files for it."""
 
 
 class Doctor(Values):
     """The command "dra-frontend doctor" in the driver's pod."""
 
     kubelet_proxy: bool
-    """Grant get on nodes/proxy, by which it reads the kubelet's configuration."""
+    """Grants get on nodes/proxy, which lets the doctor read the kubelet's configuration; values.yaml names the risk."""
 
 
 class NetworkPolicy(Values):
-    """Who may speak with the pods."""
+    """The NetworkPolicy of the pods."""
 
     enabled: bool
+    """Allows connections to the metrics port and to the API server, and nothing else."""
     metrics_from: list[Kubernetes]
-    """Peers that may read metrics; empty: everybody."""
+    """NetworkPolicyPeers that may read metrics. Empty: all."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
+    """Ports of the API server. If its port is missing here, the driver cannot publish devices."""
     api_server_cidrs: Annotated[list[str], Field(alias="apiServerCIDRs")]
-    """Where the API server is; empty: anywhere."""
+    """Addresses of the API server. Empty: any address."""
 
 
 class Monitor(Values):
     """A PodMonitor of the Prometheus operator."""
 
     enabled: bool
+    """Creates a PodMonitor."""
     interval: Duration
+    """Time between two scrapes."""
     labels: Texts
+    """Labels by which your Prometheus selects the PodMonitor."""
 
 
 class PrometheusRule(Values):
-    """The alerts."""
+    """A PrometheusRule with the alerts."""
 
     enabled: bool
+    """Creates a PrometheusRule with the alerts of the driver."""
     labels: Texts
+    """Labels by which your Prometheus selects the rules."""
     extra_rules: list[Kubernetes]
+    """Rules of your own in the same group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^[^\s\"'#]+$")]
-    """Address of docs/runbooks.md; each alert links to its part."""
+    """Address at which your organization serves docs/runbooks.md. Each alert links to its section."""
 
 
 class Dashboard(Values):
-    """The ConfigMap with the Grafana dashboard."""
+    """A ConfigMap with the Grafana dashboard."""
 
     enabled: bool
+    """Creates a ConfigMap with the dashboard."""
     labels: Texts
+    """Labels by which Grafana's sidecar finds the dashboard."""
     annotations: Texts
+    """Annotations of the ConfigMap, for example for the folder in Grafana."""
 
 
 class Metrics(Values):
-    """Objects for those who watch."""
+    """Objects for the Prometheus operator and Grafana."""
 
     pod_monitor: Monitor
     prometheus_rule: PrometheusRule
@@ -274,64 +314,82 @@ class Metrics(Values):
 
 
 class OpenShift(Values):
-    """What OpenShift wants."""
+    """Objects for OpenShift."""
 
     scc: Creation
-    """The SecurityContextConstraints."""
+    """A SecurityContextConstraints object that allows the driver's pods."""
 
 
 class Tests(Values):
     """The pod of ``helm test``."""
 
     create: bool
+    """Creates the pod of "helm test", which claims a CPU and checks on which CPUs it runs."""
     node_selector: Texts
+    """Nodes on which this pod may run."""
 
 
 class Global(BaseModel):
-    """What a chart shares with those that it depends on; others may have values of their own here."""
+    """Values that a chart shares with its dependencies. Other charts may have further values here."""
 
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, use_attribute_docstrings=True)
 
     image_registry: str | None = None
-    """Takes the place of the registry in both repositories: a mirror."""
+    """Replaces the registry in both repositories, for a mirror."""
 
 
 class ChartValues(Values):
     """Every value of the chart."""
 
     name_override: str
+    """Replaces the chart's name in the names of objects."""
     fullname_override: str
+    """Replaces the full name: the name of the release and of the chart."""
     namespace_override: str
+    """Namespace of all objects. Empty: the namespace of the release."""
     image_pull_secrets: list[Kubernetes] | None = None
+    """Secrets with which the kubelet pulls the images."""
     frontend: Component
     backend: Component
     driver_config: Config
-    """The configuration file of both services, docs/configuration.md."""
+    """The configuration file of both containers; see docs/configuration.md."""
     groups: list[Group]
-    service_account: Creation
-    """Who the frontend is for the API server; its name is the full name."""
+    """Groups of nodes that need other values; see docs/fleet.md."""
+    service_account: ServiceAccount
     rbac: Creation
-    """What it may do there."""
+    """The ClusterRole of the ServiceAccount, and its binding."""
     admission_policy: AdmissionPolicy
     device_classes: DeviceClasses
     existing_pods: ExistingPods
     update_strategy: UpdateStrategy
     min_ready_seconds: Annotated[int, Field(ge=0)]
+    """Seconds for which a new pod must be ready before the next node is updated."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
+    """Seconds after which a pod that is ending is killed."""
     priority_class_name: str | None = None
+    """PriorityClass of the pods."""
     resource_quota: ResourceQuota
     pod_annotations: Texts | None = None
+    """Further annotations of the pods."""
     pod_labels: Texts | None = None
+    """Further labels of the pods."""
     node_selector: Texts | None = None
+    """Nodes on which the driver runs."""
     tolerations: list[Kubernetes] | None = None
+    """Tolerations of the pods. The default tolerates every taint."""
     affinity: Kubernetes | None = None
+    """Affinity of the pods."""
     host_network: bool
-    """The pods use the network of their node: for nodes on which the CNI itself has claims."""
+    """Uses the network of the node, for nodes on which the CNI itself has claims."""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
+    """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
+    """SELinux type of the containers. Empty: the runtime's default, which may not write cgroups."""
     app_armor_profile: Literal["", "RuntimeDefault", "Unconfined"]
+    """AppArmor profile of the containers. Empty: the runtime's default on nodes that have AppArmor."""
     probes: Probes
     extra_volumes: list[Kubernetes] | None = None
+    """Further volumes of the pods."""
     hugepage_provision: HugePageProvision
     hugepages_on_demand: HugepagesOnDemand
     host_hugepages: HostHugepages
@@ -342,4 +400,4 @@ class ChartValues(Values):
     open_shift: Annotated[OpenShift, Field(alias="openshift")]
     tests: Tests
     global_: Annotated[Global | None, Field(alias="global")] = None
-    """Helm hands it on to a chart that is a dependency of another."""
+    """Values that Helm passes from a chart to its dependencies."""

@@ -5,6 +5,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 from dra_frontend.api_server import client
 from numa_contract.names import DRIVERS
@@ -85,3 +86,16 @@ def test_the_role_is_bound_to_the_pods_account() -> None:
     for name in ("own-node", "own-claims", "own-events"):
         (condition,) = policy(name, values)["matchConditions"]
         assert f'"system:serviceaccount:{subject["namespace"]}:given"' in condition["expression"]
+
+
+def test_the_service_account_can_have_another_name_and_annotations() -> None:
+    """Cloud providers bind identities to annotated accounts, and some clusters create the accounts themselves."""
+    values: dict[str, Any] = {"serviceAccount": {"name": "nodes", "annotations": {"example.com/identity": "numa"}}}
+    documents = render(values)
+    account = only(documents, "ServiceAccount")["metadata"]
+    assert (account["name"], account["annotations"]) == ("nodes", {"example.com/identity": "numa"})
+    (subject,) = only(documents, "ClusterRoleBinding")["subjects"]
+    assert subject["name"] == "nodes"
+    assert only(documents, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"] == "nodes"
+    (condition,) = policy("own-node", values)["matchConditions"]
+    assert condition["expression"].endswith(':nodes"')

@@ -10,7 +10,7 @@ import yaml
 from numa_contract.config import Config, parse_config
 from pydantic import BaseModel
 
-from hack.chart_schema import SCHEMA, values_schema
+from hack.chart_schema import README, SCHEMA, values_schema, with_table
 from hack.chart_values import ChartValues
 from tests.chart.helm import CHART, Document, render
 
@@ -20,6 +20,15 @@ DEFAULTS: Document = yaml.safe_load((CHART / "values.yaml").read_text())
 def test_the_schema_is_generated() -> None:
     """Nobody edits values.schema.json; "make chart-schema" writes it."""
     assert json.loads(SCHEMA.read_text()) == values_schema()
+
+
+def test_the_table_of_values_in_the_readme_is_generated() -> None:
+    """Each value has a row with its default and a description."""
+    page = README.read_text()
+    assert with_table(page) == page
+    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and line.count("|") == 4}
+    leaves = {path for path in given(DEFAULTS) if not any(other.startswith(f"{path}.") for other in given(DEFAULTS))}
+    assert {path for path in leaves if not any(path.startswith(row) for row in rows)} == set()
 
 
 def objects(schema: Any) -> list[Document]:

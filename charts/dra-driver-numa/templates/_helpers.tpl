@@ -18,7 +18,7 @@
 {{- end -}}
 
 {{- define "numa.serviceAccount" -}}
-{{- include "numa.fullname" . -}}
+{{- default (include "numa.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
 
 {{- define "numa.selector" -}}

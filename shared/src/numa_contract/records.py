@@ -136,6 +136,11 @@ class ClaimReference(RecordPart):
     name: str
     """Name of the claim."""
 
+    @property
+    def full_name(self) -> str:
+        """The namespace and the name, ``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
 
 class PodReference(RecordPart):
     """A pod that the claim is reserved for; it lives in the claim's namespace."""

@@ -254,7 +254,7 @@ class DirectoryReader:
         if view is self.view:
             return
         if view.problems and view.problems != self.view.problems:
-            _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
+            _log.warning("damaged claim files", extra={"problems": list(view.problems.values())})
         self._changed(view.files)
         self.view = view
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One log format for both containers: ``key=value`` pairs or JSON, a record a line, whatever its values contain."""
+"""The log format of both containers: ``key=value`` pairs or JSON. A record is one line, whatever its values contain."""
 
 import json
 import logging
@@ -17,14 +17,17 @@ _MOST_COMPLAINTS: Final = 256
 
 
 class _Lines(logging.Formatter):
-    """One record a line, as a JSON object or as ``key=value`` pairs; what is given as ``extra`` are keys of it."""
+    """Formats a record as one line: a JSON object or ``key=value`` pairs. The fields in ``extra`` become keys."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line. In pairs, a value with anything but plain characters is a JSON string."""
+        """Returns the line. In pairs, a value with other than plain characters is written as a JSON string.
+
+        Fields that are None are left out of pairs, and a mapping is written as ``key:value,key:value``.
+        """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
@@ -38,11 +41,25 @@ class _Lines(logging.Formatter):
             fields["exception"] = self.formatException(record.exc_info)
         if self._form == "json":
             return json.dumps(fields, default=str)
-        return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields.items())
+        return " ".join(f"{key}={_quoted(_text(value))}" for key, value in fields.items() if value is not None)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return _cut_text(",".join(f"{key}:{_text(inner)}" for key, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return _cut_text(", ".join(map(_text, value)))
+    return str(value)
 
 
 def _cut(value: object) -> object:
-    return value if not isinstance(value, str) or len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+    return _cut_text(value) if isinstance(value, str) else value
+
+
+def _cut_text(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _quoted(text: str) -> str:
@@ -51,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 class Complaints:
-    """Says what is wrong with an item once, until it is well or something else is wrong with it."""
+    """Logs the error of an item once, until the item has no error or another one."""
 
     def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
         self._logger = logger
@@ -59,7 +76,7 @@ class Complaints:
         self._told: dict[Hashable, str] = {}
 
     def say(self, item: Hashable, message: str, error: BaseException | str) -> None:
-        """Logs what is wrong with an item; of an error that nobody foresaw with its traceback."""
+        """Logs the error of an item, with the traceback if its type is not among the foreseen ones."""
         text = str(error) or repr(error)
         if self._told.get(item) != text:
             self._told = dict([*self._told.items(), (item, text)][-_MOST_COMPLAINTS:])
@@ -68,21 +85,21 @@ class Complaints:
 
     @contextmanager
     def about(self, item: Hashable, message: str) -> Iterator[None]:
-        """Logs any exception of the block as the fault of this item, and does not raise it: other items go on."""
+        """Logs an exception of the block as the error of this item and suppresses it: other items are handled."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - said
+        except Exception as error:  # noqa: BLE001 - it is logged
             self.say(item, message, error)
         else:
             self.well(item)
 
     def well(self, item: Hashable) -> None:
-        """Nothing is wrong with the item any more."""
+        """Notes that the item has no error."""
         self._told.pop(item, None)
 
 
 class LimitedLog:
-    """Logs warnings whose number other people decide about: at most ``most`` in a period of ``seconds``."""
+    """Logs at most ``most`` warnings in each period of ``seconds``, for warnings whose number others determine."""
 
     def __init__(
         self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -96,7 +113,7 @@ class LimitedLog:
         self._left_out = 0
 
     def warn(self, message: str, fields: Mapping[str, object], trace: Exception | None = None) -> None:
-        """Logs a warning with these fields, or counts it; the first one of the next period contains the number."""
+        """Logs a warning with these fields, or only counts it. The first one of the next period contains the count."""
         now = self._clock()
         if now - self._began >= self._seconds:
             self._began, self._logged = now, 0
@@ -111,7 +128,7 @@ class LimitedLog:
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Sends the log to ``stream`` (standard error by default), as ``text`` or as ``json`` lines."""
+    """Writes the log to ``stream`` (by default standard error) as ``text`` or ``json`` lines."""
     target = logging.StreamHandler(sys.stderr if stream is None else stream)
     target.setFormatter(_Lines(form))
     logging.basicConfig(level=level.upper(), handlers=[target], force=True)

@@ -33,6 +33,17 @@ def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
     }  # fmt: skip
 
 
+def test_text_lines_contain_no_python_notation(stream: io.StringIO) -> None:
+    """An unknown value is left out, and a mapping, a list or a flag is readable without knowing Python."""
+    set_up_logging("info", "text", stream)
+    fields = {"before": None, "memory": {"memory-numa000": 5, "b": True}, "problems": ["x", "y z"], "ready": False}
+    logging.getLogger("a").info("read", extra=fields)
+    logging.getLogger("a").info("read", extra={"many": {str(i): "v" * 100 for i in range(1000)}})
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith('msg=read memory=memory-numa000:5,b:true problems="x, y z" ready=false')
+    assert len(second) < 2300
+
+
 def test_json_lines_are_objects(stream: io.StringIO) -> None:
     """Each line is one object with the extra fields beside the message, an exception included."""
     set_up_logging("debug", "json", stream)
@@ -50,7 +61,7 @@ def test_json_lines_are_objects(stream: io.StringIO) -> None:
 @pytest.mark.fault("security S10")
 def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
     """A value, a message, or an argument of it that holds line ends stays on its line, and is cut."""
-    forged = "x\n2026-01-01 ERROR claim is gone, releasing\r\x1b[31m" + "y" * 10_000
+    forged = "x\n2026-01-01 ERROR claim deleted, releasing its devices\r\x1b[31m" + "y" * 10_000
     set_up_logging("info", form, stream)
     logging.getLogger("a").warning("refused %s", forged, extra={"field": forged})
     assert len(stream.getvalue().splitlines()) == 1

@@ -312,7 +312,7 @@ class Service:
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.wait_for_enforcement():
-            _log.warning("not registering with the kubelet yet", extra={"problem": problem})
+            _log.warning("not registering with kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
         # Published once, with the reserve that the Node says: a capacity that shrinks at once is no capacity.
@@ -375,7 +375,7 @@ async def _serve(settings: Settings) -> None:
     if stop.is_set():
         return
     for fault in faults:
-        _log.warning("the pod is not as it should be", extra={"warning": str(fault)})
+        _log.warning("pod warning", extra={"warning": str(fault)})
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))

@@ -210,7 +210,7 @@ class Backend:
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
     async def _lead(self) -> None:
-        _log.info("waiting for the lock", extra={"instance": self._instance})
+        _log.info("waiting for active lock", extra={"instance": self._instance})
         await self._lock.acquire()
         _log.info("active", extra={"instance": self._instance})
         async with asyncio.TaskGroup() as tasks:

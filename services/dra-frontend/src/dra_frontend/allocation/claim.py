@@ -126,7 +126,7 @@ class ClaimView:
     """Results of other drivers, in the order of the scheduler; empty if the claim has no constraints."""
 
     def __str__(self) -> str:
-        return f"claim {self.claim.namespace}/{self.claim.name}"
+        return f"claim {self.claim.full_name}"
 
     def is_for(self, node: str, uid: str) -> bool:
         """Tells whether this is the claim of that UID, allocated, and possibly to that node: labels are not read."""

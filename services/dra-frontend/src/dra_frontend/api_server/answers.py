@@ -69,7 +69,7 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
             items.append(parse_json(text, MOST_BYTES, kind, call.operation))
     usable = [item for item in items if _is_usable(kind, item)]
     if len(usable) < len(texts):
-        _log.warning("items of a list left out", extra={"kind": kind, "items": len(texts) - len(usable)})
+        _log.warning("ignored malformed list items", extra={"kind": kind, "items": len(texts) - len(usable)})
     return usable, metadata
 
 

@@ -238,7 +238,7 @@ class BackendView:
     def _take(self, reports: ContainerReports) -> None:
         unreadable = next(reversed(reports.unreadable.values()), "")
         if unreadable and unreadable != self.unreadable:
-            _log.error("a report of the backend cannot be read", extra={"error": unreadable})
+            _log.error("cannot parse backend report", extra={"error": unreadable})
         self._reports, self.containers, self.unreadable = reports, reports.by_id, unreadable
 
     def _found(self, status: BackendStatus, reports: Iterable[Any] | Changes | None) -> ContainerReports | None:

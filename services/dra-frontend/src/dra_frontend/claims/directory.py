@@ -64,7 +64,7 @@ class ClaimFiles(ClaimDirectory):
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
             if name and self._copied.get(name) != problem:
-                _log.error("claim file cannot be used", extra={"file": name, "problem": problem})
+                _log.error("unusable claim file", extra={"file": name, "problem": problem})
                 self._copy(name)
         self._copied = dict(view.problems)
         return view
@@ -113,7 +113,7 @@ class ClaimFiles(ClaimDirectory):
             finally:
                 os.close(descriptor)
         except OSError as error:
-            _log.warning("CDI directory not synced", extra={"error": str(error)})
+            _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
         """Copies a file to quarantine, once for each content. Raises nothing, since the disk may be full."""
@@ -124,7 +124,7 @@ class ClaimFiles(ClaimDirectory):
             replace_file(str(copy), content, 0o600)
             self._prune()
         except OSError as error:
-            _log.warning("claim file not copied to quarantine", extra={"file": name, "error": str(error)})
+            _log.warning("cannot copy claim file to quarantine", extra={"file": name, "error": str(error)})
 
     def _prune(self) -> None:
         left = _MOST_COPIED_BYTES
@@ -301,7 +301,7 @@ class Transaction:
             if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
                 extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(taken)}
-                _log.warning("lost record not restored, its CPUs were allocated again", extra=extra)
+                _log.warning("lost claim record not restored, its CPUs were allocated again", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Removes the file of a record that contradicts another one. The claim is lost then."""

@@ -32,7 +32,7 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
             size = format_quantity(sum(part.size for part in plain), binary=True)
             limited = any(parameters.limit == "claim" for parameters in asked)
             rule = "it may use no more (limit: claim)" if limited else f"binding: {asked[0].binding}"
-            name = f"{record.claim.namespace}/{record.claim.name}"
+            name = record.claim.full_name
             held.append(f"claim {name} gives it {size} on NUMA node {where}, {rule}")
     claims = f": {'; '.join(held)}" if held else ""
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""

@@ -131,8 +131,8 @@ class MetadataFiles:
         return True
 
     def _give_up(self, record: AllocationRecord, request: str, error: Exception) -> None:
-        extra = {"claim": str(record.claim), "request": request, "error": str(error)}
-        _log.warning("container gets no metadata", extra=extra)
+        extra = {"claim": record.claim.full_name, "request": request, "error": str(error)}
+        _log.warning("cannot write device metadata, container starts without it", extra=extra)
         self.failed(record.driver)
 
     def missing(self, record: AllocationRecord) -> bool:
@@ -150,7 +150,7 @@ class MetadataFiles:
         except FileNotFoundError:
             return
         except (OSError, ContractError) as error:
-            _log.warning("metadata not removed", extra={"claim": str(record.claim), "error": str(error)})
+            _log.warning("cannot remove metadata", extra={"claim": record.claim.full_name, "error": str(error)})
 
     def sweep(self, files: Iterable[ClaimFile]) -> None:
         """Removes what belongs to no claim; nothing while there is a claim whose name is not known."""
@@ -162,11 +162,11 @@ class MetadataFiles:
                 root = Path(self.plugins) / driver / METADATA_DIRECTORY
                 found = [] if driver in nameless or not root.exists() else sorted(root.iterdir())
             except OSError as error:  # no claim needs that
-                _log.warning("metadata files cannot be listed", extra={"driver": driver, "error": str(error)})
+                _log.warning("cannot list metadata files", extra={"driver": driver, "error": str(error)})
                 continue
             for path in found:
                 if (driver, path.name) not in in_use:
-                    _log.info("metadata of no claim removed", extra={"path": str(path)})
+                    _log.info("removed stale metadata", extra={"path": str(path)})
                     shutil.rmtree(path, ignore_errors=True)
 
 

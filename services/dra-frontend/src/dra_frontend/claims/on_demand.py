@@ -224,7 +224,7 @@ class HugepagesOnDemand:
         """Publishes the shortages if they are others than before."""
         if self._shortages.by_device is not before:
             for notice in self._shortages.notices:
-                _log.warning("hugepages on demand not available", extra={"warning": notice.text})
+                _log.warning("hugepages on demand unavailable", extra={"warning": notice.text})
             self._publish()
 
     def _devices(self) -> list[tuple[str, MemoryDevice]]:
@@ -328,7 +328,10 @@ class HugepagesOnDemand:
             documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
             await self.claims.apply(view, documents)
         self._answered[uid] = not any(problems.values())
-        _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
+        _log.info(
+            "on-demand hugepages claim decided",
+            extra={"claim": view.claim.full_name, "problems": sorted(filter(None, problems.values()))},
+        )
 
 
 def _entry(problem: str, present: Entry | None) -> Entry:

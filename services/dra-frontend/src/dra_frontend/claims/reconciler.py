@@ -181,8 +181,8 @@ class Reconciler:
             if view.results[record.driver] or not view.reserved_for:
                 return
         if not self._store.ledger.users(record.claim.uid):
-            extra = {"driver": record.driver, "claim": str(record.claim)}
-            _log.warning("claim is gone, releasing", extra=extra)
+            extra = {"driver": record.driver, "claim": record.claim.full_name}
+            _log.warning("claim deleted, releasing its devices", extra=extra)
             await self._store.transact(partial(_release_unused, seen=record))
 
 

@@ -211,7 +211,9 @@ class Recovery:
             raise
         self._contested.pop(key, None)
         if written:
-            _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
+            _log.warning(
+                "rebuilt lost claim record", extra={"driver": driver, "claim": view.claim.full_name, "uid": uid}
+            )
 
     @property
     def list_wanted(self) -> bool:

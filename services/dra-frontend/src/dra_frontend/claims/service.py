@@ -106,7 +106,10 @@ class NodeClaims:
         answers = {uid: one if isinstance(one, Answer) else stored[uid] for uid, one in read.items()}
         for claim in claims:
             if (error := answers[claim.uid].error) is not None:
-                _log.warning("prepare failed", extra={"driver": driver, "claim": str(claim), "error": error})
+                _log.warning(
+                    "prepare failed",
+                    extra={"driver": driver, "claim": f"{claim.namespace}/{claim.name}", "error": error},
+                )
         return answers
 
     async def _read_all(self, driver: str, claims: Sequence[ClaimName]) -> dict[str, DriverClaim | Answer]:
@@ -215,7 +218,7 @@ def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> 
     given: list[tuple[AllocationResult, tuple[str, ...]]] = []
     if record is not None:
         memory = {part.device: part.size for part in record.memory}
-        extra = {"driver": driver, "claim": str(view), "uid": view.claim.uid}
+        extra = {"driver": driver, "claim": view.claim.full_name, "uid": view.claim.uid}
         _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
         given = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]]
     return Answer(

@@ -98,7 +98,7 @@ class DraService:
                 answers = await ask(self._driver, claims)
         except Exception:  # noqa: BLE001 - it becomes the answer
             if scope.expired():
-                _log.warning("call out of time", extra={**extra, "seconds": limit})
+                _log.warning("kubelet call timed out", extra={**extra, "seconds": limit})
                 missing = f"{call} by {self._driver} did not end within {limit:.1f} s; the kubelet retries"
             else:
                 _log.exception("call failed", extra=extra)
@@ -151,7 +151,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
         try:
             devices = [_device(device, messages) for device in answer.devices]
         except (TypeError, ValueError):  # protobuf takes only valid text; one claim must not fail the others
-            _log.exception("answer cannot be written", extra={"claim": uid})
+            _log.exception("cannot encode answer", extra={"claim": uid})
             error = f"claim {uid}: its answer cannot be written; see the log"
         said = "" if error is None else _error_text(error)
         response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=said))

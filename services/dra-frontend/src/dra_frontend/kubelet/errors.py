@@ -51,7 +51,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
             except DecodeError:
                 if method not in self._responses:
                     await self._reject(method, context)
-                _log.exception("request cannot be parsed", extra={"driver": self._driver, "call": method})
+                _log.exception("cannot parse request", extra={"driver": self._driver, "call": method})
                 return bytes(handler.response_serializer(self._responses[method]))
             except RequestRejectedError as error:
                 await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{self._driver}: {method}: {error}")

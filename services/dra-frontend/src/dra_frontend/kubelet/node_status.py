@@ -71,7 +71,7 @@ class NodeStatus:
         node = await self._get_node()
         reserved, before = reserved_by_kubelet(node, "memory"), self.reserved_memory
         if reserved is not None and (before is None or abs(reserved - before) >= MEMORY_STEP):
-            _log.info("memory reserved by the kubelet", extra={"bytes": int(reserved), "before": before})
+            _log.info("kubelet memory reserve read", extra={"bytes": int(reserved), "before": before})
             self.reserved_memory = int(reserved)
         self._counts, self._read_at, self.problem = kubelet_counts_claims(node), self._clock(), ""
         self.settled.set()

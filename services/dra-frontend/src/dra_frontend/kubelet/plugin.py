@@ -147,10 +147,10 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         """Stores whether the kubelet accepted the plugin."""
         self.registered, self.error = status.plugin_registered, status.error
         if self.registered:
-            _log.info("registered with the kubelet", extra={"driver": self._driver})
+            _log.info("registered with kubelet", extra={"driver": self._driver})
         else:
             extra = {"driver": self._driver, "error": self.error}
-            _log.error("the kubelet refused the registration", extra=extra)
+            _log.error("kubelet refused registration", extra=extra)
         return pb.RegistrationStatusResponse()
 
     async def __aexit__(
@@ -179,7 +179,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     async def _restore(self, one: ServedSocket) -> None:
         if not one.placed.is_gone():
             return
-        _log.warning("socket was removed, serving it anew", extra={"path": str(one.path)})
+        _log.warning("socket was removed, creating it again", extra={"path": str(one.path)})
         fresh = await ServedSocket.open(one.path, one.services)
         if one not in self._served:  # we are leaving
             await fresh.close(0)

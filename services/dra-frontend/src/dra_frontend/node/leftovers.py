@@ -58,7 +58,7 @@ class Leftovers:
                 directory.rmdir()
                 removed.append(directory)
         if removed:
-            _log.info("leftovers of dead instances removed", extra={"paths": [str(path) for path in removed[:16]]})
+            _log.info("removed files of ended instances", extra={"paths": [str(path) for path in removed[:16]]})
         return removed
 
     def _sockets(self, place: Path) -> Iterator[Path]:

@@ -142,7 +142,7 @@ class MachineWatch:
             self._unforeseen(error)
             return
         if self.problem:
-            _log.info("the machine can be read again")
+            _log.info("machine readable again")
         self.problem = ""
         self._warn(pods_known=pods_known)
 
@@ -185,13 +185,13 @@ class MachineWatch:
     def _unforeseen(self, error: Exception) -> None:
         problem = f"internal error ({error!r}); see the log of dra-frontend"
         if problem != self.problem:
-            _log.error("machine not followed", exc_info=error)
+            _log.error("machine watch failed", exc_info=error)
         self._failed(problem)
 
     def _failed(self, problem: str) -> None:
         self.failures += 1
         if problem != self.problem:
-            _log.error("machine cannot be read, what was read last counts", extra={"error": problem})
+            _log.error("cannot read machine, keeping last reading", extra={"error": problem})
         self.problem = problem
 
     def _warn(self, *, pods_known: bool) -> None:
@@ -208,5 +208,5 @@ class MachineWatch:
         notices = tuple(Notice(code=code, text=text) for code, text in found)
         for notice in notices:
             if notice not in self.notices:
-                _log.warning("the machine does not fit", extra={"warning": notice.text})
+                _log.warning("machine warning", extra={"warning": notice.text})
         self.notices = notices

@@ -109,7 +109,7 @@ def _check_pools(pools: KernelPools, config: Config) -> None:
         try:
             pools.check(one.numa_node, parse_page_size(one.size))
         except HostTreeError as error:
-            _log.error("pool cannot be resized", extra={"error": str(error)})
+            _log.error("cannot resize hugepage pool", extra={"error": str(error)})
 
 
 def _serve(listening: socket.socket, helper: PoolHelper) -> None:

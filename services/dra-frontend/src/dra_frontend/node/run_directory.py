@@ -85,7 +85,7 @@ class RunDirectory:
         """
         try:
             if self._placed is not None and self._placed.is_gone():
-                _log.warning("socket was removed, serving it anew", extra={"path": str(self.state_socket)})
+                _log.warning("socket was removed, creating it again", extra={"path": str(self.state_socket)})
                 await listen_anew()
             if (leads and not self._led) or not self.active_link.exists():
                 await self.become_active()
@@ -95,7 +95,7 @@ class RunDirectory:
             reason = error.strerror or str(error)
             problem = f"{self._root} cannot be used: {reason}"
             if problem != self.problem:
-                _log.warning("run directory cannot be used", extra={"path": str(self._root), "error": reason})
+                _log.warning("unusable run directory", extra={"path": str(self._root), "error": reason})
             self.problem = problem
 
     async def become_active(self) -> None:

@@ -134,7 +134,7 @@ def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
             holding = found[driver, device]
             holding.amount += amount
             holding.cpus |= cpus
-            holding.claims.add(f"{record.claim.namespace}/{record.claim.name}" if record else file.uid)
+            holding.claims.add(record.claim.full_name if record else file.uid)
             holding.pool = pools.get(device, holding.pool)
     return found
 

@@ -141,7 +141,9 @@ class Publisher:
         self.error = str(error)
         self._failures += 1
         figures = {"driver": self._driver, "failures": self._failures, "error": self.error}
-        _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
+        _log.warning(
+            "cannot publish ResourceSlices", extra=figures, exc_info=None if isinstance(error, KubeError) else error
+        )
         gate_off = isinstance(error, GateOffError)
         self.ready = self.ready and not gate_off
         self.reason = StatusCode.FEATURE_GATE_MISSING if gate_off else StatusCode.SLICES_NOT_PUBLISHED

@@ -95,7 +95,7 @@ def _claim(records: list[AllocationRecord], enforced: EnforcedDocument) -> PageC
     )
     return PageClaim(
         uid=reference.uid,
-        claim=f"{reference.namespace}/{reference.name}",
+        claim=reference.full_name,
         pods=tuple(sorted(pod.name for pod in records[-1].reserved_for)),
         enforced=enforced,
         cpus=next((record.cpus_of() for record in records if record.cpus), None),

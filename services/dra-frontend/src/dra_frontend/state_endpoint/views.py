@@ -114,7 +114,7 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
     """Yields one entry for each CPU that is online or in a claim: its place, its claim, and what keeps others off."""
     users = {use.uid: one for one in backend.containers.values() if one.alive for use in one.claims}
     holders = ledger.cpu_holders()
-    names = {record.claim.uid: f"{record.claim.namespace}/{record.claim.name}" for record in ledger.records}
+    names = {record.claim.uid: record.claim.full_name for record in ledger.records}
 
     def holder_of(number: int) -> dict[str, Any]:
         if (uid := holders.get(number)) is None:
@@ -171,7 +171,7 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
     }
     for record in ledger.records:
         for allocation in record.memory:
-            claims[allocation.device].add(f"{record.claim.namespace}/{record.claim.name}")
+            claims[allocation.device].add(record.claim.full_name)
             by_device.setdefault(allocation.device, (allocation, 0))
     return [
         MemoryDocument(

@@ -147,7 +147,7 @@ def _claim(
 ) -> Document:
     users = [one for one in containers if any(_is(use, record) for use in one.claims) and one.alive and not one.refused]
     return {
-        "claim": f"{record.claim.namespace}/{record.claim.name}",
+        "claim": record.claim.full_name,
         "uid": record.claim.uid,
         "driver": record.driver,
         "cpus": format_cpu_list(record.cpus_of()),

@@ -84,7 +84,7 @@ def explain_claim(known: Known, uid: str) -> Explained:
     records = known.records_of(uid)
     first = records[0]
     found: dict[str, Any] = {
-        "claim": f"{first.claim.namespace}/{first.claim.name}",
+        "claim": first.claim.full_name,
         "uid": uid,
         "state": "prepared",
         "pods": [pod.name for pod in first.reserved_for],

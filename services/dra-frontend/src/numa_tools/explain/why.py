@@ -86,7 +86,7 @@ def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]
 def claim_name(known: Known, uid: str) -> str:
     """Returns namespace and name of a claim, the UID where no record tells them."""
     released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
-    return next((f"{one.claim.namespace}/{one.claim.name}" for one in [*known.records_of(uid), *released]), uid)
+    return next((one.claim.full_name for one in [*known.records_of(uid), *released]), uid)
 
 
 def _again(

@@ -241,7 +241,7 @@ def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
 
 
 def _name_of(record: AllocationRecord) -> str:
-    return f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
+    return f"{record.driver} claim {record.claim.full_name} ({record.claim.uid})"
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:

@@ -342,7 +342,7 @@ class NodeState:
             self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)
             if before != self.pool.shared:
                 pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.pool.shared)}
-                _log.info("the shared pool changes", extra=pool)
+                _log.info("shared pool changed", extra=pool)
                 self.pool_changed()
 
     def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:

@@ -302,7 +302,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
     """Returns an error as a problem, and logs it with its traceback unless the known problem contains the text."""
     text = f"internal error ({type(error).__name__}: {shown(error)}); the log of nri-backend has the details"
     if text not in known:
-        _log.error("internal error while a cgroup is enforced", exc_info=error)
+        _log.error("internal error while applying a cgroup", exc_info=error)
     return Problem(text, BackendCode.INTERNAL_ERROR)
 
 

@@ -258,7 +258,7 @@ class Auditor:
         except Exception as error:  # noqa: BLE001 - logged and reported
             text = f"internal error in the audit ({type(error).__name__}: {shown(error)}); see the log of nri-backend"
             if text != self._failure:
-                _log.error("the audit ended early and is repeated", exc_info=error)
+                _log.error("audit failed, repeating it", exc_info=error)
             self._failure = Problem(text, BackendCode.INTERNAL_ERROR)
             self._next.full = 0.0
             # Audits of everyone are not repeated at each tick, since they also retry refused partitions.
@@ -397,7 +397,7 @@ class Auditor:
             if problem:
                 self._group_problems[outcome.id] = problem
                 if problem != before:
-                    _log.warning("limits of a cgroup above containers cannot be set", extra={"error": problem})
+                    _log.warning("cannot set limits of parent cgroup", extra={"error": problem})
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):

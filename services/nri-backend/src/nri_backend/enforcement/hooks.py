@@ -322,7 +322,7 @@ class Enforcer:
         self._deps.observer.refused(rejection.reason)
         self.state.reject(replace(tracked, rejection=rejection))
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
-        _log.warning("refused", extra=fields)
+        _log.warning("container refused", extra=fields)
         return RejectedError(f"dra-driver-numa: {rejection.text}")
 
 

@@ -187,6 +187,6 @@ class KillWatch:
         tracked = self._state.containers.get(container_id)
         if tracked is not None and tracked.entitlement.memory is not None:
             names = {**tracked.identity.names, "count": count}
-            _log.warning("the kernel killed processes: out of memory", extra=names)
+            _log.warning("container OOM-killed", extra=names)
             self._observer.counters["memory_kills"] += count
             self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))

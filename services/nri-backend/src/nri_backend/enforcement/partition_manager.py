@@ -203,4 +203,4 @@ class PartitionManager:
         self._unsettled = self._unsettled or bool(missing - lost)
         if lost and not self._state.kernel_damage:
             self._state.forbid_partitions(lost_problem(lost))
-            _log.error("the kernel has lost CPUs", extra={"error": self._state.kernel_damage})
+            _log.error("kernel has lost CPUs", extra={"error": self._state.kernel_damage})

@@ -134,7 +134,7 @@ def _unmake(tree: CgroupTree, path: str) -> None:
     except CgroupAccessError as error:
         failure = str(error)
     if failure:
-        _log.warning("a partition cannot be removed completely", extra={"error": failure})
+        _log.warning("cannot remove partition", extra={"error": failure})
 
 
 def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bool:

@@ -277,7 +277,7 @@ class Reconciler:
             return
         problem = joined(outcome.left) if outcome.left else NO_PROBLEM
         if problem and problem != tracked.problem:
-            _log.warning("settings of a cgroup cannot be applied", extra={**tracked.identity.names, "error": problem})
+            _log.warning("cannot apply settings of cgroup", extra={**tracked.identity.names, "error": problem})
         before = tracked.observed
         mems = before.mems if seen.mems is None else seen.mems
         limits = before.limits if seen.limits is None else seen.limits
@@ -312,7 +312,7 @@ class Reconciler:
         except CgroupAccessError as error:
             if tracked.id not in self._unreported:
                 fields = {"id": tracked.id, "error": str(error)}
-                _log.warning("the kernel does not show whether a container lives", extra=fields)
+                _log.warning("cannot tell whether container is running", extra=fields)
                 self._unreported.add(tracked.id)
             return True
         self._unreported.discard(tracked.id)

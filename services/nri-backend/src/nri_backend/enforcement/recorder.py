@@ -205,7 +205,7 @@ class EnforcementRecords:
         except FileNotFoundError:
             return {}
         except (OSError, ContractError, ValidationError) as error:
-            _log.warning("the file of kubelet pins cannot be read", extra={"error": str(error)})
+            _log.warning("cannot read kubelet pins", extra={"error": str(error)})
             return {}
 
     def write_pins(self, pins: Pins) -> None:
@@ -231,7 +231,7 @@ class EnforcementRecords:
         except FileNotFoundError:
             return None
         except (OSError, ContractError) as error:
-            _log.warning("an enforcement record cannot be read", extra={"id": container_id, "error": str(error)})
+            _log.warning("cannot read enforcement record", extra={"id": container_id, "error": str(error)})
             return None
 
     def _applies(self, record: EnforcementRecord, cgroup: str) -> bool:
@@ -329,7 +329,7 @@ class Recorder:
                 self._written |= {i: new[i] for i, error in results.items() if error is None}
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:
-                _log.warning("enforcement records cannot be written", extra={"error": str(errors[0])})
+                _log.warning("cannot write enforcement records", extra={"error": str(errors[0])})
             text = cut_answer(f"what containers were given cannot be kept: {errors[0]}")
             self.problem = Problem(text, code_of(errors[0], BackendCode.ENFORCEMENT_NOT_RECORDED))
         elif every and len(new) <= MAX_AT_ONCE:
@@ -400,7 +400,7 @@ class Recorder:
             await asyncio.to_thread(self._records.write_pins, pins)
         except OSError as error:
             if not self._pins_fail:
-                _log.warning("kubelet pins cannot be stored", extra={"error": str(error)})
+                _log.warning("cannot store kubelet pins", extra={"error": str(error)})
             self._pins_fail = True
             return
         self._pins, self._pins_fail = pins, False

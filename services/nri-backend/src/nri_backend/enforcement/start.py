@@ -200,4 +200,4 @@ class Starter:
         self._reconciler.advance(container_id, Event.KILLED)
 
     def _failed(self, container_id: str, error: str) -> None:
-        _log.warning("a rejected container cannot be killed", extra={"id": container_id, "error": error})
+        _log.warning("cannot kill rejected container", extra={"id": container_id, "error": error})

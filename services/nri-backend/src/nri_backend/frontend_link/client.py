@@ -123,7 +123,7 @@ class FrontendClient:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
                 if self._connected:
                     absent_since = clock()
-                    _log.warning("the frontend no longer answers", extra=fields)
+                    _log.warning("connection to frontend lost", extra=fields)
                 elif warn_at is not None and clock() >= warn_at:
                     text = "no frontend has answered yet; check that it runs and that both mount the same run directory"
                     _log.warning(text, extra=fields)
@@ -141,7 +141,7 @@ class FrontendClient:
                     await self._follow(http, backoff)
             except TRANSIENT_ERRORS as error:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
-                _log.debug("changes of claim records cannot be followed", extra=fields)
+                _log.debug("cannot follow changes of claim records", extra=fields)
                 self.records_generation = None
             await asyncio.sleep(backoff.next())
 
@@ -183,4 +183,4 @@ class FrontendClient:
     def _log_connected(self, answer: StateAnswer) -> None:
         if not self._connected:
             self._connected = True
-            _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
+            _log.info("connected to frontend", extra={"socket": self._path, "frontend": answer.instance})

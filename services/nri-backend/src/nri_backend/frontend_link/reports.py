@@ -103,7 +103,7 @@ class Reports:
             return lease
         size = sum(len(data) + 1 for _, data in self._cache.values())
         if len(lease) + size + _ENVELOPE_BYTES > MAX_STATE_BYTES:
-            _log.error("too many containers to report", extra={"bytes": size, "maximum": MAX_STATE_BYTES})
+            _log.error("report too large", extra={"bytes": size, "maximum": MAX_STATE_BYTES})
             return lease
         (base, before), self._sent = self._sent, (self.generation, self._cache)
         if reads_changes and 0 < acked == base and _merged_order(before, self._cache) == [*self._cache]:

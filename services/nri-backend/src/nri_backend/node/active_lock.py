@@ -191,7 +191,7 @@ class ActiveLock:
             os.close(self._fd)
             self._fd, self._held = fd, True
             holder = self._holder.instance if self._holder is not None else ""
-            _log.warning("a stale holder of the lock was replaced", extra={"path": self._path, "holder": holder})
+            _log.warning("took over active lock from a stale instance", extra={"path": self._path, "holder": holder})
 
     def _new_file(self) -> int:
         """Renames a new file, locked and with a heartbeat, to the name of the lock."""

@@ -279,7 +279,7 @@ def remove_leftovers(tree: CgroupTree) -> None:
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
     except CgroupAccessError as error:
-        _log.warning("the cgroup root cannot be searched for cgroups of earlier starts", extra={"error": str(error)})
+        _log.warning("cannot search cgroup root for cgroups of earlier starts", extra={"error": str(error)})
         return
     for parent in parents:
         try:

@@ -173,7 +173,7 @@ class CgroupWorker:
 
         def ended(running: asyncio.Future[None]) -> None:
             if error := running.exception():
-                _log.error("a step that had hung has failed", exc_info=error, extra={"at": name})
+                _log.error("delayed cgroup write failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
             # finish() waits for the result of its step and takes it itself. The step of an audit may have failed, or

@@ -30,7 +30,7 @@ _COLUMNS: Final = (
 
 
 def _name(record: AllocationRecord) -> str:
-    return f"{record.claim.namespace}/{record.claim.name}"
+    return record.claim.full_name
 
 
 def _pod(container: ContainerReport) -> str:

@@ -243,3 +243,18 @@ def test_a_single_cpu_is_given_whole() -> None:
             "dra.cpu/smtEnabled": {"bool": True},
         },
     }
+
+
+def test_attributes_in_metadata_are_those_of_the_slices() -> None:
+    """Among them are True and 1, which are equal in Python and must not be confused."""
+    inventory = build_inventory(machine(1, 1, 2, 1, 2), Config(cpu_device_mode="individual"), "n")
+    published = {
+        (pool.driver, pool.name, device["name"]): device["attributes"]
+        for pool in inventory.pools
+        for document in slice_documents(pool, "n")
+        for device in document["spec"]["devices"]
+    }
+    assert inventory.attributes == published
+    values = [value for attributes in published.values() for value in attributes.values()]
+    assert {"bool": True} in values
+    assert {"int": 1} in values

@@ -16,7 +16,7 @@ from numa_contract.names import CPU_DRIVER, DRIVERS
 from numa_contract.records import AllocationResult
 
 from dra_frontend.allocation.claim import ClaimView, Match, Refused
-from dra_frontend.devices.cpu_groups import attribute_of
+from dra_frontend.devices.cpu_groups import ATTRIBUTES_OF_CPU
 from dra_frontend.devices.inventory import PCIE_ROOT, Inventory
 from dra_frontend.devices.model import CpuDevice, Device
 
@@ -101,9 +101,9 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
     if attribute == PCIE_ROOT:
         near = ((name, device.cpus & cpus) for name, cpus in sorted(machine.pcie_roots.items()))
         return {name: cpus for name, cpus in near if cpus}
-    if (value_of := attribute_of(attribute)) is not None:
+    if (value_of := ATTRIBUTES_OF_CPU.get(attribute)) is not None:
         found: dict[Value, set[int]] = {}
-        for cpu in device.cpus & machine.online:
+        for cpu in device.cpus & machine.cpus.keys():
             found.setdefault(value_of(machine.cpus[cpu]), set()).add(cpu)
         return {value: frozenset(cpus) for value, cpus in found.items()}
     return {value: device.cpus for _, value in _published(device, attribute)}

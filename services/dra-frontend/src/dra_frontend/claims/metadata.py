@@ -32,7 +32,6 @@ from numa_node.files import read_regular, replace_file
 
 from dra_frontend.allocation.claim import ClaimView, amount_of
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.slices import attribute_document
 
 _log = logging.getLogger(__name__)
 
@@ -49,10 +48,9 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
     by_name: dict[str, list[dict[str, Any]]] = {}
     driver, cpus = record.driver, _cpu_attributes(record, request)
     for result in [result for result in view.results[driver] if result.base == request]:
-        device, taken = inventory.devices.get((driver, result.pool, result.device)), amount_of(driver, result)
-        attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
-        if taken is not None:
-            attributes[_ALLOCATED[driver]] = attribute_document(int(taken))
+        attributes = dict(inventory.attributes.get((driver, result.pool, result.device), {}))
+        if (taken := amount_of(driver, result)) is not None:
+            attributes[_ALLOCATED[driver]] = {"int": int(taken)}
         attributes |= cpus
         entry = {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
         by_name.setdefault(result.request, []).append(entry)
@@ -70,7 +68,7 @@ def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
     """Returns both sets of CPUs where a container of the request has the shared pool beside its own."""
     shared = record.shared_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _SHARED_CPUS: shared.cpus} if shared else {}
-    return {name: attribute_document(format_cpu_list(cpus)) for name, cpus in sets.items()}
+    return {name: {"string": format_cpu_list(cpus)} for name, cpus in sets.items()}
 
 
 @dataclass(slots=True, eq=False)

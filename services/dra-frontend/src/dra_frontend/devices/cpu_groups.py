@@ -25,12 +25,7 @@ def numa_attributes(node: int) -> dict[str, int | bool | str]:
     return dict.fromkeys((NUMA_NODE, "dra.cpu/numaNodeID", "dra.net/numaNode", NEAREST_NUMA_NODE), node)
 
 
-def attribute_of(name: str) -> Callable[[Cpu], int | str] | None:
-    """Returns how an attribute follows from a single CPU, or None for one that belongs to a device as a whole."""
-    return _OF_CPU.get(name)
-
-
-_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
+ATTRIBUTES_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     **dict.fromkeys(numa_attributes(0), attrgetter("numa_node")),
     "dra.cpu/socketID": attrgetter("package"),
     "dra.cpu/cacheL3ID": attrgetter("l3_id"),
@@ -38,6 +33,7 @@ _OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     "dra.cpu/coreID": attrgetter("core_id"),
     "dra.cpu/cpuID": attrgetter("id"),
 }
+"""Functions that return the value of an attribute for one CPU. Other attributes belong to a device as a whole."""
 
 
 def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
@@ -38,6 +39,7 @@ from dra_frontend.devices.model import (
     Pool,
 )
 from dra_frontend.devices.reserves import MemoryReserve, memory_reserve
+from dra_frontend.devices.slices import attribute_document
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
@@ -97,11 +99,19 @@ class Inventory:
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """By driver, pool and name, as an allocation result says them."""
+    attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
+    """Attributes of the devices in the form of the API, by the same keys. Equal values are one object."""
 
     def __post_init__(self) -> None:
         """Makes what every claim needs: one may have hundreds of results, each naming one of hundreds of devices."""
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
+        in_form_of_api = lru_cache(typed=True)(attribute_document)
+        attributes = {
+            key: {name: in_form_of_api(value) for name, value in device.attributes.items()}
+            for key, device in index.items()
+        }
         object.__setattr__(self, "devices", index)
+        object.__setattr__(self, "attributes", attributes)
         object.__setattr__(self, "layout", Layout.of(self.machine))
 
     @property

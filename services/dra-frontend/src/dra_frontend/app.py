@@ -116,7 +116,7 @@ class Service:
             for driver in DRIVERS
         }
         counted = config.publish_node_allocatable_resource_mapping
-        kubelet = NodeCapabilities(self.publishers, self.node_status, mapped=counted)
+        kubelet = NodeCapabilities(self.publishers, self.node_status)
         self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)

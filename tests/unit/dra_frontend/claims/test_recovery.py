@@ -16,6 +16,7 @@ from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
+from numa_contract.config import Config
 from numa_contract.reports import BackendStatus, ClaimUse
 
 from tests.rigs.builders import NODE, claim, cpus, memory, record, report
@@ -877,6 +878,20 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
     monkeypatch.setattr(again, "counts_claims", counted)
     await again.recovery.round()
     assert held.isdisjoint(again.cpus("u"))
+
+
+async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
+    """As for a claim that is prepared."""
+    config = Config(reserved_cpus=frozenset({0}))
+    node = Frontend(tmp_path, api=api, config=config)
+    await node.store.start()
+    assert (await node.prepare("u")).error is None
+    node.file("u").unlink()
+    again = await restarted(node, config=config)
+    again.counted = True
+    await again.recovery.round()
+    assert again.file("u").exists()
+    assert not again.record("u").counted
 
 
 async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:

@@ -11,17 +11,14 @@ from dra_frontend.publishing.capabilities import NodeCapabilities
 
 
 @pytest.mark.parametrize(
-    ("mapped", "stored", "declared", "counts"),
-    [(True, True, True, True), (True, True, False, False), (True, False, True, False), (False, True, True, False)],
+    ("stored", "declared", "counts"), [(True, True, True), (True, False, False), (False, True, False)]
 )
 async def test_claims_are_counted_if_the_mapping_is_stored_and_the_feature_declared(
-    mapped: bool, stored: bool, declared: bool, counts: bool
+    stored: bool, declared: bool, counts: bool
 ) -> None:
-    """Slices with the mapping that an earlier configuration has left count nothing."""
-
     async def get_node() -> dict[str, Any]:
         return {"status": {"declaredFeatures": [COUNTING] if declared else []}}
 
     publishers = {"dra.memory": cast("Any", SimpleNamespace(counted=stored))}
-    kubelet = NodeCapabilities(publishers, NodeStatus(get_node), mapped=mapped)
+    kubelet = NodeCapabilities(publishers, NodeStatus(get_node))
     assert await kubelet.counts_claims("dra.memory") is counts

@@ -70,7 +70,7 @@ class KubeletCapabilities(Protocol):
     """What this node's kubelet does with claims."""
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of a driver to the limits of pods. Raises KubeError."""
+        """Returns True if the kubelet adds claims of devices with the mapping to pods' limits. Raises KubeError."""
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +197,8 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        counted = await self._kubelet.counts_claims(driver)
+        mapped = self._config.publish_node_allocatable_resource_mapping
+        counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Two reports may be equal: each is another object.
         reported = key in self._contested and self._contested[key] is not self._backend.status

@@ -55,7 +55,7 @@ class KubeletCapabilities(Protocol):
     """What this node's kubelet does with claims (``publishing/capabilities``)."""
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of a driver to the limits of pods. Raises KubeError."""
+        """Returns True if the kubelet adds claims of devices with the mapping to pods' limits. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -133,7 +133,9 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            counted = await self.kubelet.counts_claims(driver)
+            # Without the mapping, slices of an earlier configuration may still contain it.
+            mapped = self.config.publish_node_allocatable_resource_mapping
+            counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory
             needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
             others = await self.other_devices.read(needed) if needed else NO_OTHERS

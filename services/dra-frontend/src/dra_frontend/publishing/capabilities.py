@@ -15,13 +15,10 @@ class NodeCapabilities:
     publishers: Mapping[str, Publisher]
     """By driver."""
     node_status: NodeStatus
-    mapped: bool
-    """Whether the devices are published with the mapping (``publishNodeAllocatableResourceMapping``)."""
 
     async def counts_claims(self, driver: str) -> bool:
         """Returns True if the kubelet adds claims of a driver to the limits of pods (KEP-5517). Raises KubeError.
 
-        It does so if it declares the feature and the API server has stored the mapping of the driver's devices. Slices
-        with the mapping may be left of an earlier configuration.
+        It does so if it declares the feature and the API server has stored the mapping of the driver's devices.
         """
-        return self.mapped and self.publishers[driver].counted and await self.node_status.counts_claims()
+        return self.publishers[driver].counted and await self.node_status.counts_claims()

@@ -11,6 +11,8 @@ from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.dra import Answer, ClaimName
 from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.reports import ClaimUse
 from numa_node.files import FileLock
 
 from tests.fakes.waiting import eventually
@@ -261,3 +263,37 @@ async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend,
             assert (await node.prepare(uid, "dra.memory")).error is None
             assert node.record(uid, "dra.memory").counted is counted
             node.counted = not counted
+
+
+async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
+    """The API server may still have slices with the mapping, which an earlier configuration has left."""
+    node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
+    node.counted = True
+    api.add(claim("u", memory("64Mi")))
+    assert (await node.prepare("u", "dra.memory")).error is None
+    assert not node.record("u", "dra.memory").counted
+
+
+async def test_prepared_claims_are_logged_with_their_resources(
+    node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are logged after the answer, rejected ones are not, even if they have a record."""
+    api.add(claim("u", cpus(2)))
+    api.add(claim("v", cpus(1)))
+    assert (await node.prepare("v")).error is None
+    await asyncio.sleep(0)
+    node.report(claims=[ClaimUse(uid="v", driver="dra.cpu")])
+    api.add(claim("v", cpus(2)))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        answers = await node.claims.prepare("dra.cpu", [node.name("u"), node.name("v")])
+        await asyncio.sleep(0)
+    assert [uid for uid, answer in answers.items() if answer.error] == ["v"]
+    (logged,) = [one.__dict__ for one in caplog.records if one.msg == "prepared"]
+    assert {key: logged[key] for key in ("driver", "claim", "uid", "cpus", "memory")} == {
+        "driver": "dra.cpu",
+        "claim": "claim ns/claim-u",
+        "uid": "u",
+        "cpus": format_cpu_list(node.cpus("u")),
+        "memory": {},
+    }

@@ -323,18 +323,31 @@ async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(sh
         assert await anext(aiter(stream(b"", timeout=5))) == b""
 
 
-async def test_an_error_beside_the_claims_is_answered_as_internal(short_root: Path) -> None:
-    """The counter of calls fails, which is no claim's fault."""
-
-    def fail(*_: Any) -> None:
-        raise KeyError("secret")
-
+async def test_an_error_beside_the_claims_is_answered_as_internal(
+    short_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response cannot be built, which is not the fault of a claim."""
+    monkeypatch.setattr("dra_frontend.kubelet.dra.prepare_response", _fail)
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
-        KubeletPlugin("dra.cpu", Door(), paths, count=fail),
+        KubeletPlugin("dra.cpu", Door(), paths),
         grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"{V1}/NodePrepareResources")(b"", timeout=5)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details() == "dra.cpu: NodePrepareResources: internal error; see the log of dra-frontend"
+
+
+async def test_a_call_does_not_fail_because_it_cannot_be_counted(short_root: Path) -> None:
+    """Calls are counted after they were answered."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with (
+        KubeletPlugin("dra.cpu", Door(), paths, count=_fail),
+        grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
+    ):
+        assert await channel.unary_unary(f"{V1}/NodePrepareResources")(b"", timeout=5) == b""
+
+
+def _fail(*_: Any) -> None:
+    raise KeyError("secret")

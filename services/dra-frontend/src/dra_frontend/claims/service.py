@@ -110,7 +110,18 @@ class NodeClaims:
                     "prepare failed",
                     extra={"driver": driver, "claim": f"{claim.namespace}/{claim.name}", "error": error},
                 )
+        prepared = [uid for uid, answer in stored.items() if answer.error is None]
+        # By the event loop, which continues after the answer was sent.
+        asyncio.get_running_loop().call_soon(self._log_prepared, driver, prepared)
         return answers
+
+    def _log_prepared(self, driver: str, uids: Sequence[str]) -> None:
+        """Logs prepared claims with their resources."""
+        ledger = self.store.ledger
+        for record in filter(None, (ledger.record(driver, uid) for uid in uids)):
+            memory = {part.device: part.size for part in record.memory}
+            about = {"driver": driver, "claim": record.claim.full_name, "uid": record.claim.uid}
+            _log.info("prepared", extra={**about, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
 
     async def _read_all(self, driver: str, claims: Sequence[ClaimName]) -> dict[str, DriverClaim | Answer]:
         """Reads and parses claims, all at the same time."""
@@ -216,12 +227,9 @@ class NodeClaims:
 
 
 def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> Answer:
-    """Returns the answer to the kubelet, and logs it. ``record`` is None for a claim that only watches devices."""
+    """Returns the answer to the kubelet. ``record`` is None for a claim that only watches devices."""
     given: list[tuple[AllocationResult, tuple[str, ...]]] = []
     if record is not None:
-        memory = {part.device: part.size for part in record.memory}
-        extra = {"driver": driver, "claim": view.claim.full_name, "uid": view.claim.uid}
-        _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
         given = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]]
     return Answer(
         tuple(

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journey of one prepare through the code: ``python -m hack.trace``.
+"""The journey of one Prepare through the code: ``python -m hack.trace``.
 
-One claim with one CPU request, warm, without API server and metadata. Counted are distinct functions, comprehensions
-and lambdas left out, and the modules that they are in.
+Starts the driver on a stage (``tests/stage``), prepares claims with one CPU request each, and prints the functions that
+the frontend has called for the last of them, from the call of the kubelet to the answer. Comprehensions and lambdas are
+left out; a module counts even if only one of these was called.
 """
 
-import asyncio
+import os
+import shlex
 import sys
 import tempfile
-import threading
 from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dra_frontend._pb import dra_v1_pb2 as pb
-from dra_frontend.kubelet.dra import DraService, claim_names, prepare_response
+from tests.rigs.trees import captured, write_tree
+from tests.stage.pods import claim_pod, cpus, memory
+from tests.stage.process import wait_for
+from tests.stage.settings import OUR_FRONTEND, StageSettings
+from tests.stage.stage import Stage
 
-from tests.rigs.builders import claim, cpus
-from tests.rigs.frontend import Frontend
-
+_MACHINE = "128arm-2pa2n8cluster4co"
 _WARM = 3
+_OURS = ("dra_frontend", "nri_backend", "numa_contract", "numa_node", "numa_tools")
 
 
 class Journey:
@@ -29,56 +32,64 @@ class Journey:
     def __init__(self) -> None:
         self.running = False
         self.calls = 0
-        self.functions: dict[tuple[str, str], None] = {}
+        self.modules: dict[str, dict[str, None]] = {}
+        """Names of functions by module. A dictionary, because it keeps the order."""
+        self.climbs: dict[str, None] = {}
+        """Calls that lead back to a module whose function is waiting, by caller and called function."""
+        self.waiting: tuple[str, ...] = ()
+        """Modules of the functions that wait for the thread of the calls, outermost first."""
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Takes note of a call, as ``sys.setprofile`` wants it."""
-        path, name = frame.f_code.co_filename, frame.f_code.co_qualname
-        if self.running and event == "call" and "/src/" in path and "/_pb/" not in path and not name.endswith(">"):
+        if self.running and event == "call" and (module := _module(frame)):
             self.calls += 1
-            self.functions[path.partition("/src/")[2].removesuffix(".py").replace("/", "."), name] = None
+            functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
+            if not name.endswith(">"):
+                functions[name] = None
+                above = (*self.waiting, *callers(frame.f_back))
+                if module in above[:-1] and above[-1] != module:
+                    self.climbs[f"{above[-1]} calls {module}: {name}"] = None
 
     def __str__(self) -> str:
-        modules: dict[str, list[str]] = {}
-        for module, name in self.functions:
-            modules.setdefault(module, []).append(name)
-        shown = [f"{module}: {', '.join(names)}" for module, names in modules.items()]
-        packages = Counter(module.partition(".")[0] for module in modules)
+        shown = [f"{module}: {', '.join(names)}" for module, names in self.modules.items()]
+        packages = Counter(module.partition(".")[0] for module in self.modules)
         of = ", ".join(f"{count} of {package}" for package, count in packages.most_common())
-        total = f"{len(self.functions)} functions, {self.calls} calls, {len(modules)} modules ({of})"
-        return "\n".join([*shown, total])
+        functions = sum(map(len, self.modules.values()))
+        total = f"{functions} functions, {self.calls} calls, {len(self.modules)} modules ({of})"
+        return "\n".join([*shown, *(f"climbs back: {climb}" for climb in self.climbs), total])
 
 
-class _Context:
-    """A call of the kubelet that has time."""
+def callers(frame: FrameType | None) -> tuple[str, ...]:
+    """Returns the modules of the functions that are running in a frame and above it, outermost first."""
+    found: list[str] = []
+    while frame is not None:
+        found += filter(None, [_module(frame)])
+        frame = frame.f_back
+    return tuple(reversed(found))
 
-    def time_remaining(self) -> float:
-        """Returns seconds."""
-        return 40.0
 
-
-async def _prepare(journey: Journey, path: Path) -> None:
-    node = Frontend(path, None, *(claim(f"u{number}", cpus(1)) for number in range(_WARM + 1)))
-    await node.store.start()
-    service = DraService("dra.cpu", node.claims)
-    for number in range(_WARM + 1):
-        name = pb.Claim(namespace="ns", name=f"claim-u{number}", uid=f"u{number}")
-        asked = pb.NodePrepareResourcesRequest(claims=[name])
-        journey.running = number == _WARM
-        prepare_response(await service.answer("prepare", claim_names(asked), _Context()))
-        journey.running = False
-        await node.unprepare(f"u{number}")
+def _module(frame: FrameType) -> str:
+    """Returns the module of a function of the driver, else an empty text. Generated code has no place in a journey."""
+    module = str(frame.f_globals.get("__name__", ""))
+    package, _, rest = module.partition(".")
+    return module if package in _OURS and not rest.startswith("_pb") else ""
 
 
 def main() -> None:
-    """Prints the journey."""
-    journey = Journey()
-    threading.setprofile(journey)
-    sys.setprofile(journey)
+    """Prints the journey, or with ``--aligned`` those of a claim for CPUs and memory of the same NUMA node."""
+    requests = [cpus(1), memory("16Mi")] if "--aligned" in sys.argv[1:] else [cpus(1)]
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(_prepare(journey, Path(directory)))
-    sys.setprofile(None)
-    print(journey)
+        written = Path(directory, "journeys")
+        command = OUR_FRONTEND.replace("-m numa_tools", f"-m hack.traced_frontend {shlex.quote(os.fspath(written))}")
+        machine = write_tree(captured(_MACHINE), Path(directory, "machine"))
+        with Stage(StageSettings(host_root=machine, frontend=command, partitions=True)) as stage:
+            stage.add_ready_instance()
+            for number in range(_WARM + 1):
+                with claim_pod(stage, f"pod-{number}", *requests) as pod:
+                    written.write_text("")
+                    pod.prepare()
+                    wait_for("the journeys", lambda: written.read_text().count("\n\n") == len(requests))
+        print(written.read_text().rstrip())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service dra-frontend with a record of each Prepare: ``python -m hack.traced_frontend FILE ARGUMENT...``.
+
+After each Prepare, the file contains its journey (``hack/trace.py``): the calls of the task that gRPC makes for the
+call of the kubelet, and those of the threads that work for this task. Other tasks and threads that run at the same time
+are left out.
+"""
+
+import asyncio
+import asyncio.base_events
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from inspect import currentframe
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from numa_tools.__main__ import main as run_service
+
+from hack.trace import Journey, callers
+
+_BEGINNING = "NodePrepareResources"
+
+
+class Recorder:
+    """The journeys of all tasks, and of the threads that work for them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._journeys: WeakKeyDictionary[asyncio.Task[Any], Journey] = WeakKeyDictionary()
+        self._prepares: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._thread = threading.local()
+        self._run_in_executor = asyncio.base_events.BaseEventLoop.run_in_executor
+
+    def install(self) -> None:
+        """Follows the calls of this thread and of those that it starts."""
+
+        def run_in_executor(loop: Any, executor: Any, run: Callable[..., Any], *arguments: Any) -> Any:
+            followed = partial(self._follow, _current_task(), callers(currentframe()), run)
+            return self._run_in_executor(loop, executor, followed, *arguments)
+
+        asyncio.base_events.BaseEventLoop.run_in_executor = run_in_executor  # type: ignore[assignment,method-assign]
+        threading.setprofile(self)
+        sys.setprofile(self)
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Takes note of a call, as ``sys.setprofile`` wants it."""
+        if event != "call":
+            return
+        if (journey := getattr(self._thread, "journey", None)) is not None:
+            journey(frame, event, argument)
+        elif (task := _current_task()) is not None:
+            journey = self._journeys.setdefault(task, Journey())
+            journey.running = True
+            journey(frame, event, argument)
+            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # once more after each await
+                self._prepares.add(task)
+                task.add_done_callback(self._write)
+
+    def _write(self, task: asyncio.Task[Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{self._journeys[task]}\n\n")
+
+    def _follow(
+        self, task: asyncio.Task[Any] | None, waiting: tuple[str, ...], run: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Runs a function in a thread of the executor. Its calls are those of the task that waits for it."""
+        journey = None if task is None else self._journeys.get(task)
+        if journey is None:
+            return run(*arguments)
+        self._thread.journey, journey.waiting = journey, waiting
+        try:
+            return run(*arguments)
+        finally:
+            self._thread.journey, journey.waiting = None, ()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop in this thread
+        return None
+
+
+if __name__ == "__main__":
+    Recorder(Path(sys.argv.pop(1))).install()
+    try:
+        sys.exit(run_service())
+    finally:
+        sys.setprofile(None)

@@ -50,6 +50,50 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
         tree.read("/x")
 
 
+def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regular reads of an idle frontend are of files in few directories: each of them takes no further call."""
+    directory = tmp_path / "sys" / "node"
+    directory.mkdir(parents=True)
+    (directory / "one").write_text("1")
+    (directory / "two").write_text("2")
+    tree, resolved = HostTree(tmp_path), list[str]()
+    readlink = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: resolved.append(path) or readlink(path))
+    assert (tree.read("/sys/node/one"), len(resolved)) == ("1", 3)
+    assert [tree.read("/sys/node/two"), tree.read("/sys/node/gone"), tree.names("/sys/node")] == [
+        "2",
+        None,
+        ["one", "two"],
+    ]
+    assert len(resolved) == 3
+
+
+def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> None:
+    """Nor does one that takes the place of a file, or of a directory that did not exist at the first read."""
+    root = tmp_path / "root"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("of the machine that looks")
+    (root / "dir").mkdir(parents=True)
+    (root / "dir" / "file").write_text("of the captured machine")
+    tree = HostTree(root)
+    assert tree.read("/dir/file") == "of the captured machine"
+    assert tree.read("/later/file") is None
+    (root / "dir" / "file").unlink()
+    (root / "dir" / "file").symlink_to(tmp_path / "outside" / "file")
+    (root / "later").symlink_to(tmp_path / "outside")
+    assert [tree.read("/dir/file"), tree.read("/later/file"), tree.names("/later")] == [None, None, None]
+
+
+def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
+    """A discovery reads thousands of directories, each of them once."""
+    for number in range(600):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "file").write_text(f"{number}")
+    tree = HostTree(tmp_path)
+    assert [tree.read(f"/{number}/file") for number in range(600)] == [f"{number}" for number in range(600)]
+    assert len(tree._plain) <= 256
+
+
 def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
     """As in the kernel: links that double at each step end after forty, not after two to the power of forty."""
     for number in range(39):

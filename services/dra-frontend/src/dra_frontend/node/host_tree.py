@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the host's sys and proc below a given root, and never outside it."""
 
+import errno
 import os
 import posixpath
 from pathlib import Path
@@ -13,16 +14,24 @@ from dra_frontend.machine.file_tree import HostTreeError
 _MOST_BYTES = 4 << 20
 # The kernel itself gives up after 40 (MAXSYMLINKS).
 _MOST_LINKS = 40
+_MOST_PLAIN = 256
+"""Maximum number of directories that a tree remembers as plain. The regular reads of the frontend need about 30."""
 # Another one after each boot, on each machine (drivers/char/random.c).
 BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class HostTree:
-    """The file tree of a host as seen from ``root``; symbolic links resolve as if ``root`` were ``/``."""
+    """The file tree of a host as seen from ``root``; symbolic links resolve as if ``root`` were ``/``.
+
+    To resolve the links of a path takes a system call for each part of it, longer than reading the file. Therefore a
+    tree remembers *plain* directories: those that were read by a path without links. sysfs, procfs and cgroup2 never
+    replace a directory by a link, and the content of a captured tree does not change.
+    """
 
     def __init__(self, root: str | Path = "/") -> None:
         self._base = os.path.realpath(root)
         self._is_live = self._base == "/"
+        self._plain = set[str]()
 
     def live_page_bytes(self) -> int | None:
         """Returns the page size of the running kernel, None for a captured tree, which may be another machine's."""
@@ -31,7 +40,7 @@ class HostTree:
     def read(self, path: str) -> str | None:
         """Returns the text of a file; None when there is none, HostTreeError when it is not a readable text."""
         try:
-            data = read_regular(self.real(path), _MOST_BYTES, follow=True)
+            data = self._read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -47,8 +56,11 @@ class HostTree:
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory; None when there is none, HostTreeError when it cannot be listed."""
         try:
-            with os.scandir(self.real(path)) as entries:
-                return sorted(entry.name for entry in entries)
+            real = self.real(path)
+            with os.scandir(real) as entries:
+                found = sorted(entry.name for entry in entries)
+            self._remember(path, real, path)
+            return found
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -56,9 +68,31 @@ class HostTree:
         except ValueError as error:
             raise HostTreeError(path, f"is not a path: {error}") from error
 
+    def _read(self, path: str) -> bytes:
+        directory = path.rpartition("/")[0]
+        if directory in self._plain:
+            try:
+                return read_regular(self._base + path, _MOST_BYTES)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+        real = self.real(path)
+        data = read_regular(real, _MOST_BYTES, follow=True)
+        self._remember(path, real, directory)
+        return data
+
+    def _remember(self, path: str, real: str, directory: str) -> None:
+        """Remembers a directory as plain if a path that leads to it, or into it, was read without following a link."""
+        if not self._is_live and real == self._base + path:
+            if len(self._plain) >= _MOST_PLAIN:
+                self._plain.clear()
+            self._plain.add(directory)
+
     def real(self, path: str) -> str:
         """Returns where a path of the host really is; links lead nowhere outside the root."""
-        return path if self._is_live else self._base + self._follow(path)
+        if self._is_live:
+            return path
+        return self._base + (path if path in self._plain else self._follow(path))
 
     def _follow(self, path: str) -> str:
         """Resolves links as chroot would: absolute ones start at the root, and ``..`` stops there."""

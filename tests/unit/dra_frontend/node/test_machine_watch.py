@@ -73,8 +73,9 @@ class Rig:
         return sum(one.amount for one in found if isinstance(one, MemoryDevice))
 
 
-# Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.
-ONE_READ = 2 + 2 * (1 + 2 * 3)
+# Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes, but of one empty pool only
+# the total.
+ONE_READ = 2 + 2 * (1 + 2 * 3) - 2
 
 
 async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
@@ -85,6 +86,19 @@ async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
         await rig.watch.read()
         assert rig.host.reads == ONE_READ
     assert rig.watch.inventory is inventory
+
+
+async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
+    """The second reading shows pages that a pod has freed in the meantime, so none is needed if all are free."""
+    host = Host(small_machine())
+    pods = Host(MemoryTree({f"/kubepods/hugetlb.{size}.numa_stat": b"total=0" for size in ("2MB", "1GB")}))
+    watch = MachineWatch(host, pods, Config(), "n", lambda: Ledger({}))
+    for free, reads in (("200", 4), ("256", 2), ("255", 4)):
+        host.change({f"node/node{node}/hugepages/hugepages-2048kB/free_hugepages": free for node in (0, 1)})
+        pods.reads = 0
+        await watch.read()
+        assert pods.reads == reads
+    assert not watch.notices
 
 
 @pytest.mark.fault("memory peer, discovery")

@@ -109,12 +109,16 @@ def _read_memory(reader: Reader, path: str) -> int:
 
 
 def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
-    """Returns the pools of every page size that the kernel offers, empty ones included."""
+    """Returns the pools of every page size that the kernel offers, empty ones included.
+
+    Of an empty pool only the total is read: it includes free and surplus pages (nr_huge_pages_node in mm/hugetlb.c).
+    Most pools are empty, and these files are most of what an idle frontend reads.
+    """
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
         path = f"{directory}/{name}"
-        counts = [reader.integer(f"{path}/{file}") for file in ("nr_hugepages", "free_hugepages", "surplus_hugepages")]
-        total, free, surplus = counts
+        total = reader.integer(f"{path}/nr_hugepages")
+        free, surplus = (reader.integer(f"{path}/{file}_hugepages") if total else total for file in ("free", "surplus"))
         if total is None or free is None:
             raise HostTreeError(f"{path}/{'nr' if total is None else 'free'}_hugepages", "is missing")
         if (surplus or 0) > total:

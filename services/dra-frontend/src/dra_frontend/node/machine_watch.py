@@ -32,11 +32,13 @@ _log = logging.getLogger(__name__)
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
     """Returns the fingerprint, the hugepages that no pod holds, and whether what pods hold of all sizes is known.
 
-    Pods are read before and after: pages that one takes or frees meanwhile stay the pod's.
+    Pods are read before and after: pages that a pod allocates or frees in the meantime count as the pod's. If no page
+    is in use, no process holds any, so pods are not read again.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
-    after = read_pod_pages(cgroups, sizes)
+    in_use = any(pool.free < pool.total for _, pools in fingerprint.nodes.values() for pool in pools)
+    after = read_pod_pages(cgroups, sizes) if in_use else before
     held = {
         (number, pool.page_bytes): min(held_pages(number, pool, pods.get(pool.page_bytes)) for pods in (before, after))
         for number, (_, pools) in fingerprint.nodes.items()

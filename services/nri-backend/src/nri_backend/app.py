@@ -32,6 +32,7 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
+from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.partitions import lost_before, lost_problem
@@ -98,6 +99,7 @@ class Backend:
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
         enforcer.on_idle_changed(lock.set_idle)
+        self._kubelet_pins = Derived(state, lambda: tuple(sorted(state.kubelet_pins)))
         self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
         # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())
@@ -180,7 +182,7 @@ class Backend:
             exclusivity="partition" if pool.by_kernel else "pool",
             exclusivity_reason=self.pool_reason,
             exclusivity_code=self.pool_reason.code_text,
-            kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
+            kubelet_pins=self._kubelet_pins.value,
             problems=tuple(cut_answer(problem) for problem in problems),
             problem_codes=tuple(problem.code_text for problem in problems),
         )

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that are derived from the state are computed again after each change of it, and only then."""
 
+from nri_backend.containers.audit_scope import AuditScope
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
+from nri_backend.problems import Problem
+from numa_contract.backend_codes import BackendCode
 
 from tests.rigs.builders import cpu_record, files_of
 from tests.rigs.containers import config, container, pod
@@ -29,3 +32,17 @@ def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> N
     assert held.value == set()
     state.set_claim_files(files_of(cpu_record("c1", "r=2-3")))
     assert held.value == {2, 3}
+
+
+def test_problems_of_containers_follow_the_state_and_are_computed_once() -> None:
+    """Each report to the frontend contains them, and so does each comparison with the last report."""
+    state = NodeState(config())
+    scope = AuditScope(state)
+    state.put(tracked("a"))
+    assert not scope.problems.value
+    state.put(tracked("a").seen(failure=Problem("the kernel refuses", BackendCode.INTERNAL_ERROR)))
+    (problem,) = problems = scope.problems.value
+    assert "the kernel refuses" in problem
+    assert scope.problems.value is problems
+    state.drop("a")
+    assert not scope.problems.value

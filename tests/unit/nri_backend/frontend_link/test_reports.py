@@ -2,6 +2,7 @@
 """The serialized reports of containers, and their generation."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nri_backend.claims.authorization import Reason, Rejection
@@ -39,6 +40,44 @@ def reported(state: NodeState) -> list[str]:
     reports = Reports(state)
     reports.refresh()
     return [document["id"] for document in json.loads(reports.containers())]
+
+
+class CountingState(NodeState):
+    """A state that counts the loops over its containers."""
+
+    loops = 0
+
+    def __iter__(self) -> Iterator[Tracked]:
+        self.loops += 1
+        return super().__iter__()
+
+
+def test_an_unchanged_state_is_not_compared_again() -> None:
+    """It is compared at each tick, on a node with hundreds of containers. Each kind of change ends that."""
+    state = CountingState()
+    reports, generations = Reports(state), [0]
+
+    def compares() -> bool:
+        before = state.loops
+        generations.append(reports.refresh())
+        return state.loops > before
+
+    assert not compares()
+    state.replace_containers([one("a")])
+    assert (compares(), compares()) == (True, False)
+    changes: list[Callable[[], object]] = [
+        lambda: state.put(one("b")),
+        lambda: state.reject(refused("try", of="q")),
+        lambda: state.reject(refused("again", of="q")),
+        lambda: state.forget_rejected("q"),
+        lambda: state.drop("b"),
+        lambda: state.replace_containers([one("b")]),
+    ]
+    for change in changes:
+        change()
+        assert (compares(), compares()) == (True, False)
+    assert generations == sorted(generations)
+    assert generations[-1] == 1 + len(changes)
 
 
 def test_every_changed_report_increments_the_generation() -> None:

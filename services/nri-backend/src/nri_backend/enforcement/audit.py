@@ -166,6 +166,11 @@ class Auditor:
         return (*filter(None, (self._failure,)), *self._group_problems.values())
 
     @property
+    def container_problems(self) -> Sequence[Problem]:
+        """Problems of containers, computed again only after a change of the state."""
+        return self._scope.problems.value
+
+    @property
     def is_idle(self) -> bool:
         """True while the time between two ticks is IDLE_SECONDS."""
         return self._next.idle

@@ -20,7 +20,7 @@ from numa_node.claim_directory import DirectoryReader
 
 from nri_backend.claims.authorization import Rejection, read_evidence
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
-from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of, tracked_as
+from nri_backend.containers.container import NO_EVIDENCE, Tracked, tracked_as
 from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor, IdleChanged
@@ -74,7 +74,7 @@ class Enforcer:
         """Problems of the node and of containers, for the operator."""
         node = (self._recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
         files = map(file_problem, self.claim_files.view.problems.values())
-        parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *map(problem_of, self.state))
+        parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *self._auditor.container_problems)
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:

@@ -65,6 +65,8 @@ class Reports:
         self._state = state
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
+        self._as_of: tuple[int, tuple[Tracked, ...]] | None = None
+        """Number of changes of the state, and its rejected attempts, at the last refresh()."""
         self._sent: tuple[int, _Serialized] = (0, {})
         """Generation and containers of the last body with containers or changes, the base of the next changes."""
 
@@ -72,7 +74,11 @@ class Reports:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
         if not self._state.told:
             return 0
-        before = self._cache
+        # The state is compared at each tick. On a quiet node a loop over all containers would take most of that time.
+        as_of = self._state.changes, tuple(self._state.rejected.values())
+        if as_of == self._as_of:
+            return self.generation
+        self._as_of, before = as_of, self._cache
         # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
         present = {one.id: one for one in (*self._state, *self._state.rejected.values())}
         ordered = [present[id_] for id_ in _merged_order(before, present)]

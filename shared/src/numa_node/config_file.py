@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one configuration file, read strictly. Both containers read it with this code, so they cannot disagree."""
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,8 +32,32 @@ DEPRECATED_FLAGS: Final = {
 """Flag to key. Spelled like this by the CPU peer; both services take them, and they win over the file."""
 
 
+# The words and numbers of plain scalars, as kubectl and Helm read them (go.yaml.in/yaml/v2, resolve.go). PyYAML differs:
+# there "y" and "1e3" are strings, 1:30 is a number in base 60, and 2001-01-01 is a date.
+_TRUE: Final = re.compile(r"(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)\Z")
+_FALSE: Final = re.compile(r"(n|N|no|No|NO|false|False|FALSE|off|Off|OFF)\Z")
+_NULL: Final = re.compile(r"(~|null|Null|NULL|)\Z")
+_INTEGER: Final = re.compile(
+    r"[-+]?_*(0[bB]_*[01][01_]*|0[oO]_*[0-7][0-7_]*|0[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0[0-7_]*|[1-9][0-9_]*)\Z"
+)
+_FLOAT: Final = re.compile(r"[-+]?_*(\._*[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?_*[0-9][0-9_]*)?\Z")
+_NOT_FINITE: Final = re.compile(r"([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z")
+_BASES: Final = {"0b": 2, "0o": 8, "0x": 16}
+_NUMBER_STARTS: Final = "+-.0123456789"
+
+
+def _integer(text: str) -> int:
+    digits = text.lstrip("+-").replace("_", "")
+    base = _BASES.get(digits[:2].lower(), 0)
+    size = int(digits[2:], base) if base else int(digits, 8 if digits.startswith("0") else 10)
+    return -size if text.startswith("-") else size
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that rejects duplicate keys, and limits a document before its values are constructed.
+
+    Plain scalars have the values that kubectl and Helm give them, so that a file means the same to a service, to
+    ``simulate`` and to the cluster. As in JSON, a number without a fraction is an integer, and there is no infinity.
 
     YAML 1.1 requires unique keys; PyYAML silently keeps the last one. An alias stands for the whole value that it
     refers to, so a few lines of aliases can expand to more levels and values than fit into memory. Therefore each node
@@ -78,16 +104,50 @@ class _StrictLoader(yaml.SafeLoader):
             seen.add(str(key.value))
         return node
 
-    def construct_short_number(self, node: Any) -> float:
-        """Returns the value of an integer or a float."""
-        if isinstance(node, ScalarNode) and len(node.value) > _MAX_NUMBER:
+    def construct_integer(self, node: Any) -> int:
+        """Returns the value of an integer; one with an explicit tag may be written in PyYAML's forms only."""
+        text = self._short(node)
+        return _integer(text) if _INTEGER.match(text) else int(self.construct_yaml_int(node))
+
+    def construct_float(self, node: Any) -> int | float | str:
+        """Returns the value of a float, as an integer if it is one; a number that is too large stays text."""
+        text = self._short(node)
+        if _NOT_FINITE.match(text):
+            raise ConstructorError(None, None, f"{text} is not a number of JSON", node.start_mark)
+        value = float(text.replace("_", "")) if _FLOAT.match(text) else self.construct_yaml_float(node)
+        if not math.isfinite(value):
+            return text
+        return int(value) if value.is_integer() else value
+
+    def construct_word(self, node: Any) -> bool:
+        """Returns the value of a boolean."""
+        text = self.construct_scalar(node)
+        return bool(_TRUE.match(text)) or (not _FALSE.match(text) and self.construct_yaml_bool(node))
+
+    def _short(self, node: Any) -> str:
+        text = str(self.construct_scalar(node))
+        if len(text) > _MAX_NUMBER:
             raise ConstructorError(None, None, f"a number has more than {_MAX_NUMBER} characters", node.start_mark)
-        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
-        return construct(node)
+        return text
 
 
-for _tag in ("int", "float"):
-    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_short_number)
+def _tag(name: str) -> str:
+    return f"tag:yaml.org,2002:{name}"
+
+
+_StrictLoader.add_constructor(_tag("int"), _StrictLoader.construct_integer)
+_StrictLoader.add_constructor(_tag("float"), _StrictLoader.construct_float)
+_StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_word)
+# Resolvers by first character; of two that match, the first one counts.
+_StrictLoader.yaml_implicit_resolvers = {
+    **{first: [(_tag("bool"), _TRUE), (_tag("bool"), _FALSE)] for first in "yYtToOfF"},
+    **{first: [(_tag("bool"), _FALSE), (_tag("null"), _NULL)] for first in "nN"},
+    **{first: [(_tag("int"), _INTEGER), (_tag("float"), _FLOAT)] for first in _NUMBER_STARTS},
+    **{first: [(_tag("null"), _NULL)] for first in ("", "~")},
+    "<": [(_tag("merge"), re.compile(r"<<\Z"))],
+}
+for _first in "+-.":
+    _StrictLoader.yaml_implicit_resolvers[_first].append((_tag("float"), _NOT_FINITE))
 
 
 def _children(node: Node) -> list[Node]:

@@ -58,7 +58,7 @@ WIDE_ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 
         ("a: &a [*a]", "line 1: an alias refers to a value that contains it"),
         ("a: " + "9" * 5000, "line 1: a number has more than 40 characters"),
         ("a: 0x" + "9" * 5000, "a number has more than 40 characters"),
-        ("a: " + "1:" * 2000 + "1.5", "a number has more than 40 characters"),
+        ("a: !!float " + "1:" * 2000 + "1.5", "a number has more than 40 characters"),
         ("a: !!int ''", "is not valid YAML"),
         ("a: !!bool maybe", "is not valid YAML"),
         ("a: !!timestamp x", "is not valid YAML"),

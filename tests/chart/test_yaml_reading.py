@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver reads YAML as kubectl and Helm do, so that a file means the same everywhere."""
+
+import random
+from typing import Any
+
+import pytest
+from numa_contract.config import ConfigError
+from numa_node.config_file import parse_yaml
+
+from tests.chart.helm import HelmError
+from tests.chart.yaml_reader import helm_value
+
+WORDS = (
+    *("off", "Off", "OFF", "on", "yes", "No", "y", "n", "Y", "N", "true", "TRUE", "nO", "oN", "~", "null", "Null", ""),
+    *(
+        "0",
+        "8",
+        "08",
+        "010",
+        "0o10",
+        "0x10",
+        "0b11",
+        "1_000",
+        "0_1",
+        "+5",
+        "-0",
+        "0770",
+        "0888",
+        "1,000",
+        "0,64",
+        "0-3",
+    ),
+    *("1:30", "1:30:00", "2001-01-01", "2001-01-01T00:00:00Z", "1e3", "1e+3", "1.0", ".5", "1e5000", "1_0.5", "="),
+    *("2Gi", "1e9", "v1alpha1", "<", "4096", "0.1.0", '"off"', "'010'", "!!str off", "!!str 010"),
+)
+"""Plain scalars that YAML 1.1, YAML 1.2, PyYAML and Go do not agree on, and those of the driver's own values."""
+
+
+def generated(seed: int, count: int = 800) -> list[str]:
+    """Plain scalars that look like numbers and words."""
+    source = random.Random(seed)
+    texts = ["".join(source.choices("0012379_.eExXobBOafn+-:,", k=source.randint(1, 7))) for _ in range(count)]
+    return [text for text in texts if text[0] not in "-:," and text[-1] != ":"]
+
+
+def typed(values: dict[str, Any]) -> list[tuple[str, type, Any]]:
+    """Values that compare by type: in Python False is 0 and 1.0 is 1."""
+    return [(key, type(value), value) for key, value in values.items()]
+
+
+@pytest.mark.parametrize("words", [WORDS, generated(1), generated(2)], ids=["chosen", "1", "2"])
+def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[str]) -> None:
+    """A setting or a parameter cannot be a boolean, a number or a date in one reader and text in another."""
+    text = "".join(f"k{number:04}: {word}\n" for number, word in enumerate(words))
+    assert typed(parse_yaml(text.encode(), "some.yaml")) == typed(helm_value(text))
+
+
+@pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN"])
+def test_a_number_that_json_does_not_have_is_refused(word: str) -> None:
+    """The cluster could not store it."""
+    with pytest.raises(HelmError):
+        helm_value(f"key: {word}")
+    with pytest.raises(ConfigError, match=r"line 1: .* is not a number of JSON"):
+        parse_yaml(f"key: {word}".encode(), "some.yaml")

@@ -26,6 +26,7 @@ _WHOLE = frozenset({"resources", "startup", "liveness", "readiness", "rollingUpd
 _DROPPED = ("$defs", "$ref", "title", "default")
 _PEER_VALUES = ("args", "healthzPath", "healthzPort", "image", "kubeletRootDir", "resources", "sysfsOverlay")
 """Values of dra-driver-cpu's chart. The schema allows them, so that the chart can reject them with their new place."""
+# "--set ...=0" is a number; the chart makes a text of it, and checks it in words.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 """Values that Helm reads as another type: "--set driverConfig.reservedCPUs=0" is a number. The chart converts it."""
 
@@ -50,11 +51,39 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
     return result
 
 
+def _with_nulls(schema: Any) -> Any:
+    """Returns the schema of a configuration in which each optional key may also be null, as the services read it."""
+    if isinstance(schema, list):
+        return [_with_nulls(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _with_nulls(value) for key, value in schema.items()}
+    if isinstance(properties := inner.get("properties"), dict):
+        required = inner.get("required", ())
+        inner["properties"] = {key: one if key in required else _or_null(one) for key, one in properties.items()}
+    return inner
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    result = dict(schema)
+    if "anyOf" in result:
+        null = {"type": "null"}
+        return {**result, "anyOf": result["anyOf"] + [null] * (null not in result["anyOf"])}
+    types = result["type"] if isinstance(result["type"], list) else [result["type"]]
+    result["type"] = [*types, "null"]
+    values = result.pop("enum", None) or ([result.pop("const")] if "const" in result else None)
+    return {**result, "enum": [*values, None]} if values else result
+
+
 def values_schema() -> dict[str, Any]:
     """Returns the schema of all values in JSON Schema draft 7, which every Helm 3 and 4 reads."""
     document = ChartValues.model_json_schema(by_alias=True)
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", **_inlined(document, document.get("$defs", {}))}
-    schema["properties"] |= {name: {} for name in _PEER_VALUES}
+    properties = schema["properties"]
+    group = properties["groups"]["items"]["properties"]
+    for owner in (properties, group):
+        owner["driverConfig"] = _with_nulls(owner["driverConfig"])
+    properties |= {name: {} for name in _PEER_VALUES}
     return schema
 
 

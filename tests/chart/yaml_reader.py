@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML as Helm reads it, which is as kubectl does: both use sigs.k8s.io/yaml and send what it makes of a text as JSON."""
+"""YAML as Helm reads it. kubectl reads it in the same way: both use sigs.k8s.io/yaml and send its value as JSON."""
 
 import json
 import tempfile

@@ -77,7 +77,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{/* What a group may say differently. */}}
 {{- define "numa.checkGroup" -}}
 {{- $in := include "numa.inGroup" . -}}
-{{- range $key := list "kubeletRootDir" "cdiDir" "runDir" "nriSocket" "cgroupRoot" -}}
+{{- range $key := list "kubeletRootDir" "cdiDir" "runDir" "nriSocket" "cgroupRoot" "sysfsOverlay" -}}
 {{- $path := get $.Values.driverConfig $key | toString -}}
 {{- if regexMatch "(^|/)[.][.](/|$)" $path -}}
 {{- fail (printf "%sdriverConfig.%s: %s must be an absolute path without '..'" $in $key $path) -}}
@@ -137,9 +137,36 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- end -}}
 {{- end -}}
 
+{{/* The rules of numa_contract/cpuset.py. Takes (list KEY LIST). */}}
+{{- define "numa.checkCPUs" -}}
+{{- $key := index . 0 -}}
+{{- $cpus := index . 1 -}}
+{{- include "numa.text" (list $key $cpus "([0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)?" "is not a list of CPUs, such as \"0-1,64-65\"; on the command line: --set-string driverConfig.reservedCPUs='0-1\\,64-65'") -}}
+{{- $free := 0 -}}
+{{- range $item := ternary (splitList "," $cpus) list (ne $cpus "") -}}
+{{- $bounds := splitList "-" $item -}}
+{{- $lowest := first $bounds | atoi -}}
+{{- $highest := last $bounds | atoi -}}
+{{- if or (lt $lowest $free) (lt $highest $lowest) -}}
+{{- fail (printf "%s: %q must be in ascending order, and no CPU may be in it twice" $key $cpus) -}}
+{{- end -}}
+{{- if gt $highest 8191 -}}
+{{- fail (printf "%s: %q has a CPU above 8191, and Linux has none" $key $cpus) -}}
+{{- end -}}
+{{- $free = add1 $highest | int -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "numa.checkFiles" -}}
 {{- $in := include "numa.inGroup" . -}}
-{{- include "numa.text" (list (printf "%sdriverConfig.reservedCPUs" $in) (get .Values.driverConfig "reservedCPUs") "([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?" "is not a list of CPUs, such as \"0-1,64-65\"; on the command line: --set-string driverConfig.reservedCPUs='0-1\\,64-65'") -}}
+{{- include "numa.checkCPUs" (list (printf "%sdriverConfig.reservedCPUs" $in) (include "numa.cpuList" .Values.driverConfig.reservedCPUs)) -}}
+{{- $nodes := list -}}
+{{- range .Values.driverConfig.reservedMemory -}}
+{{- if has (int .numaNode) $nodes -}}
+{{- fail (printf "%sdriverConfig.reservedMemory: names NUMA node %d twice: write both limits into one entry" $in (int .numaNode)) -}}
+{{- end -}}
+{{- $nodes = append $nodes (int .numaNode) -}}
+{{- end -}}
 {{- range .Values.hugepageProvision.pages -}}
 {{- include "numa.text" (list (printf "%shugepageProvision.pages" $in) .size (printf "%s[kKmMgG](i|[bB])?" (include "numa.powerOfTwo" .)) "is not the size of a hugepage, which is a power of two, such as 2Mi or 1Gi") -}}
 {{- end -}}

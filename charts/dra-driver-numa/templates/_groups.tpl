@@ -121,10 +121,14 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- define "numa.files" -}}
 config.yaml: |
   apiVersion: v1alpha1
-{{- with omit .Values.driverConfig "apiVersion" }}
-  {{- /* The services take texts only: YAML reads 0 as a number. */}}
-  {{- $texts := ternary (dict "reservedCPUs" (toString .reservedCPUs)) dict (hasKey . "reservedCPUs") }}
-  {{- merge $texts . | toYaml | nindent 2 }}
+{{- $given := dict }}
+{{- range $key, $value := omit .Values.driverConfig "apiVersion" }}
+  {{- if not (kindIs "invalid" $value) }}
+    {{- $_ := set $given $key (eq $key "reservedCPUs" | ternary (include "numa.cpuList" $value) $value) }}
+  {{- end }}
+{{- end }}
+{{- with $given }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if .Values.hugepageProvision.enabled }}
 hugepages.yaml: |

@@ -57,6 +57,11 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* A CPU list as text: YAML reads a single CPU as a number. */}}
+{{- define "numa.cpuList" -}}
+{{- if not (kindIs "invalid" .) -}}{{- toString . | trim -}}{{- end -}}
+{{- end -}}
+
 {{/* Host paths: what the configuration says, else the defaults of the services. */}}
 {{- define "numa.kubeletRoot" -}}
 {{- default "/var/lib/kubelet" .Values.driverConfig.kubeletRootDir | clean -}}

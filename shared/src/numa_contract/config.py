@@ -18,11 +18,12 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
-from numa_contract.errors import ContractError
+from numa_contract.errors import ContractError, described, shown
 from numa_contract.models import BaseModel
 from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
 from numa_contract.pagesize import parse_page_size
@@ -38,6 +39,9 @@ class ConfigError(ContractError):
         super().__init__(f"{source}: " + "; ".join(faults))
 
 
+_TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input should be a map"}
+
+
 def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
     """Returns all that a model finds wrong, each by its place in the file; ``known`` are the keys at the top."""
     found = []
@@ -46,6 +50,9 @@ def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
         if fault["type"] == "extra_forbidden":
             at_top = known and len(fault["loc"]) == 1
             text = "unknown key" + (f"; known are {', '.join(sorted(known))}" if at_top else "")
+        elif fault["type"] not in ("missing", "value_error"):
+            text = _TYPES.get(fault["type"], f"{text[:1].lower()}{text[1:]}")
+            text = f"got {described(fault['input'])}; {text}"
         found.append(f"{'.'.join(map(str, fault['loc'])) or 'file'}: {text}")
     return found
 
@@ -63,25 +70,34 @@ def _volatile(path: str) -> str:
     return path
 
 
-def _text_only(value: object) -> object:
-    # YAML turns `reservedCPUs: 0` into a number and `1_0` into ten; only a text says what the operator meant.
-    if not isinstance(value, str | frozenset):
-        raise ValueError('must be a text, write it in quotes: "0-3"')
-    return parse_cpu_list(value) if isinstance(value, str) else value
+_NUMBER_BITS: Final = 64
 
 
-_WHOLE_BYTES: Final = re.compile(r"[0-9]+([kMGT]|[KMGT]i)?")
-# What JSON Schema cannot say (no "..", no list that runs backwards) is said when the file is read.
+def cpu_list_text(value: object) -> object:
+    """Returns the text of a CPU list that YAML has read as an integer, such as ``0``; other values unchanged."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _NUMBER_BITS
+    return str(value) if is_number else value
+
+
+def _cpu_list(value: object) -> object:
+    text = cpu_list_text(value)
+    if not isinstance(text, str | frozenset):
+        raise ValueError(f'got {described(value)}; write a CPU list in quotes, such as "0-3,8"')
+    return parse_cpu_list(text) if isinstance(text, str) else text
+
+
+_WHOLE_BYTES: Final = re.compile(r"[0-9]{1,18}([kMGT]|[KMGT]i)?")
+_LIMIT_NAME: Final = re.compile(r"memory|hugepages-[1-9][0-9]{0,8}[kmgKMG](i|[bB])?")
+_PAGE_SIZE: Final = re.compile(r"[1-9][0-9]{0,8}[KMG]i")
+# The chart's templates check what a JSON schema cannot: the order of a CPU list, "..", a NUMA node that is named twice.
 _CpuListSchema = Annotated[str, Field(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")]
 _ByteSchema = Annotated[str, Field(pattern=f"^{_WHOLE_BYTES.pattern}$")] | Annotated[int, Field(ge=0)]
-_LimitName = Annotated[
-    str, WithJsonSchema({"type": "string", "pattern": "^(memory|hugepages-[0-9]+[kmgKMG](i|[bB])?)$"})
-]
+_LimitName = Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^({_LIMIT_NAME.pattern})$"})]
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute), WithJsonSchema({"type": "string", "pattern": "^/"})]
 CpuList = Annotated[
     frozenset[int],
-    BeforeValidator(_text_only, json_schema_input_type=_CpuListSchema),
+    BeforeValidator(_cpu_list, json_schema_input_type=_CpuListSchema),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
 
@@ -98,17 +114,32 @@ Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_sc
 
 
 class Section(BaseModel):
-    """Base of the configuration: frozen, camelCase, unknown keys refused."""
+    """Base of the configuration: frozen, camelCase, unknown keys refused, and types as in the chart's schema.
+
+    A key that is null, or has nothing after its colon, is as good as left out.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: object) -> object:
+        return (
+            {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+        )
 
 
 class ReservedMemory(Section):
     """Memory of one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
 
-    numa_node: Annotated[int, Field(ge=0, strict=True)]
+    numa_node: Annotated[int, Field(ge=0)]
     limits: dict[_LimitName, Bytes]
     """Bytes by ``memory`` or ``hugepages-<size>``."""
 
@@ -116,10 +147,8 @@ class ReservedMemory(Section):
     @classmethod
     def _known_resources(cls, limits: dict[str, int]) -> dict[str, int]:
         for name in limits:
-            if name != "memory":
-                if not name.startswith("hugepages-"):
-                    raise ValueError(f"{name!r} is neither memory nor hugepages-<size>")
-                parse_page_size(name)
+            if not _LIMIT_NAME.fullmatch(name):
+                raise ValueError(f"{shown(name)} is neither memory nor hugepages-<size>, such as hugepages-2Mi")
         return limits
 
 
@@ -133,32 +162,35 @@ class SharedPool(Section):
 class MemoryProtection(Section):
     """How much memory claims may have protected from reclaim (``memoryConfig.protect``)."""
 
-    allowed: tuple[Literal["low", "min"], ...] = ("low",)
+    allowed: Annotated[tuple[Literal["low", "min"], ...], Field(strict=False)] = ("low",)
     """Kinds that a claim may ask for; none at all switches protection off."""
     max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Of the memory of a NUMA node, for all claims together."""
 
 
 def _page_size(text: str) -> str:
-    parse_page_size(text)
+    if not _PAGE_SIZE.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not the size of a page, such as 2Mi or 1Gi")
     return text
 
 
 class OnDemandPages(Section):
     """Hugepages of one size on a NUMA node that are allocated for claims, and freed afterwards."""
 
-    numa_node: Annotated[int, Field(ge=0, strict=True)]
-    size: Annotated[str, AfterValidator(_page_size), WithJsonSchema({"type": "string", "pattern": "^[0-9]+[KMG]i$"})]
-    pages: Annotated[int, Field(ge=1, strict=True)]
+    numa_node: Annotated[int, Field(ge=0)]
+    size: Annotated[
+        str, AfterValidator(_page_size), WithJsonSchema({"type": "string", "pattern": f"^{_PAGE_SIZE.pattern}$"})
+    ]
+    pages: Annotated[int, Field(ge=1)]
     """Maximum number of pages, those in use and the reserve included."""
 
 
 class HardwareErrors(Section):
     """From how many errors that the kernel counts on memory and CPUs take no new claims; 0 is never."""
 
-    uncorrected: Annotated[int, Field(ge=0, strict=True)] = 1
+    uncorrected: Annotated[int, Field(ge=0)] = 1
     """Of one counter, since the kernel counts."""
-    corrected_per_hour: Annotated[int, Field(ge=0, strict=True)] = 1000
+    corrected_per_hour: Annotated[int, Field(ge=0)] = 1000
 
 
 class Config(Section):
@@ -177,13 +209,11 @@ class Config(Section):
     """Who chooses CPUs of a group: this driver where a claim names none, or claims alone. No effect on single CPUs."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
-    reserved_memory: tuple[ReservedMemory, ...] = ()
+    reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
     """Who keeps others off claimed CPUs: the kernel where it can, the kernel or the claim is refused, or the pool."""
     shared_pool: SharedPool = SharedPool()
-    min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU, strict=True)] | None = Field(
-        default=None, alias="minSharedCPUs"
-    )
+    min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="minSharedCPUs")
     """CPUs beside the reserved ones that claims leave to everybody else; by default 1 where no CPU is reserved."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Of the CPUs that this node offers, what one claim may have."""
@@ -203,7 +233,7 @@ class Config(Section):
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
     """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
     hardware_errors: HardwareErrors = HardwareErrors()
-    hugepages_on_demand: tuple[OnDemandPages, ...] = ()
+    hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
     """Pools that the driver resizes for claims, by a helper process (ADR 23); claims need a label."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
     """A file with contents that hide those of /sys, for tests and what-if questions."""
@@ -212,7 +242,7 @@ class Config(Section):
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
-    page_port: Annotated[int, Field(ge=1, le=65535, strict=True)] | None = None
+    page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Of the page, on the loopback address of the frontend's pod; none: on the state socket alone."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -258,8 +288,7 @@ def parse_config(document: Any, source: str) -> Config:
             source, [f"{key}: spelled differently, use {right}" for key, right in sorted(misspelt.items())]
         )
     try:
-        said = {key: value for key, value in document.items() if value is not None}
         # By alias alone: the names of fields are ours, not the file's.
-        return Config.model_validate(said, by_alias=True, by_name=False)
+        return Config.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError(source, faults_of(error, known)) from error

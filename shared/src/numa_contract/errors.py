@@ -6,6 +6,7 @@ from typing import Final
 SHOWN_CHARACTERS: Final = 80
 """How much of a foreign text is shown to people."""
 _ANSWER_BYTES: Final = 1024
+_SHOWN_BITS: Final = 64
 
 
 def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
@@ -16,6 +17,30 @@ def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
     whole = text if isinstance(text, str) else str(text)
     quoted = repr(whole[:most])
     return quoted if len(whole) <= most else f"{quoted}... ({len(whole)} characters)"
+
+
+def described(value: object) -> str:
+    """Returns a value of a YAML or JSON document with its type, for a message: ``the boolean false``.
+
+    The type matters where it is not visible in the document: YAML 1.1 reads ``off`` as a boolean and 010 as 8.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            words = "on, yes and y as true" if value else "off, no and n as false"
+            return f"the boolean {str(value).lower()} (YAML reads {words})"
+        case int():
+            return f"the integer {value}" if value.bit_length() <= _SHOWN_BITS else "a very large integer"
+        case float():
+            return f"the number {value}"
+        case str():
+            return f"the text {shown(value)}"
+        case dict():
+            return "a map"
+        case list() | tuple():
+            return "a list"
+    return f"a value of type {type(value).__name__}"
 
 
 def printable(text: object) -> str:

@@ -32,8 +32,8 @@ DEPRECATED_FLAGS: Final = {
 """Flag to key. Spelled like this by the CPU peer; both services take them, and they win over the file."""
 
 
-# The words and numbers of plain scalars, as kubectl and Helm read them (go.yaml.in/yaml/v2, resolve.go). PyYAML differs:
-# there "y" and "1e3" are strings, 1:30 is a number in base 60, and 2001-01-01 is a date.
+# The words and numbers of plain scalars, as kubectl and Helm read them (go.yaml.in/yaml/v2, resolve.go). PyYAML
+# differs: it reads "y" and "1e3" as strings, 1:30 as a number in base 60, and 2001-01-01 as a date.
 _TRUE: Final = re.compile(r"(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)\Z")
 _FALSE: Final = re.compile(r"(n|N|no|No|NO|false|False|FALSE|off|Off|OFF)\Z")
 _NULL: Final = re.compile(r"(~|null|Null|NULL|)\Z")

@@ -20,7 +20,29 @@ def test_the_peers_keys_keep_their_names() -> None:
     [
         ({"reservedCpus": "0"}, "use reservedCPUs"),
         ({"nonsense": 1}, "nonsense: unknown key; known are allocator, apiVersion, "),
-        ({"reservedCPUs": 0}, "reservedCPUs: must be a text"),
+        (
+            {"reservedCPUs": False},
+            "reservedCPUs: got the boolean false (YAML reads off, no and n as false); write a CPU",
+        ),
+        ({"reservedCPUs": 0.5}, "reservedCPUs: got the number 0.5; write a CPU list in quotes"),
+        ({"reservedCPUs": 8192}, "8192 is higher than any CPU number"),
+        ({"reservedCPUs": -1}, "'-1' is neither a number nor a range"),
+        ({"reservedCPUs": 1 << 5000}, "reservedCPUs: got a very large integer; write"),
+        (
+            {"cpuQuota": False},
+            "cpuQuota: got the boolean false (YAML reads off, no and n as false); input should be 'raise'",
+        ),
+        ({"hostSlices": "off"}, "hostSlices: got the text 'off'; input should be a valid boolean"),
+        ({"minSharedCPUs": "1"}, "minSharedCPUs: got the text '1'; input should be a valid integer"),
+        (
+            {"memoryProtection": {"allowed": "low"}},
+            "memoryProtection.allowed: got the text 'low'; input should be a list",
+        ),
+        ({"sharedPool": ["grow"]}, "sharedPool: got a list; input should be a map"),
+        (
+            {"hugepagesOnDemand": [{"numaNode": 0, "size": "2M", "pages": 1}]},
+            "'2M' is not the size of a page, such as 2Mi",
+        ),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),
         ({"cdiDir": "/etc/cdi"}, "must not be below /etc"),
@@ -42,6 +64,20 @@ def test_what_is_wrong_is_named(document: object, named: str) -> None:
     with pytest.raises(ConfigError, match=r"values\.yaml") as caught:
         parse_config(document, "values.yaml")
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"sharedPool": {"grow": None}}, {"memoryProtection": {"allowed": None, "maxFraction": None}}, {"pagePort": None}],
+)
+def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
+    """At every level: ``grow:`` with nothing behind it is the default."""
+    assert parse_config(document, "f") == Config()
+
+
+def test_a_single_cpu_needs_no_quotes() -> None:
+    """YAML reads it as an integer."""
+    assert parse_config({"reservedCPUs": 8191}, "f").reserved_cpus == {8191}
 
 
 def test_all_faults_are_told_at_once() -> None:

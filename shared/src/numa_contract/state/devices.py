@@ -49,7 +49,8 @@ class CpuDocument(StateDocument):
     l3: int | None = None
     """ID of its L3 cache, -1 if it has none; left out while the CPU is offline."""
     use: str
-    """``reserved`` (for the system), ``shared`` (in the shared pool), ``claimed``, or ``offline`` (in a claim)."""
+    """``claimed``; ``pool`` (claims may have it, and containers without a claim run there); ``withheld`` (in the shared
+    pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a claim)."""
     claim_uid: str | None = None
     """UID of the claim that holds the CPU; left out if none does."""
     claim: str | None = None

@@ -18,6 +18,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change
 from dra_frontend.claims.store import ClaimStore, RecordNews
+from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
@@ -26,6 +27,7 @@ from dra_frontend.state_endpoint.application import state_application
 from dra_frontend.state_endpoint.backend_link import Bodies
 from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
+from dra_frontend.state_endpoint.views import cpu_uses_view, cpus_view
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES, RecordsAnswer
@@ -116,6 +118,21 @@ async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
         assert {key: shown.get(key) for key in fields} == fields
 
 
+def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
+    """``/v1/node`` has finer words for claimed CPUs alone; a withheld CPU is called so in both."""
+    config = Config(reserved_cpus=frozenset({0}), min_shared_cpus=2)
+    books = ledger()
+    inventory = build_inventory(WATCH.machine, config, NODE, held=books.held_cpus())
+    backend = BackendView(lambda: 0.0)
+    uses = {one.cpu: one.use for one in cpus_view(inventory, books, backend)}
+    assert set(uses.values()) == {"reserved", "claimed", "withheld", "pool"}
+    assert {cpu for cpu, use in uses.items() if use == "withheld"} == inventory.withheld_cpus
+    finer = {one.cpu: one.use for one in cpu_uses_view(inventory, books, backend)}
+    assert {cpu: use for cpu, use in finer.items() if uses.get(cpu) != "claimed"} == {
+        cpu: use for cpu, use in uses.items() if use != "claimed"
+    }
+
+
 async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
     """Machine, devices, claims, CPUs, memory, containers, lease, versions: plain JSON."""
     assert (await endpoint.get("/v1/machine"))["cpus"] == "0-7"
@@ -127,7 +144,7 @@ async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
     by_cpu = {entry["cpu"]: entry for entry in await endpoint.get("/v1/cpus")}
     assert by_cpu[0]["use"] == "reserved"
     assert by_cpu[1]["claim"] == "ns/claim-u"
-    assert by_cpu[2]["use"] == "shared"
+    assert by_cpu[2]["use"] == "pool"
     [node0] = [m for m in await endpoint.get("/v1/memory") if m["device"] == "memory-numa000"]
     assert node0["claimedBytes"] == 1 << 30
     assert node0["freeBytes"] == node0["capacityBytes"] - (1 << 30)

@@ -29,10 +29,10 @@ async def test_who_has_what(serving: bool, node: AilingNode) -> None:
         status = await asyncio.to_thread(read_status, settings)
     assert status["source"] == ("service" if serving else "files")
     assert [(one["claim"], one["cpus"]) for one in status["claims"]] == [("ns/work", "2-3")]
-    assert {use: status["cpus"][use] for use in ("reserved", "claimed", "shared")} == {
+    assert {use: status["cpus"][use] for use in ("reserved", "claimed", "pool")} == {
         "reserved": "0",
         "claimed": "2-3",
-        "shared": "1,4-7",
+        "pool": "1,4-7",
     }
     assert status["uses"] == {"exclusive": "2-3", "pool": "1,4-7", "reserved": "0"}
     assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 2

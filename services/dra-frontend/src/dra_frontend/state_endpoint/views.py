@@ -123,7 +123,8 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
 
     for cpu in inventory.machine.cpus.values():
         holder = holder_of(cpu.id)
-        use = "reserved" if cpu.id in inventory.reserved_cpus else "claimed" if holder else "shared"
+        use = "claimed" if holder else "withheld" if cpu.id in inventory.withheld_cpus else "pool"
+        use = "reserved" if cpu.id in inventory.reserved_cpus else use
         user = users.get(holder["claim_uid"]) if holder else None
         kept = {"exclusivity": user.exclusivity, **_reasons(user.pooled, user.pool_requested)} if user else {}
         yield CpuDocument(cpu=cpu.id, use=use, **_place(cpu), **holder, **kept)
@@ -141,8 +142,6 @@ def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) ->
         number, use = entry.cpu, entry.use
         if use == "claimed":
             use = use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
-        elif use == "shared":
-            use = "withheld" if number in inventory.withheld_cpus else "pool"
         fields = {**dict(entry), "use": use, **_last_place(machine.cpus.get(number) or machine.known.get(number))}
         yield PageCpu(**fields, isolcpus=True if number in machine.isolated else None)
 

@@ -181,6 +181,6 @@ def test_pages_of_host_processes_are_no_capacity(stage: Stage, machine: HostDire
     # Two samples, two seconds apart, must agree.
     wait_for("64 pages less", lambda: amount(stage, "hugepages-2m-numa001") == f"{(2048 - 64) * 2}Mi", 10.0)
     node = stage.state("/v1/machine")["numaNodes"][1]
-    assert {"pageSize": "2m", "total": 2048, "free": 1684, "heldByHost": 64} in node["hugepages"]
+    assert {"pageSize": "2Mi", "total": 2048, "free": 1684, "heldByHost": 64} in node["hugepages"]
     machine.set_pages(1, 2048, 2048 - 300)
     wait_for("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi", 15.0)

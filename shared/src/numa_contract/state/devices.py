@@ -72,7 +72,7 @@ class MemoryDocument(StateDocument):
     numa_node: int
     """ID of the NUMA node."""
     page_size: str
-    """Size of one page, such as ``4k`` or ``2m``."""
+    """Size of one page, such as ``4Ki`` or ``2Mi``."""
     hugepages: bool
     """Whether the memory consists of hugepages."""
     capacity_bytes: int

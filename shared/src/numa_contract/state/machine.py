@@ -11,7 +11,7 @@ class HugepagesDocument(StateDocument):
     """The hugepages of one size on one NUMA node."""
 
     page_size: str
-    """Size of one page, such as ``2m`` or ``1g``."""
+    """Size of one page, such as ``2Mi`` or ``1Gi``."""
     total: int
     """Number of pages of the kernel's pool, surplus pages included."""
     free: int

@@ -78,7 +78,7 @@ class PageClaimMemory(StateDocument):
     bytes: int
     """Memory in bytes."""
     page_size: str
-    """Size of one hugepage, such as ``2m``; empty for memory without hugepages."""
+    """Size of one hugepage, such as ``2Mi``; empty for memory without hugepages."""
 
 
 class PageClaim(StateDocument):

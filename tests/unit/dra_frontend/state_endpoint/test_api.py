@@ -146,7 +146,7 @@ async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
     assert by_cpu[1]["claim"] == "ns/claim-u"
     assert by_cpu[2]["use"] == "pool"
     [node0] = [m for m in await endpoint.get("/v1/memory") if m["device"] == "memory-numa000"]
-    assert node0["claimedBytes"] == 1 << 30
+    assert (node0["claimedBytes"], node0["pageSize"]) == (1 << 30, "4Ki")
     assert node0["freeBytes"] == node0["capacityBytes"] - (1 << 30)
     assert (node0["reservedBytes"], node0["reservedAs"][:4]) == (256 << 20, "1/20")
     assert (await endpoint.get("/v1/version"))["node"] == NODE

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from numa_contract import __version__
-from numa_contract.pagesize import parse_page_size, short_page_size
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_contract.state.node import (
@@ -88,7 +88,7 @@ def _claim(records: list[AllocationRecord], enforced: EnforcedDocument) -> PageC
         PageClaimMemory(
             numa_node=part.numa_node,
             bytes=part.size,
-            page_size=short_page_size(part.page_bytes) if part.hugepages else "",
+            page_size=kubernetes_page_size(part.page_bytes) if part.hugepages else "",
         )
         for record in records
         for part in record.memory

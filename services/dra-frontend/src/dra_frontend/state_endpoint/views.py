@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numa_contract import __version__
-from numa_contract.pagesize import short_page_size
+from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.records import RECORD_VERSION, MemoryAllocation
 from numa_contract.reports import REPORT_VERSION
 from numa_contract.state import STATE_VERSION
@@ -66,7 +66,7 @@ def _node_view(machine: Machine, node: NumaNode, host_pages: Mapping[PageKey, in
         distances=node.distances,
         hugepages=tuple(
             HugepagesDocument(
-                page_size=short_page_size(pool.page_bytes),
+                page_size=kubernetes_page_size(pool.page_bytes),
                 total=pool.total,
                 free=pool.free,
                 held_by_host=host_pages.get((node.id, pool.page_bytes), 0),
@@ -176,7 +176,7 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
         MemoryDocument(
             device=name,
             numa_node=what.numa_node,
-            page_size=short_page_size(what.page_bytes),
+            page_size=kubernetes_page_size(what.page_bytes),
             hugepages=what.hugepages,
             capacity_bytes=capacity,
             claimed_bytes=claimed.get(name, 0),

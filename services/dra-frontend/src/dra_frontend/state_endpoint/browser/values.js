@@ -59,7 +59,7 @@ export function sizeOf(bytes) {
 
 /** Returns what the memory of a device or a part of a claim is called. */
 export function kindOf(pageSize) {
-  return pageSize ? `hugepages-${pageSize.toUpperCase()}i` : "memory";
+  return pageSize ? `hugepages-${pageSize}` : "memory";
 }
 
 /** Groups a list by a key, in the order in which keys first appear. */

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/concepts.md explains each word that the driver shows or that other pages use with a meaning of its own."""
+
+import re
+
+import pytest
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
+from numa_contract.state.words import USES
+
+from tests.chart.helm import CHART
+
+PAGE = (CHART.parents[1] / "docs/concepts.md").read_text()
+WORDS = (
+    *("audit", "claim", "device", "exclusive", "held", "hook", "isolated", "journal", "lease", "partition"),
+    *("pod-shared", "quarantine", "record", "reserved", "shared pool", "standby", "tick", "withheld"),
+)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_has_an_anchor_and_a_text(word: str) -> None:
+    """Other pages link to ``concepts.md#word``."""
+    glossary = PAGE.split("## Glossary")[1].split("## See also")[0]
+    texts = dict(re.findall(r"^### (.+)\n\n((?:(?!^#).*\n)+)", glossary, re.MULTILINE))
+    assert sorted(texts) == sorted(WORDS)
+    assert len(texts[word].split()) > 20
+
+
+def test_uses_of_cpus_are_explained() -> None:
+    """The words of the page and of ``/v1/cpus``, apart from those that Linux defines."""
+    assert {use for use in USES if f"`{use}`" not in PAGE and f"### {use}" not in PAGE} == {"offline"}
+    assert "`claimed`" in PAGE
+
+
+def test_spellings_of_page_sizes_are_the_codes() -> None:
+    """Each spelling of the table is one that the driver reads, and the first two are those that it writes."""
+    table = PAGE.split("## How sizes are written")[1].split("\n\n")[2]
+    spellings = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    size = 2 << 20
+    assert [parse_page_size(one) for one in spellings] == [size] * 4
+    assert spellings[:2] == [kubernetes_page_size(size), short_page_size(size)]

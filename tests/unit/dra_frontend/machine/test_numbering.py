@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Literal
 
 import pytest
 from dra_frontend.devices.inventory import build_inventory
@@ -16,7 +17,7 @@ from numa_contract.config import Config
 
 from tests.rigs.trees import NAMES, MemoryTree, captured, offline
 
-GROUPED = ("l3", "socket", "numanode")
+GROUPED: tuple[Literal["l3", "socket", "numanode"], ...] = ("l3", "socket", "numanode")
 
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:

@@ -58,7 +58,12 @@ def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch:
     (directory / "two").write_text("2")
     tree, resolved = HostTree(tmp_path), list[str]()
     readlink = os.readlink
-    monkeypatch.setattr(os, "readlink", lambda path: resolved.append(path) or readlink(path))
+
+    def counted(path: str) -> str:
+        resolved.append(path)
+        return readlink(path)
+
+    monkeypatch.setattr(os, "readlink", counted)
     assert (tree.read("/sys/node/one"), len(resolved)) == ("1", 3)
     assert [tree.read("/sys/node/two"), tree.read("/sys/node/gone"), tree.names("/sys/node")] == [
         "2",

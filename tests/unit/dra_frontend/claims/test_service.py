@@ -66,7 +66,7 @@ async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.L
     api.add(claim("u", cpus(9)))
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
-    assert logged["claim"] == "claim ns/claim-u (u)"
+    assert logged["claim"] == "ns/claim-u"
     assert "9 CPUs wanted" in logged["error"]
 
 
@@ -292,7 +292,7 @@ async def test_prepared_claims_are_logged_with_their_resources(
     (logged,) = [one.__dict__ for one in caplog.records if one.msg == "prepared"]
     assert {key: logged[key] for key in ("driver", "claim", "uid", "cpus", "memory")} == {
         "driver": "dra.cpu",
-        "claim": "claim ns/claim-u",
+        "claim": "ns/claim-u",
         "uid": "u",
         "cpus": format_cpu_list(node.cpus("u")),
         "memory": {},

@@ -259,5 +259,5 @@ async def test_a_kill_without_a_cgroup_is_logged_and_raises_nothing(
     starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer._auditor.host, node.kernel)
     error = Problem("its cgroup path makes no sense", BackendCode.CGROUP_UNKNOWN)
     assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error=error)))
-    assert "cannot be killed" in caplog.text
+    assert "cannot kill rejected container" in caplog.text
     assert node.kernel.written == []

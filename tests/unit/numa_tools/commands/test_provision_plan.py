@@ -95,14 +95,14 @@ def test_contradictions_are_refused() -> None:
     ("document", "text"),
     [
         (None, "file: "),
-        ({"kind": "Pod", "spec": {"pages": []}}, "kind: Input should be 'HugePageProvision'"),
+        ({"kind": "Pod", "spec": {"pages": []}}, "kind: got the text 'Pod'; input should be 'HugePageProvision'"),
         (file({"size": "2M"}), "spec.pages.0.count: Field required"),
-        (file({"size": "2M", "count": -1}), "spec.pages.0.count: Input should be greater than or equal to 0"),
-        (file({"size": "2M", "count": "2"}), "spec.pages.0.count: Input should be a valid integer"),
+        (file({"size": "2M", "count": -1}), "spec.pages.0.count: got the integer -1; input should be greater"),
+        (file({"size": "2M", "count": "2"}), "spec.pages.0.count: got the text '2'; input should be a valid integer"),
         (file({"size": 2, "count": 2}), "spec.pages.0.size: must be a text such as 2Mi"),
         (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
         (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
-        (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: Input should be greater"),
+        (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: got the integer -1; input should be greater"),
         (
             {"kind": "HugePageProvision", "spec": {"pages": [], "defaultHugepagesSize": "1Q"}},
             "spec.defaultHugepagesSize: '1Q' is none",

@@ -349,7 +349,7 @@ async def test_a_fault_in_a_check_hides_no_other() -> None:
 
 def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2 is for what the command was given, and one line says what."""
-    (tmp_path / "config.yaml").write_text("reservedCPUs: 0\n")
+    (tmp_path / "config.yaml").write_text("reservedCPUs: 0.5\n")
     for command in ("doctor", "status"):
         assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
         assert "reservedCPUs" in capsys.readouterr().err

@@ -148,7 +148,7 @@ class NodeClaims:
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory
-            needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
+            needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.others else frozenset()
             others = await self.other_devices.read(needed) if needed else NO_OTHERS
             return parse_driver_claim(view, driver, inventory, self.config, counted=counted, others=others)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim

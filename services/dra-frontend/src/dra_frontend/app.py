@@ -21,6 +21,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from numa_contract import __version__
+from numa_contract.config import Config
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS, pool_socket_path
 from numa_contract.state.status import Notice, StatusCode
 from numa_node.addresses import SocketPathError
@@ -88,40 +89,40 @@ class Service:
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
         self.node, self.instance = node, f"{settings.pod_uid}/{uuid4().hex[:8]}"
-        run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
-        self.run_directory = run_directory
-        self.backend = BackendView(time.monotonic, config)
+        self.run_directory, self.page_port = run_directory, config.page_port
+
         self.telemetry = Telemetry()
         self.metrics = self.telemetry.render
         self.readiness = Readiness[Notice]()
         self.guard = Guard()
         self._complaints = Complaints(_log)
+        self.pod_warnings: tuple[Notice, ...] = ()
+        """Faults of the pod that the preflight found and that the service works without."""
+        self._reported: list[NodeCondition] = []
+        """The backend's conditions of the Node, as it reported them last."""
         self.recorder = EventRecorder(client, node)
         self.node_events = NodeEvents(self.recorder, node, self.instance)
-        metadata = MetadataFiles(
-            str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
-        )
-        files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
-        self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
+
+        # The state of the node: reports of the backend, claims, and the machine with its devices.
+        self.backend = BackendView(time.monotonic, config)
+        metadata = self._metadata_files(config)
+        self.store = self._claim_store(config, metadata)
         self.node_status = NodeStatus(partial(client.get_node, node), needed=not is_explicit(config))
-        trees = open_host(settings), HostTree(config.cgroup_root)
-        self.watch = MachineWatch(
-            *trees, config, node, lambda: self.store.ledger, reserve=lambda: self.node_status.reserved_memory
-        )
-        self.page_port = config.page_port
-        self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
-        client.claim_observers.append(self.device_status.observe)
+        self.watch = self._machine_watch(settings)
+        self.shortages = Shortages()
         self.publishers = {
             driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))
             for driver in DRIVERS
         }
-        counted = config.publish_node_allocatable_resource_mapping
+
+        # The claims service and what follows the claims in the background.
         kubelet = NodeCapabilities(self.publishers, self.node_status)
         self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
+        self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
+        client.claim_observers.append(self.device_status.observe)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
-        self.shortages = Shortages()
         self.on_demand = self._hugepages_on_demand(settings, client) if config.hugepages_on_demand else None
         self.claims = NodeClaims(
             claim_reader=client,
@@ -135,17 +136,32 @@ class Service:
             config=config,
             shortages=self.shortages,
         )
+
+        # Towards the kubelet, the scheduler and Prometheus.
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        self.offer = Offer(node, boards, self.publishers, counted=counted)
+        mapped = config.publish_node_allocatable_resource_mapping
+        self.offer = Offer(node, boards, self.publishers, counted=mapped)
         self.plugins, sockets = self._kubelet_plugins(settings, boards)
-        self.leftovers = Leftovers(run_dir, frozenset({*sockets, run_directory.state_socket.parent}), sockets)
+        own = frozenset({*sockets, run_directory.state_socket.parent})
+        self.leftovers = Leftovers(Path(config.run_dir), own, sockets)
         self._next_sweep = 0.0
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
-        self._reported: list[NodeCondition] = []
-        """The backend's conditions of the Node, as it reported them last."""
-        self.pod_warnings: tuple[Notice, ...] = ()
-        """Faults of the pod that the preflight found and that the service works without."""
+
+    def _metadata_files(self, config: Config) -> MetadataFiles:
+        plugins = Path(config.kubelet_root_dir) / "plugins"
+        return MetadataFiles(str(plugins), enabled=config.device_metadata, failed=self.telemetry.no_metadata)
+
+    def _claim_store(self, config: Config, metadata: MetadataFiles) -> ClaimStore:
+        run_dir = Path(config.run_dir)
+        files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
+        return ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
+
+    def _machine_watch(self, settings: Settings) -> MachineWatch:
+        """Returns the machine, which is read with the kubelet's reserve and the CPUs of the present claims."""
+        trees = open_host(settings), HostTree(settings.config.cgroup_root)
+        ledger, reserve = lambda: self.store.ledger, lambda: self.node_status.reserved_memory
+        return MachineWatch(*trees, settings.config, settings.node_name, ledger, reserve=reserve)
 
     def _kubelet_plugins(
         self, settings: Settings, boards: Mapping[str, HealthBoard]

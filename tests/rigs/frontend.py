@@ -166,7 +166,7 @@ class Frontend:
     def report(self, **values: Any) -> ContainerReport:
         """A container is reported."""
         told = report(**values)
-        self.backend.containers[told.id] = told
+        self.backend.containers = {**self.backend.containers, told.id: told}
         self.changed()
         return told
 

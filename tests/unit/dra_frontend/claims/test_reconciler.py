@@ -5,11 +5,13 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.reconciler import SWEEP_SECONDS, Reconciler
+from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
@@ -55,11 +57,29 @@ async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
         assert owner(node) == ("pod-1", expected)
 
 
+async def test_reports_without_a_change_are_followed_once(node: Frontend) -> None:
+    """The backend renews its lease every six seconds, and a node has hundreds of containers."""
+
+    class Counted(dict[str, ContainerReport]):
+        reads = 0
+
+        def values(self) -> Any:
+            self.reads += 1
+            return super().values()
+
+    node.report(claims=[USE])
+    node.backend.containers = reports = Counted(node.backend.containers)
+    assert await node.reconciler.follow_reports()
+    read = reports.reads
+    assert await node.reconciler.follow_reports()
+    assert reports.reads == read > 0
+
+
 async def test_nobody_takes_over_while_reports_are_incomplete(node: Frontend) -> None:
     """A backend that has just come back has not told of every container yet."""
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
-    del node.backend.containers["i"]
+    node.backend.containers = {}
     node.backend.status = None
     node.report(id="c", name="work", claims=[USE])
     await node.reconciler.follow_reports()

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
 from numa_contract.config import Config
+from numa_contract.names import ClaimKey
 from numa_contract.reports import BackendStatus, ClaimUse
 
 from tests.rigs.builders import NODE, claim, cpus, memory, record, report
@@ -68,6 +70,30 @@ async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Fronten
     assert again.file("u").exists()
     assert (await again.prepare("v")).error is not None
     assert node.api.lists == []
+
+
+async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is lost. It is searched again after a new report or a change of the records, and after a loss."""
+    searched, lost = list[Ledger](), Ledger.lost
+
+    def search(ledger: Ledger) -> dict[ClaimKey, str]:
+        searched.append(ledger)
+        return lost(ledger)
+
+    monkeypatch.setattr(Ledger, "lost", search)
+
+    async def searches() -> bool:
+        before = len(searched)
+        await node.recovery.round()
+        return len(searched) > before
+
+    assert [await searches(), await searches()] == [True, False]
+    node.report()
+    assert [await searches(), await searches()] == [True, False]
+    assert (await node.unprepare("u")).error is None
+    assert [await searches(), await searches()] == [True, False]
+    node.report(unknownClaims=[use("x", frozenset({2}))])
+    assert [await searches(), await searches()] == [True, True]
 
 
 @pytest.mark.fault("frontend A8")
@@ -245,7 +271,7 @@ async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
     await node.recovery.round()
     assert (await node.prepare("b", "dra.memory")).error is None
     assert api.lists == ["ns"]
-    node.backend.containers.clear()
+    node.backend.containers = {}
     node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
     await node.recovery.round()
     assert node.store.ledger.answered == {("dra.memory", "another"): {}}, (
@@ -308,7 +334,7 @@ async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(
     if other == "released":
         second.report(claims=[{"uid": "v", "driver": "dra.cpu"}])
         await second.unprepare("v")
-        node.backend.containers.update(second.backend.containers)
+        node.backend.containers = {**node.backend.containers, **second.backend.containers}
     await node.look()
     assert not node.file("u").exists()
     node.api.documents["claim-u"] = good

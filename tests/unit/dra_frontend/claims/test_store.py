@@ -378,9 +378,31 @@ async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> Non
     assert node.store.ledger.claimed_bytes() == {"d": 64 << 20}
     later = Frontend(node.root, enforced=False)
     assert await later.store.transact(lambda t: t.ledger.claimed_bytes()) == {"d": 64 << 20}
-    del node.backend.containers["c"]
+    node.backend.containers = {}
     await node.look()
     assert node.store.ledger.claimed_bytes() == {}
+
+
+async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Frontend) -> None:
+    """Regular work is skipped as long as it is. A scan of all files is no change."""
+    await write(node)
+    node.report(**USES)
+    for change in (
+        lambda: node.report(id="d"),
+        lambda: write(node, "u2", frozenset({3})),
+        lambda: release(node, "u2"),
+        lambda: release(node),
+    ):
+        await node.look()
+        before = node.store.ledger
+        await node.store.transact(lambda _: None, thorough=True)
+        assert node.store.ledger is before
+        done = change()
+        if asyncio.iscoroutine(done):
+            await done
+        assert node.store.ledger is not before
+    assert node.store.ledger.releasing.keys() == {("dra.cpu", "u1")}
+    assert len(node.store.ledger.containers) == 2
 
 
 async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:

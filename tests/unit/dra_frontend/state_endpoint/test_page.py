@@ -100,7 +100,7 @@ def test_problems_come_faults_first_and_once() -> None:
     """What keeps the node from working before what an operator should know; the same sentence is said once."""
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
-    state.backend.containers["r"] = report("r", refused="CPU 3 is gone; delete the claim")
+    state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone; delete the claim")}
     problems = document(state)["problems"]
     assert [one["level"] for one in problems] == sorted(one["level"] for one in problems)
     texts = [one["text"] for one in problems]

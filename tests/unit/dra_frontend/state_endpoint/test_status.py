@@ -40,7 +40,7 @@ def lease(state: NodeState, **changes: Any) -> None:
 
 def test_a_node_on_which_everything_works(state: NodeState) -> None:
     """Ready, live, and nothing to list but claims whose containers run elsewhere."""
-    state.backend.containers.clear()
+    state.backend.containers = {}
     state.hold()
     found = status_view(state)
     assert (found.ready, found.live, found.problems, found.warnings, found.left_out) == (True, True, (), (), 0)
@@ -77,7 +77,7 @@ def test_a_problem_of_the_backend_has_the_code_of_its_cause(
     state: NodeState, reported: tuple[str, ...], shown: list[str]
 ) -> None:
     """A problem without a code, or with a code that this release does not have, is still shown."""
-    state.backend.containers.clear()
+    state.backend.containers = {}
     state.hold()
     lease(state, problems=("no cgroup has the CPUs 4-5", "something else"), problem_codes=reported)
     found = status_view(state).problems
@@ -92,7 +92,7 @@ def test_problems_of_the_node_come_first(state: NodeState) -> None:
     state.watch.problem = "sysfs is gone"
     lease(state, problems=("irqbalance moves interrupts back",))
     state.store.quarantined["x.json"] = "is not JSON"
-    state.backend.containers["r"] = report("r", refused="CPU 3 is gone")
+    state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone")}
     found = status_view(state)
     assert codes(found.problems) == [
         StatusCode.NOT_REGISTERED,
@@ -145,7 +145,7 @@ def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
 def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
     """The texts of the problems that make the pod unready, and of the warnings; the page has all, with codes."""
     state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
-    state.backend.containers["r"] = report("r", refused="CPU 3 is gone")
+    state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone")}
     found = status_view(state)
     lines = bytes(probe_endpoints(state)["/readyz"]().body).decode().splitlines()
     assert lines == [

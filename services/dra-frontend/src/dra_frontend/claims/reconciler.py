@@ -54,6 +54,8 @@ class Reconciler:
     _backend: BackendView
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
+    _done: object = None
+    """The reports for which nothing was left to do."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
@@ -74,6 +76,8 @@ class Reconciler:
         Returns False if that was not possible for all of them.
         """
         complete, containers = True, self._backend.containers
+        if containers is self._done:
+            return True
         self._followed = {known: report for known, report in self._followed.items() if known in containers}
         for report in list(containers.values()):
             # Tested first, since most containers of a node have no claim.
@@ -88,6 +92,7 @@ class Reconciler:
             if followed:
                 self._followed[report.id] = report
             complete &= followed
+        self._done = containers if complete else None
         return complete
 
     async def _follow(self, report: ContainerReport) -> bool:

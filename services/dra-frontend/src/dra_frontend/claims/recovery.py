@@ -25,6 +25,7 @@ from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, until_tick
 
 from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import Refused, claim_of, name_of, parse_claim, uid_of
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -97,6 +98,8 @@ class Recovery:
     """Lost claims without a name that remain after the last list of all claims."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
     """The backend's last report when the container of a lost claim was found to be on CPUs of another claim."""
+    _intact: Ledger | None = None
+    """The ledger of the last round, if nothing was lost and no records overlapped."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
@@ -130,11 +133,12 @@ class Recovery:
 
     async def round(self) -> None:
         """Asks for what is lost and due, and writes what can be rebuilt. Raises OSError."""
-        if not self._backend.live:
+        if not self._backend.live or (ledger := self._store.ledger) is self._intact:
             return
-        await self._part_overlaps()
+        overlapping, all_lost = await self._part_overlaps(), self._store.ledger.lost()
+        self._intact = None if overlapping or all_lost or ledger.absent else ledger
         unconfirmed = self._store.unconfirmed
-        lost = {key: namespace for key, namespace in self._store.ledger.lost().items() if key not in unconfirmed}
+        lost = {key: namespace for key, namespace in all_lost.items() if key not in unconfirmed}
         due = self._take_due(lost)
         named = {key: name for key in due if (name := self._store.name(key))[1]}
         turns = asyncio.Semaphore(_AT_ONCE)
@@ -266,13 +270,15 @@ class Recovery:
         await self._store.transact(partial(_learn, names=names, unusable=unusable))
         self._listed = self._nameless()
 
-    async def _part_overlaps(self) -> None:
+    async def _part_overlaps(self) -> bool:
+        """Sets one of two records with the same CPUs aside if this instance leads. Returns False if there are none."""
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
             await self._store.transact(_part_overlaps)
         elif not pairs:
             self._complaints.well("overlap")
+        return bool(pairs)
 
 
 class _ContestedError(Refused):

@@ -86,7 +86,9 @@ class ClaimStore:
     _backend: BackendView
     _metadata: MetadataFiles = field(default_factory=MetadataFiles)
     _ledger: Ledger = field(default_factory=partial(Ledger, {}))
-    """The ledger as of the last transaction, without containers."""
+    """The ledger as of the last transaction, without containers; the same object as before if it has not changed."""
+    _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
+    """The last value of ``ledger``, after the ledger without containers and the containers that it was made from."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
@@ -97,8 +99,14 @@ class ClaimStore:
 
     @property
     def ledger(self) -> Ledger:
-        """Returns who holds what, as of the last transaction and the latest reports."""
-        return replace(self._ledger, containers=tuple(self._backend.containers.values()))
+        """Returns who holds what, as of the last transaction and the latest reports.
+
+        It is the same object as before while neither has changed, so that regular work can be skipped.
+        """
+        base, containers = self._ledger, self._backend.containers
+        if base is not self._latest[0] or containers is not self._latest[1]:
+            self._latest = base, containers, replace(base, containers=tuple(containers.values()))
+        return self._latest[2]
 
     @property
     def journal_lost(self) -> bool:
@@ -251,7 +259,9 @@ class ClaimStore:
             return change(transaction)
         finally:
             self._write_journal(transaction)
-            self._ledger, self._present = replace(transaction.ledger, containers=()), transaction.present
+            ledger, self._present = replace(transaction.ledger, containers=()), transaction.present
+            if ledger.files is not self._ledger.files or ledger != self._ledger:
+                self._ledger = ledger
 
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool

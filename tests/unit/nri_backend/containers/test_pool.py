@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.pool import Pool, divide
+from nri_backend.containers.pool import Pool, claimed_cpus, divide
 from nri_backend.containers.state import weight
 from nri_backend.node.model import Host
 from numa_contract.cdi import ClaimFile
@@ -42,7 +42,8 @@ def divided(
 ) -> Pool:
     """Divides eight CPUs on a kernel that supports partitions."""
     config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
-    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, filter(None, map(weight, by)))
+    host = Host(parse_cpu_list("0-7"), (), partitions=True)
+    return divide(config, host, claimed_cpus(claims), filter(None, map(weight, by)))
 
 
 @given(CPUS, CPUS, CPUS)
@@ -51,7 +52,7 @@ def test_without_partitions_the_pool_contains_no_claimed_cpu(
 ) -> None:
     """The pool contains online CPUs only, and all of them that are neither reserved nor claimed."""
     claims = [ClaimFile("dra.cpu", "a", None, held)]
-    pool = divide(Config(reserved_cpus=reserved), Host(online), claims, ()).shared
+    pool = divide(Config(reserved_cpus=reserved), Host(online), claimed_cpus(claims), ()).shared
     assert not pool & held
     assert pool <= online
     assert pool == online - reserved - held or not online - reserved - held
@@ -72,7 +73,7 @@ def test_the_pool_is_the_reserved_cpus_when_all_others_are_claimed(
     """Without reserved CPUs, or if these are offline, the pool is empty."""
     claims = [ClaimFile("dra.cpu", "a", None, parse_cpu_list(held))]
     config = Config(reserved_cpus=parse_cpu_list(reserved))
-    assert divide(config, Host(parse_cpu_list(online)), claims, ()).shared == parse_cpu_list(pool)
+    assert divide(config, Host(parse_cpu_list(online)), claimed_cpus(claims), ()).shared == parse_cpu_list(pool)
 
 
 A, B = claim("a", "2-3"), claim("b", "4-5")

@@ -12,7 +12,7 @@ from nri_backend.containers.admission import overlapping
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.plan import cpuset_of, misplaced
-from nri_backend.containers.pool import divide
+from nri_backend.containers.pool import claimed_cpus, divide
 from nri_backend.containers.state import NodeState, weight
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
 from nri_backend.node.model import Host
@@ -345,7 +345,8 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
         own = [tracked.entitlement.cpus for tracked in running if tracked.entitlement.cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held
-        assert state.pool == divide(state.config, state.host, state.files.values(), filter(None, map(weight, state)))
+        claims = claimed_cpus(state.files.values())
+        assert state.pool == divide(state.config, state.host, claims, filter(None, map(weight, state)))
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             desired = cpuset_of(state, tracked)

@@ -20,6 +20,7 @@ which include the held ones (docs/adr/0013-partitions.md). A container's own par
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -42,8 +43,8 @@ class NodeClaims(Claims):
     def __init__(self, lives: Callable[[Owner], bool]) -> None:
         """``lives`` is as in Claims."""
         super().__init__(lives=lives)
-        self.with_cpus: list[ClaimFile] = []
-        """Files of the claims that contain CPUs."""
+        self.cpus = claimed_cpus(())
+        """CPUs of all claims."""
         self.fallbacks: dict[ClaimKey, Problem] = {}
         """CPU claims that the shared pool enforces although the kernel could, with the reason."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
@@ -59,8 +60,9 @@ class NodeClaims(Claims):
         before = self.files
         changed = self._set_files(files)
         pods = _cpus_by_pod(file for key in changed for file in (before.get(key), files.get(key)) if file)
-        self.with_cpus = [file for file in files.values() if file.cpus]
-        self.cpus_by_pod = _cpus_by_pod(self.with_cpus)
+        with_cpus = [file for file in files.values() if file.cpus]
+        self.cpus = claimed_cpus(with_cpus)
+        self.cpus_by_pod = _cpus_by_pod(with_cpus)
         self.counted_by_pod = _counted_by_pod(self.known.values())
         self.fallbacks = {key: reason for key, reason in self.fallbacks.items() if key in files}
         return changed, set(pods)
@@ -124,6 +126,29 @@ def _counted_by_pod(claims: Iterable[Held | str]) -> dict[str, dict[ClaimKey, Co
     return counted
 
 
+class ClaimedCpus(NamedTuple):
+    """The CPUs of claims, as divide() needs them. They only change with the claim files."""
+
+    all: frozenset[int]
+    """CPUs of all claims."""
+    unpartitionable: frozenset[int]
+    """CPUs of claims that only the pool can enforce: several containers may share them, their container also uses the
+    pool, or their record cannot be read."""
+    by_claim: Mapping[ClaimKey, frozenset[int]]
+
+
+def claimed_cpus(files: Collection[ClaimFile]) -> ClaimedCpus:
+    """Returns the CPUs of the claims in these files."""
+    by_claim = {(file.driver, file.uid): file.cpus for file in files}
+    shared = [file.cpus for file in files if not _for_one_container(file)]
+    return ClaimedCpus(frozenset().union(*by_claim.values()), frozenset().union(*shared), by_claim)
+
+
+def _for_one_container(file: ClaimFile) -> bool:
+    record = file.record
+    return record is not None and record.sharing != "pod" and not record.shared_cpus
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The division of the node's CPUs."""
@@ -182,7 +207,7 @@ class Pool:
 def divide(
     config: Config,
     host: Host,
-    files: Collection[ClaimFile],
+    claims: ClaimedCpus,
     weights: Iterable[Weight],
     fallbacks: Collection[ClaimKey] = (),
 ) -> Pool:
@@ -191,20 +216,17 @@ def divide(
     ``weights`` contains the weight of each container that has CPUs of its own, ``fallbacks`` the claims that the pool
     enforces although a partition could.
     """
+    # Each start of a partition repeats this, so no claim file is looked at.
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
     weights = list(weights)
     partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))
-    held = frozenset().union(
-        *(file.cpus for file in files if not (by_kernel and _for_one_container(file, fallbacks))),
-        *(cpus for cpus, partition in weights if not (by_kernel and partition)),
-    )
-    reserved = (host.online & config.reserved_cpus) - held
-    pool = Pool(host.online - config.reserved_cpus - held, reserved, held, partitioned, by_kernel)
-    pool = replace(pool, claimed=partitioned.union(held, *(file.cpus for file in files)))
+    if by_kernel:
+        fallen_back = (claims.by_claim[key] for key in fallbacks if key in claims.by_claim)
+        members = (cpus for cpus, partition in weights if not partition)
+        held = claims.unpartitionable.union(*fallen_back, *members)
+    else:
+        held = claims.all.union(*(cpus for cpus, _ in weights))
+    reserved, unreserved = (host.online & config.reserved_cpus) - held, host.online - config.reserved_cpus - held
+    claimed = claims.all | held | partitioned
+    pool = Pool(unreserved, reserved, held, partitioned, by_kernel, claimed)
     return replace(pool, shared=pool.without_claim(frozenset(), own_pod=False))
-
-
-def _for_one_container(file: ClaimFile, fallbacks: Collection[ClaimKey]) -> bool:
-    record = file.record
-    alone = record is not None and record.sharing != "pod" and not record.shared_cpus
-    return alone and (file.driver, file.uid) not in fallbacks

@@ -339,7 +339,7 @@ class NodeState:
         self._notify()
         if not self._replacing:
             before, weights = self.pool.shared, self.containers.weights.values()
-            self.pool = divide(self.config, self.host, self.claims.with_cpus, weights, self.claims.fallbacks)
+            self.pool = divide(self.config, self.host, self.claims.cpus, weights, self.claims.fallbacks)
             if before != self.pool.shared:
                 pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.pool.shared)}
                 _log.info("shared pool changed", extra=pool)

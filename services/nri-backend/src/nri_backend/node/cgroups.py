@@ -138,11 +138,13 @@ class CgroupTree:
         Raises CgroupGoneError, MissingFileError or CgroupAccessError.
         """
         try:
-            # This takes two thirds of the time of open() and read() on a file object.
+            # This takes two thirds of the time of open() and read() on a file object. One read() returns the content of
+            # a file that fits into its buffer: the kernel formats it as one record, and returns no part of a record
+            # (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a record; only the first one matters.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = piece = os.read(descriptor, _PIECE_BYTES)
-                while piece:
+                while len(piece) == _PIECE_BYTES:
                     data += (piece := os.read(descriptor, _PIECE_BYTES))
             finally:
                 os.close(descriptor)

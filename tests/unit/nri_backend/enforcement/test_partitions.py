@@ -395,7 +395,7 @@ def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
-    assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+    assert "cpuset.cpus.exclusive: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
     assert [record.message for record in caplog.records] == ["cannot remove partition"]
 
 

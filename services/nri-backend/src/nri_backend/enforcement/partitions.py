@@ -81,7 +81,11 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     try:
         present = tree.read(path, PARTITION)
         if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
-            _make(tree, path, kind, cpus, valid=present in ("root", "isolated"))
+            if present not in (_MEMBER, "root", "isolated"):
+                # An invalid partition must become a member first: writing the type again would move it off its CPUs.
+                tree.write(path, PARTITION, _MEMBER)
+            with sys_admin():
+                _make(tree, path, kind, cpus)
         left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
     except CgroupAccessError as error:
         reason = error.problem
@@ -97,10 +101,9 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     return reason
 
 
-def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int], *, valid: bool) -> None:
-    if not valid:
-        # An invalid partition must become a member first: writing the type again would move it off its CPUs.
-        tree.write(path, PARTITION, _MEMBER)
+def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> None:
+    # The kernel requires the capability for the partition, and for the CPUs that a valid partition gains
+    # (remote_cpus_update()).
     try:
         _keep(tree, path, cpus)
     except CgroupAccessError:
@@ -109,8 +112,7 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         _keep(tree, path, cpus)
     if not tree.populated(path):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
-    with sys_admin():
-        tree.write(path, PARTITION, kind)
+    tree.write(path, PARTITION, kind)
 
 
 def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
@@ -121,9 +123,7 @@ def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
         if not cpus <= present:
             tree.write(group, EXCLUSIVE, format_cpu_list(cpus | present))
     if tree.read_set(path, EXCLUSIVE) != cpus:
-        # The kernel requires the capability for the CPUs that a valid partition gains, too (remote_cpus_update()).
-        with sys_admin():
-            tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
+        tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
 
 
 def _unmake(tree: CgroupTree, path: str) -> None:

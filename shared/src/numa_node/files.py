@@ -54,11 +54,15 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
     directory, _, name = path.rpartition("/")
     temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
-            file.write(data)
-            file.flush()
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(descriptor, left) :]
             if sync:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.rename(temporary, path)  # noqa: PTH104
     except OSError:
         if os.path.lexists(temporary):

@@ -31,6 +31,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 from numa_contract.backend_codes import BackendCode
@@ -39,7 +40,7 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError, cut_answer
 from numa_contract.records import Document, check_version
 from numa_node.files import read_regular, replace_file
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nri_backend.claims.authorization import read_evidence
 from nri_backend.claims.entitlement import Held
@@ -72,7 +73,7 @@ _log = logging.getLogger(__name__)
 class EnforcementRecord(BaseModel):
     """The claims that were applied to one container's cgroup. Instances are written or read, and not retained."""
 
-    model_config = Document.model_config
+    model_config = ConfigDict({**Document.model_config, "frozen": False})
 
     version: int = VERSION
     container: str
@@ -106,8 +107,13 @@ class _StartRecord:
     """A record that is written by the job of a start, in the worker's thread. record() handles the result later."""
 
     content: _Content
+    record: EnforcementRecord
     results: dict[str, OSError | None] | None = None
     """Results of EnforcementRecords.write(). None before the write, and empty once record() has handled them."""
+
+    def write(self, records: "EnforcementRecords") -> None:
+        """Writes the record. Blocks."""
+        self.results = records.write([self.record])
 
 
 class KubeletPins(Document):
@@ -139,7 +145,7 @@ class EnforcementRecords:
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
-        """Writes records, each with the present inode of its cgroup if it names one.
+        """Sets the inode of each record that names a cgroup to the present one, and writes the record.
 
         Returns the error of each record by container id, or None for a record that was written. It is also an error if
         a record is too large to be read again. Records whose cgroup is gone, and those of invalid ids, are left out.
@@ -150,12 +156,17 @@ class EnforcementRecords:
             if inode is None or not _ID.fullmatch(record.container):
                 continue
             path = f"{self._path}/{record.container}.json"
+            record.inode = inode
             try:
-                data = record.model_copy(update={"inode": inode}).model_dump_json().encode()
+                data = record.model_dump_json().encode()
                 if len(data) > MAX_BYTES:
                     raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
-                os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
-                replace_file(path, data, 0o600)
+                try:
+                    replace_file(path, data, 0o600)
+                except FileNotFoundError:
+                    # This is the first record, or another process has removed the directory.
+                    os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+                    replace_file(path, data, 0o600)
                 results[record.container] = None
             except OSError as error:
                 results[record.container] = error
@@ -296,12 +307,8 @@ class Recorder:
         content = self._content(tracked, tracked.entitlement.claims, NO_PROBLEM if partition else tracked.fallback)
         if not content.claims or self._written.get(tracked.id) == content:
             return lambda: None
-        new = self._starting[tracked.id] = _StartRecord(content)
-
-        def write() -> None:
-            new.results = self._records.write([_record_of(tracked.identity, content)])
-
-        return write
+        new = self._starting[tracked.id] = _StartRecord(content, _record_of(tracked.identity, content))
+        return partial(new.write, self._records)
 
     def _content(self, tracked: Tracked, claims: tuple[Held, ...], fallback: Problem) -> _Content:
         answered = tracked.stated.include_claims or tracked.id in self._answered
@@ -317,8 +324,10 @@ class Recorder:
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
         for one in containers:
-            content = self._content(one, one.enforced, one.fallback)
-            self._take_start_record(one.id)
+            content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
+            if started is not None and started.results == {one.id: None}:
+                # The job of its start has written a record. If that has failed, it is written here.
+                self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
                 records.append(_record_of(one.identity, content))
@@ -334,12 +343,6 @@ class Recorder:
             self.problem = Problem(text, code_of(errors[0], BackendCode.ENFORCEMENT_NOT_RECORDED))
         elif every and len(new) <= MAX_AT_ONCE:
             self.problem = NO_PROBLEM
-
-    def _take_start_record(self, container_id: str) -> None:
-        """Stores that the job of a start has written the container's record. A failed write is left to record()."""
-        started = self._starting.get(container_id)
-        if started is not None and started.results == {container_id: None}:
-            self._written[container_id], started.results = started.content, {}
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that their enforcement records contain.

@@ -5,9 +5,10 @@ Everything here blocks and runs in a thread, one job at a time. A write to ``cpu
 creation of cgroups takes as well, and may last milliseconds; on the event loop it would delay all answers. The one
 exception is the start of a container without claims whose cpuset is already right (Reconciler.apply()).
 
-Each cgroup is read, written where it differs, and read again (``_repair``): the second reading shows whether the write
-was effective. A container's limit has no effect while a limit above it is lower, so the cgroups above come first. They
-get the original limit of the kubelet plus the amount that claims need.
+Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
+the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
+effective sets from it. A container's limit has no effect while a limit above it is lower, so the cgroups above come
+first. They get the original limit of the kubelet plus the amount that claims need.
 """
 
 import contextlib
@@ -194,7 +195,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
                     raise
         desired = _with_hugepages(tree, notes, plan)
         look = partial(observe, tree, path, desired, full=plan.full)
-        done.observed = _repair(tree, path, desired, look(), look, done)
+        done.observed = _repair(tree, path, desired, look(), done, look)
         _apply_leaf(tree, path, desired, done, full=plan.full)
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
@@ -267,7 +268,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     for path in paths:
         look = partial(observe, tree, path, desired, full=False)
         with contextlib.suppress(CgroupGoneError):
-            seen.append(_repair(tree, path, desired, look(), look, done).cpus)
+            seen.append(_repair(tree, path, desired, look(), done, look).cpus)
     # If the CPUs of one cgroup are unknown, so are those of the whole sandbox.
     done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
@@ -331,11 +332,17 @@ def _pod_own(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> dict[int, L
 
 
 def _repair(
-    tree: CgroupTree, path: str, desired: Desired, observed: Observed, look: Callable[[], Observed], done: Outcome
+    tree: CgroupTree,
+    path: str,
+    desired: Desired,
+    observed: Observed,
+    done: Outcome,
+    look: Callable[[], Observed] | None = None,
 ) -> Observed:
-    """Writes the files that differ, and reads the cgroup again with ``look``. Returns the last reading.
+    """Writes the files that differ, and reads them again. Returns the last reading.
 
-    ``observed`` is the first reading. Raises CgroupGoneError, or CgroupAccessError if a file cannot be read.
+    ``observed`` is the first reading. ``look`` reads the whole cgroup; it is not needed if only limits are desired.
+    Raises CgroupGoneError, or CgroupAccessError if a file cannot be read.
     """
     found = differences(desired, observed)
     if not found:
@@ -349,7 +356,12 @@ def _repair(
             tree.write(path, one.file, one.desired)
         except CgroupAccessError as error:
             failed[one.file] = error.problem
-    observed = look()
+    written = [one.file for one in found]
+    if look is not None and not desired.files.keys() >= set(written):
+        observed = look()
+    else:
+        kept = {file: limit for file, limit in (observed.limits or {}).items() if file not in written}
+        observed = replace(observed, limits=kept | tree.read_limits(path, written))
     still = {one.file: one for one in differences(desired, observed)}
     done.repaired += [one for one in found if one.file not in still]
     done.left += [
@@ -372,7 +384,7 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         files = {file: wanted for file, wanted in desired.files.items() if file in (found.limits or {})}
         mems = desired.mems if found.mems is not None else frozenset[int]()
         there = replace(desired, needs_cpuset=False, exact=False, mems=mems, files=files)
-        _repair(tree, leaf, there, found, partial(observe, tree, leaf, there, full=full), done)
+        _repair(tree, leaf, there, found, done, partial(observe, tree, leaf, there, full=full))
     except CgroupGoneError:
         return
     except CgroupAccessError as error:
@@ -392,11 +404,6 @@ def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Ra
     # A write is only counted as a repair if the notes are unchanged: otherwise a claim was added or removed.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
-    look = partial(_observe_limits, tree, path, files)
-    limits = _repair(tree, path, desired, Observed(limits=present), look, current).limits or {}
+    limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}
     if after != ahead and all(one.met_by(limits.get(file, 0)) for file, one in wanted.items()):
         notes.store(path, after)
-
-
-def _observe_limits(tree: CgroupTree, path: str, files: tuple[str, ...]) -> Observed:
-    return Observed(limits=tree.read_limits(path, files))

@@ -42,12 +42,15 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """
     if not (own := tracked.entitlement.cpus):
         return []
-    ids = [
-        ids
+    by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
+    others = [
+        by_id[i]
         for kind, ids in state.containers.classes.items()
         if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
+        for i in ids
     ]
-    return _that_must_leave(state, tracked, ids)
+    # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
+    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
@@ -72,13 +75,6 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str
         if one.id in found and _may_stay(state, tracked, one):
             del found[one.id]
     return found
-
-
-def _that_must_leave(state: NodeState, tracked: Tracked, groups: Iterable[Iterable[str]]) -> list[Tracked]:
-    by_id, pod_uid = state.containers.by_id, tracked.identity.pod.uid
-    others = [by_id[i] for ids in groups for i in ids]
-    # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
-    return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
 def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:

@@ -19,6 +19,7 @@ compares the desired CPUs of all containers with those on which they were last s
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -222,7 +223,20 @@ def misplaced(state: NodeState) -> list[Tracked]:
 
 def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
     """Returns the plan of a container without the cgroups above it; ``again`` is as in NodeState.partition_for()."""
-    desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
+    return _plan(state, tracked, cpuset_of(state, tracked), full=full, again=again)
+
+
+def _plan(
+    state: NodeState,
+    tracked: Tracked,
+    desired: Desired,
+    groups: Mapping[str, Raises | None] = MappingProxyType({}),
+    *,
+    full: bool,
+    again: bool = False,
+) -> Plan:
+    """Returns the plan of a container with the given cpuset and the given raises of the cgroups above it."""
+    partition = state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
@@ -233,8 +247,6 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
     releases = ended and (superseded or state.is_partition(tracked))
     if not full:
         return Plan(tracked, desired, partition=partition, releases=releases, full=False)
-    if partition:
-        desired = replace(desired, exact=True)
     held = tracked.entitlement
     lifted = held.cpus and unthrottled(held, tracked.stated.cpu)
     files = {CPU_MAX: DesiredLimit(None)} if lifted else {}
@@ -242,7 +254,8 @@ def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fal
         files |= memory_limits(held.memory)
     return Plan(
         tracked,
-        desired=replace(desired, files=files) if files else desired,
+        desired=replace(desired, exact=bool(partition), files=files) if partition or files else desired,
+        groups=groups,
         partition=partition,
         releases=releases,
         claimed=None if held.memory is None else held.memory.hugepages,
@@ -258,11 +271,11 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     if unaffected(state, tracked):
         # Its cpuset needs no verification before its process runs: the answer to CreateContainer contained it, and no
         # claim depends on it.
-        return replace(plan_of(state, tracked, full=True), desired=Desired())
+        return _plan(state, tracked, NOTHING_DESIRED, full=True)
     if tracked.entitlement.claims:
         above = groups_above([tracked])
         groups = group_plans(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
-    return replace(plan_of(state, tracked, full=True), groups=groups)
+    return _plan(state, tracked, cpuset_of(state, tracked), groups, full=True)
 
 
 def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:

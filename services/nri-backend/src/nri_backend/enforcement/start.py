@@ -151,10 +151,11 @@ class Starter:
         """
         requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
         changes = self._state.changes
-        if overlapping(self._state, tracked):
-            # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit
-            # needs the present list of online CPUs to find out that the container belongs to the pool now.
-            await self._host.refresh()
+        if not overlapping(self._state, tracked):
+            return tracked, None
+        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
+        # the present list of online CPUs to find out that the container belongs to the pool now.
+        await self._host.refresh()
         while True:
             if self._state.changes != changes:
                 changes = self._state.changes

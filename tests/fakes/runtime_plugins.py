@@ -35,7 +35,10 @@ class PluginGoneError(Exception):
 
 @dataclass(frozen=True)
 class HookCall:
-    """One call of a plugin, as it went. outcome is ok, error, timeout or closed."""
+    """One call of a plugin, as it went. outcome is ok, error, timeout or closed.
+
+    ``seconds`` is the time between the bytes of the request and those of the answer if the call succeeded.
+    """
 
     plugin: str
     method: str
@@ -147,10 +150,12 @@ class PluginPeer:
     async def _call(self, method: str, request: Message, seconds: float | None = None, label: str = "") -> Any:
         read = getattr(pb, f"{method}Response", pb.Empty).FromString
         started = time.monotonic()
-        outcome = "ok"
+        outcome, spent = "ok", 0.0
         patience = self._seconds if seconds is None else max(seconds, 0.001)
         try:
-            return read(await self._client.call(_PLUGIN, method, request, patience))
+            answer = read(await self._client.call(_PLUGIN, method, request, patience))
+            spent = self._client.seconds
+            return answer
         except RpcError:
             outcome = "error"
             raise
@@ -164,8 +169,7 @@ class PluginPeer:
             outcome = "closed"
             raise self.close(f"failed to handle {method}: {error}") from error
         finally:
-            spent = time.monotonic() - started
-            self._record(HookCall(self.name, label or method, spent, outcome))
+            self._record(HookCall(self.name, label or method, spent or time.monotonic() - started, outcome))
 
     def _smaller(self, pods: int, containers: int, error: OversizedCallError) -> tuple[int, int]:
         if pods + containers <= _MIN_OBJECTS:

@@ -3,6 +3,7 @@
 
 import asyncio
 import struct
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from google.protobuf.message import DecodeError, Message
@@ -61,7 +62,10 @@ class RpcClient:
         self._lane = lane
         self._checks_size = checks_size
         self._next = 1
-        self._waiting: dict[int, asyncio.Future[bytes | Exception]] = {}
+        self.seconds = 0.0
+        """Time of the last answered call, from its first byte to the last byte of the answer. The time in which this
+        process encodes, decodes and switches tasks is not part of it."""
+        self._waiting: dict[int, asyncio.Future[tuple[bytes | Exception, float]]] = {}
         self._closed: str | None = None
 
     async def run(self) -> None:
@@ -92,12 +96,14 @@ class RpcClient:
         if self._checks_size and len(data) > MAX_MESSAGE:
             raise OversizedCallError(len(data))
         stream, self._next = self._next, self._next + 2
-        waiting: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[tuple[bytes | Exception, float]] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = waiting
         try:
             async with asyncio.timeout(seconds):
+                sent_at = time.monotonic()
                 await self._lane.write(_FRAME.pack(len(data), stream, _REQUEST, 0) + data)
-                answer = await waiting
+                answer, arrived_at = await waiting
+                self.seconds = arrived_at - sent_at
         finally:
             del self._waiting[stream]
         if isinstance(answer, Exception):
@@ -107,7 +113,7 @@ class RpcClient:
     def _settle(self, stream: int, answer: bytes | Exception) -> None:
         waiting = self._waiting.get(stream)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result((answer, self._lane.arrived_at))
 
 
 def _payload(data: bytes) -> bytes:

@@ -9,6 +9,7 @@ stricter than Go in one way: what arrives in one burst is queued before anybody 
 import asyncio
 import contextlib
 import struct
+import time
 from collections import deque
 
 BUFIO = 4096
@@ -32,6 +33,8 @@ class Lane:
         self._buffer = b""
         self._closed: str | None = None
         self._sending = asyncio.Lock()
+        self.arrived_at = 0.0
+        """Monotonic time at which the last frame was read from the socket."""
 
     async def read_full(self, size: int) -> bytes:
         """Exactly size bytes, or TrunkClosedError."""
@@ -52,6 +55,7 @@ class Lane:
     def queue(self, frame: bytes) -> bool:
         """Takes a frame from the trunk; false when the queue is full."""
         self._frames.append(frame)
+        self.arrived_at = time.monotonic()
         self._arrived.set()
         return len(self._frames) <= QUEUE_FRAMES
 

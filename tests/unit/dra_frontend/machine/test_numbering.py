@@ -22,7 +22,7 @@ GROUPED: tuple[Literal["l3", "socket", "numanode"], ...] = ("l3", "socket", "num
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:
     """The device of each CPU, by ``groupBy``."""
-    pools = {by: build_inventory(machine, Config(group_by=by), "n").pools[0] for by in GROUPED}
+    pools = {by: build_inventory(machine, Config.model_validate({"groupBy": by}), "n").pools[0] for by in GROUPED}
     return {
         by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
         for by, pool in pools.items()

@@ -68,8 +68,8 @@ FIELDS = [
     for name, field in section.model_fields.items()
 ]
 ODD: list[Any] = [
-    *(None, True, False, 0, 1, 2, -1, 0.5, 1.5),
-    *("", "x", "0-3,8", "8,0-3", "5-", " 0-3 ", "0-9000", [], ["packed"], {}),
+    *(None, True, False, 0, 1, 2, -1, 0.5, 1.5, 8191, 8192, 1 << 40, 504),
+    *("", "x", "off", "on", "no", "false", "0", "0-3,8", "8,0-3", "5-", " 0-3 ", "0-9000", [], ["packed"], {}),
     *({"path": path} for path in ("/dev/hugepages", "/a/../b", "/proc/x", "/dev/", "//", "relative", "/a\n", 1)),
     *({"path": "/a", "mode": mode} for mode in ("0770", "1777", "7777", "rwx", None, 770)),
     *({"mode": "1"}, {"path": "/" + "a" * 4095}, {"path": "/a", "size": 1}),
@@ -122,7 +122,20 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
         ([opaque(CPU_DRIVER, "x")], "parameters must be"),
         ([said(CPU_DRIVER, {"l4": "x"})], "cpuConfig: unknown field l4; known are cpuset, strategy"),
         ([said(MEMORY_DRIVER, {"strategy": "packed"})], "memoryConfig: unknown field strategy; known are binding"),
-        ([said(CPU_DRIVER, {"l3": "always"})], "l3 must be one of preferred, required, ignore"),
+        ([said(CPU_DRIVER, {"l3": "always"})], "l3 must be one of preferred, required, ignore; got 'always'"),
+        ([said(CPU_DRIVER, {"l3": "a" * 41})], "l3 must be one of preferred, required, ignore; got a longer text"),
+        (
+            [said(CPU_DRIVER, {"quota": True})],
+            "quota must be one of lift, keep; got the boolean true (YAML reads on, yes",
+        ),
+        (
+            [said(CPU_DRIVER, {"irqs": False})],
+            "irqs must be one of move, keep; got the boolean false (YAML reads off, no",
+        ),
+        ([said(CPU_DRIVER, {"shared": 0})], "shared must be one of none, pool, numa; got a number"),
+        ([said(MEMORY_DRIVER, {"protect": ["low"]})], "protect must be one of none, low, min; got a list or a map"),
+        ([said(CPU_DRIVER, {"cpuset": -1})], "in ascending order"),
+        ([said(MEMORY_DRIVER, {"mount": {"path": "/x", "mode": 504}})], "without quotes YAML reads it as 504"),
         ([said(CPU_DRIVER, {"fullPhysicalCores": "true"})], "must be true or false, without quotes"),
         ([said(CPU_DRIVER, {"cpuset": "8,0-3"})], "in ascending order"),
         ([said(CPU_DRIVER, {"cpuset": "0-65535," * 1000})], "in ascending order"),
@@ -152,7 +165,8 @@ def test_a_mistake_is_told_with_its_remedy(config: list[Document], text: str) ->
             said(CPU_DRIVER, {"l3": "required"}, ("a",)),
             said(MEMORY_DRIVER, {}, ("a",)),
         ],
-        [said(CPU_DRIVER, {"cpuset": "0-3"}, ("a",)), said(CPU_DRIVER, {"cpuset": "8"}, ("b",))],
+        [said(CPU_DRIVER, {"cpuset": "0-3"}, ("a",)), said(CPU_DRIVER, {"cpuset": 8}, ("b",))],
+        [said(CPU_DRIVER, {"quota": word}, (str(word),)) for word in ("lift", "keep", "off", False)],
         [{"requests": ["a"]}],
     ],
 )

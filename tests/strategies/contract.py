@@ -29,7 +29,7 @@ parameters = st.builds(
     cpuset=st.none() | cpu_sets.filter(bool),
     strategy=st.sampled_from(["packed", "spread", "of tomorrow"]),
     full_physical_cores=st.booleans(),
-    quota=st.sampled_from(["off", "keep"]),
+    quota=st.sampled_from(["lift", "keep"]),
     irqs=st.sampled_from(["move", "keep"]),
 )
 shared_cpus = st.builds(SharedCpus, cpus=cpu_sets, near=cpu_sets)

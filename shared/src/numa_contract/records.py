@@ -222,6 +222,11 @@ class MemoryAllocation(RecordPart):
     """Whether the memory consists of hugepages."""
 
 
+def _quota(word: str) -> str:
+    # Records of 0.1.0 contain "off", which YAML 1.1 reads as a boolean.
+    return "lift" if word == "off" else word
+
+
 class CpuParameters(RecordPart):
     """Parameters of a request for CPUs, with defaults filled in. A newer release may add words to each of them."""
 
@@ -239,8 +244,8 @@ class CpuParameters(RecordPart):
     """Use of the kernel's isolated CPUs (``isolcpus``): ``ignore``, ``only`` or ``never``."""
     core_type: str = "any"
     """Type of the cores: ``any``, ``performance`` or ``efficiency``."""
-    quota: str = "off"
-    """CFS quota of the containers: ``off`` (none if the claim covers their CPU limit) or ``keep``."""
+    quota: Annotated[str, AfterValidator(_quota)] = "lift"
+    """CFS quota of the containers: ``lift`` (none if the claim covers their CPU limit) or ``keep``."""
     irqs: str = "move"
     """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
     isolation: str = "exclusive"

@@ -28,7 +28,15 @@ def test_the_first_version_needs_only_what_it_had() -> None:
     results = [{"request": "r", "pool": "p", "device": "d"}]
     read = parse_record({**CPU, "results": results, "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}]})
     assert read.cpus_of() == {0, 1}
-    assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "off")
+    assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "lift")
+
+
+@pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
+def test_the_former_word_for_a_lifted_quota_is_read(written: str, read: str) -> None:
+    """``off`` is written back as ``lift``; a word of a newer release is kept."""
+    record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
+    assert record.parameters_of("r").quota == read
+    assert json.loads(record.model_dump_json())["parameters"]["r"]["quota"] == read
 
 
 def _from_tomorrow(part: Any) -> Any:

@@ -140,7 +140,7 @@ def test_each_request_is_given_by_its_own_parameters() -> None:
     record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
     assert (record.parameters_of("a").quota, record.parameters_of("a").strategy) == ("keep", "packed")
-    assert (record.parameters_of("b").quota, record.parameters_of("b").strategy) == ("off", "spread")
+    assert (record.parameters_of("b").quota, record.parameters_of("b").strategy) == ("lift", "spread")
     assert record.sharing == "pod"
 
 

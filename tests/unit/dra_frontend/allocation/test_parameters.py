@@ -124,9 +124,29 @@ SAID = {"apiVersion": "v1alpha1"}
         ({**SAID, "cpuConfig": {"FullPhysicalCores": True}}, "known are sharing, cpuset, strategy"),
         ({**SAID, "cpuConfig": {"full_physical_cores": True}}, "unknown field"),
         ({**SAID, "cpuConfig": {"strategy": "best"}}, "cpuConfig.strategy: 'best': input should be"),
-        ({**SAID, "cpuConfig": {"fullPhysicalCores": "yes"}}, "cpuConfig.fullPhysicalCores: 'yes'"),
-        ({**SAID, "cpuConfig": {"fullPhysicalCores": 1}}, "valid boolean"),
-        ({**SAID, "cpuConfig": {"cpuset": 3}}, "valid string; write it in quotes"),
+        (
+            {**SAID, "cpuConfig": {"fullPhysicalCores": "yes"}},
+            "cpuConfig.fullPhysicalCores: got the text 'yes'; input should be a valid boolean, true or false without q",
+        ),
+        ({**SAID, "cpuConfig": {"fullPhysicalCores": 1}}, "got the integer 1; input should be a valid boolean"),
+        (
+            {**SAID, "cpuConfig": {"quota": True}},
+            "cpuConfig.quota: got the boolean true (YAML reads on, yes and y as true); input should be 'lift'",
+        ),
+        ({**SAID, "cpuConfig": {"quota": "no"}}, "cpuConfig.quota: 'no': input should be 'lift' or 'keep'"),
+        ({**SAID, "cpuConfig": {"irqs": False}}, "got the boolean false (YAML reads off, no and n as false); input"),
+        ({**SAID, "cpuConfig": {"l3": 3}}, "cpuConfig.l3: got the integer 3; input should be 'preferred'"),
+        ({**SAID, "cpuConfig": {"l3": 1 << 5000}}, "cpuConfig.l3: got a very large integer; input should be"),
+        ({**SAID, "cpuConfig": {"l3": ["required"]}}, "cpuConfig.l3: got a list; input should be"),
+        (
+            {**SAID, "cpuConfig": {"cpuset": True}},
+            "got the boolean true (YAML reads on, yes and y as true); input shou",
+        ),
+        (
+            {**SAID, "cpuConfig": {"cpuset": 0.5}},
+            "got the number 0.5; input should be a valid string; write a CPU list",
+        ),
+        ({**SAID, "cpuConfig": {"cpuset": 1 << 5000}}, "cpuConfig.cpuset: got a very large integer; input should be"),
         ({**SAID, "cpuConfig": []}, "cpuConfig: must be a map of fields"),
         ({**SAID, "cpuConfig": None}, "cpuConfig: must be a map of fields"),
         (SAID, "cpuConfig: is missing"),
@@ -149,9 +169,9 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"binding": "bind"}, "memoryConfig.binding: 'bind': input should be 'strict', 'preferred' or 'interleave'"),
         ({"limit": "64Mi"}, "memoryConfig.limit: '64Mi': input should be 'none' or 'claim'"),
         ({"sharing": "all"}, "memoryConfig.sharing: 'all': input should be 'container' or 'pod'"),
-        ({"high": 0}, "memoryConfig.high: '0': input should be greater than 0"),
-        ({"high": 1.01}, "memoryConfig.high: '1.01': input should be less than or equal to 1"),
-        ({"high": "0.9"}, "memoryConfig.high: '0.9': input should be a valid number"),
+        ({"high": 0}, "memoryConfig.high: got the integer 0; input should be greater than 0"),
+        ({"high": 1.01}, "memoryConfig.high: got the number 1.01; input should be less than or equal to 1"),
+        ({"high": "0.9"}, "memoryConfig.high: got the text '0.9'; input should be a valid number without quotes"),
         ({"mount": "/a"}, "memoryConfig.mount: must be a map of fields"),
         ({"mount": {}}, "memoryConfig.mount.path: is missing"),
         ({"mount": {"path": "/a", "size": "1Gi"}}, "memoryConfig.mount.size: unknown field; known are path, mode"),
@@ -162,7 +182,11 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"mount": {"path": "//dev/"}}, "belongs to the runtime"),
         ({"mount": {"path": "/a\nb"}}, "printable"),
         ({"mount": {"path": "/" + "a" * 4095}}, "at most 4095 bytes"),
-        ({"mount": {"path": "/a", "mode": 504}}, "memoryConfig.mount.mode: '504': input should be a valid string; wr"),
+        (
+            {"mount": {"path": "/a", "mode": 0o770}},
+            'the integer 504; input should be a valid string; write octal permissions in quotes, such as "0770" (YAML',
+        ),
+        ({"mount": {"path": None}}, "memoryConfig.mount.path: got null; input should be a valid string; write it in q"),
         ({"mount": {"path": "/a", "mode": "0888"}}, 'must be octal permissions, such as "0770"'),
         ({"mount": {"path": "/a", "mode": "4755"}}, "must be octal permissions"),
     ],
@@ -213,6 +237,17 @@ def test_a_claim_may_name_its_cpus() -> None:
         ([named, opaque({"fullPhysicalCores": False})], "excludes cpuset"),
     ]:
         assert text in fault(of_cpus(*config, inventory=WHOLE))
+
+
+def test_a_parameter_may_be_written_as_people_type_it() -> None:
+    """kubectl sends ``off`` and ``no`` as false, and a single CPU as a number."""
+    assert [wish(opaque({"quota": word})).quota for word in (False, "off", "lift", "keep", None)] == [
+        *["lift"] * 3,
+        "keep",
+        "lift",
+    ]
+    assert wish(opaque({"cpuset": 3}), inventory=WHOLE).cpuset == frozenset({3})
+    assert "cpuset: '-3': '-3' is neither a number nor a range" in fault(of_cpus(opaque({"cpuset": -3})))
 
 
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:

@@ -135,7 +135,7 @@ NAMES: Final = ("a", "b", "c")
 CPU_PARAMETERS = st.builds(
     CpuParameters,
     isolation=st.sampled_from(["exclusive", "isolated", "mixed", "silent"]),
-    quota=st.sampled_from(["off", "keep"]),
+    quota=st.sampled_from(["lift", "keep"]),
     irqs=st.sampled_from(["move", "keep"]),
 )
 CPU_REQUESTS = st.lists(st.tuples(CPU_PARAMETERS, st.booleans()), min_size=1, max_size=3)

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from numa_contract.config import cpu_list_text
 from numa_contract.documents import TOO_DEEP, value_too_deep
-from numa_contract.errors import shown
+from numa_contract.errors import described, shown
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.records import MemoryMount
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Source
@@ -28,6 +29,16 @@ _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}", re.ASCII)
 # What the kernel takes of hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
 _MODE: Final = re.compile(r"0?[01]?[0-7]{3}", re.ASCII)
 _LONGEST_PATH: Final = 4095
+
+
+_REMEDIES: Final = {
+    ("cpuset", "string_type"): '; write a CPU list in quotes, such as "0-3,8"',
+    ("mode", "string_type"): '; write octal permissions in quotes, such as "0770" (YAML reads 0770 as 504)',
+    ("path", "string_type"): "; write it in quotes",
+    ("fullPhysicalCores", "bool_type"): ", true or false without quotes",
+    ("high", "float_type"): " without quotes",
+}
+"""Remedies by field and by the type of pydantic's error."""
 
 
 class Fields(BaseModel):
@@ -53,21 +64,26 @@ class Section(Fields):
         return f"{cls.KEY}.{to_camel(name)}"
 
 
+def _quota(value: object) -> object:
+    """Returns ``lift`` for ``off``, its former word, which YAML reads as the boolean false unless it is quoted."""
+    return "lift" if value is False or (isinstance(value, str) and value == "off") else value
+
+
 class CpuConfig(Section):
     """The fields of ``cpuConfig``: how a request's CPUs are chosen."""
 
     KEY: ClassVar[str] = "cpuConfig"
     ONCE: ClassVar[frozenset[str]] = frozenset({"cpuset"})
 
-    cpuset: str | None = None
-    """Expanded where it is allowed: elsewhere nobody need."""
+    cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
+    """Text of a CPU list, which is parsed only if the field is allowed. YAML reads a single CPU as an integer."""
     strategy: Literal["packed", "spread"] | None = None
     full_physical_cores: bool | None = None
     l3: Literal["preferred", "required", "ignore"] | None = None
     numa: Literal["group", "distribute"] | None = None
     isolated: Literal["ignore", "only", "never"] | None = None
     core_type: Literal["any", "performance", "efficiency"] | None = None
-    quota: Literal["off", "keep"] | None = None
+    quota: Annotated[Literal["lift", "keep"] | None, BeforeValidator(_quota)] = None
     irqs: Literal["move", "keep"] | None = None
     isolation: Literal["exclusive", "isolated"] | None = None
     shared: Literal["none", "pool", "numa"] | None = None
@@ -211,5 +227,7 @@ def _reason(section: type[Section], fault: Any) -> str:
     if fault["type"] == "model_type":
         return "must be a map of fields"
     message = fault["msg"].removeprefix("Value error, ")
-    remedy = "; write it in quotes" if fault["type"] == "string_type" else ""
-    return f"{shown(fault['input'])}: {message[:1].lower()}{message[1:]}{remedy}"
+    message = f"{message[:1].lower()}{message[1:]}{_REMEDIES.get((fault['loc'][-1], fault['type']), '')}"
+    if isinstance(fault["input"], str) and fault["type"] in ("literal_error", "value_error"):
+        return f"{shown(fault['input'])}: {message}"
+    return f"got {described(fault['input'])}; {message}"

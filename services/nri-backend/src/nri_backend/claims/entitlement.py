@@ -184,8 +184,8 @@ class Entitlement:
     the container uses the whole pool. Empty if it may use its own CPUs only."""
     interrupted: frozenset[int] = frozenset()
     """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
-    quota_off: bool = False
-    """True if it has a CPU claim and every request of it has ``quota: off``."""
+    lift_quota: bool = False
+    """True if it has a CPU claim and every request of it has ``quota: lift``."""
     partition: PartitionKind = ""
     """Partition type for its cgroup. Empty without CPUs, if a claim is shared in the pod, or if the container also uses
     the shared pool."""
@@ -236,7 +236,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
         cpus=frozenset[int]().union(*(share.cpus for share in shares)),
         near=frozenset[int]().union(*near),
         interrupted=frozenset[int]().union(*(share.interrupted for share in shares)),
-        quota_off={one.quota for one in parameters} == {"off"},
+        lift_quota={one.quota for one in parameters} == {"lift"},
         partition="" if shared or near or not isolation else _ISOLATION.get(max(isolation), ""),
         fault=_isolation_fault(isolation, shared=shared),
         memory=memory,

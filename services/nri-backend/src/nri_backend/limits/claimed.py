@@ -144,10 +144,10 @@ def raised_limits(
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Returns True if a container must have no CFS quota.
 
-    That is the case if its claims have ``quota: off`` and its claimed CPUs cover its CPU limit, if it has one.
+    That is the case if its claims have ``quota: lift`` and its claimed CPUs cover its CPU limit, if it has one.
     """
-    if limit is None or not entitlement.quota_off:
-        return entitlement.quota_off
+    if limit is None or not entitlement.lift_quota:
+        return entitlement.lift_quota
     own = uncounted(limit.quota, entitlement.counted.cpus * limit.period)
     return own <= len(entitlement.cpus) * limit.period
 

@@ -100,7 +100,7 @@ class Reconciler:
         self.recorder = Recorder(state, deps.enforcement_records)
         self._state = state
         self._tree = deps.tree
-        self._notes = OriginalLimits(deps.tree.root)
+        self._notes = OriginalLimits(deps.tree.root, deps.tree.files)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
         """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""

@@ -15,6 +15,7 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from nri_backend.host_isolation.irqbalance import Irqbalance, IrqbalanceNotRunningError
 from nri_backend.host_isolation.masks import format_mask, parse_mask
 from nri_backend.host_isolation.plan import Cpus
+from nri_backend.node.node_files import NodeFiles
 
 DEFAULT_AFFINITY: Final = "default"
 """Name of the default affinity, which the kernel gives to interrupts that are requested later."""
@@ -30,7 +31,8 @@ class Interrupts:
     The name of an interrupt is its number. The other names are the constants of this module.
     """
 
-    def __init__(self, root: str, irqbalance: Irqbalance) -> None:
+    def __init__(self, root: str, irqbalance: Irqbalance, files: NodeFiles | None = None) -> None:
+        self._files = files or NodeFiles()
         self._irqbalance = irqbalance
         self._irqs = Path(root, "proc/irq")
         self._default = self._irqs / "default_smp_affinity"
@@ -82,7 +84,7 @@ class Interrupts:
         masks = {DEFAULT_AFFINITY: self._default, WORKQUEUES: self._workqueues / "cpumask"}
         path = masks.get(name) or self._irqs / name / "smp_affinity_list"
         try:
-            path.write_text(format_mask(cpus) if name in masks else format_cpu_list(cpus))
+            self._files.write(str(path), format_mask(cpus) if name in masks else format_cpu_list(cpus))
         except OSError:
             return False
         return True

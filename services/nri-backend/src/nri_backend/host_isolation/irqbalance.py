@@ -20,6 +20,7 @@ from numa_contract.cpuset import format_cpu_list
 from nri_backend.host_isolation.masks import parse_mask
 from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.host import possible_cpus
+from nri_backend.node.node_files import NodeFiles
 
 SETTLE_SECONDS: Final = 15.0
 """For this long after a request, the client returns the CPUs that it requested instead of those in the reply.
@@ -37,7 +38,8 @@ class IrqbalanceNotRunningError(Exception):
 class Irqbalance:
     """The irqbalance of the node, with its sockets in ``run/irqbalance`` below ``root``."""
 
-    def __init__(self, root: str, host_root: str) -> None:
+    def __init__(self, root: str, host_root: str, files: NodeFiles | None = None) -> None:
+        self._files = files or NodeFiles()
         self.directory = Path(root, "run/irqbalance")
         """Directory in which irqbalance creates its socket."""
         self._host_root = host_root
@@ -62,7 +64,11 @@ class Irqbalance:
         """Bans all other CPUs. Errors are ignored: the next call of `allowed()` shows whether the ban is in effect."""
         # NULL removes the ban, and irqbalance returns to the list of its environment.
         with contextlib.suppress(OSError, ValueError, IrqbalanceNotRunningError):
-            banned = format_cpu_list(possible_cpus(self._host_root) - cpus)
+            possible = possible_cpus(self._host_root)
+            banned = format_cpu_list(possible - cpus)
+            present = format_cpu_list(possible - (self.allowed() or possible)) if self._files.observes else ""
+            if not self._files.allows(str(self.directory), present, banned):
+                return
             path, _ = self._request(f"settings cpus {banned or 'NULL'}")
             self._last_setting = path, cpus, time.monotonic()
 

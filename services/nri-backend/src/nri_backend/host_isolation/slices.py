@@ -2,7 +2,6 @@
 """The cgroups in which systemd runs host daemons and login sessions. Every call blocks."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -33,7 +32,7 @@ class HostSlices:
         """Writes ``cpuset.cpus`` of a slice and returns True. Raises OSError if that fails."""
         # The kernel rejects an empty list for a cgroup that has processes (ENOSPC, validate_change in cpuset.c).
         possible = possible_cpus(self._host_root)
-        Path(self._tree.root, name, "cpuset.cpus").write_text(format_cpu_list(cpus or possible))
+        self._tree.files.write(f"{self._tree.root}/{name}/cpuset.cpus", format_cpu_list(cpus or possible))
         return True
 
     def count_on(self, names: Collection[str], cpus: Cpus) -> int:

@@ -18,6 +18,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
 from nri_backend.limits.claimed import Limit, Note
+from nri_backend.node.node_files import NodeFiles
 from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
@@ -82,13 +83,20 @@ class CpusetWriteError(Exception):
 class CgroupTree:
     """The cgroup hierarchy below a root. Paths are relative to the root, as cgroup_directory() returns them."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, files: NodeFiles | None = None) -> None:
         self.root = root.rstrip("/")
+        self.files = files or NodeFiles()
+        """Makes the changes of the tree, or only records them."""
         self.seen: Seen | None = None
         """Content of the files that were read, if this is a recording tree; else None."""
         self.writes_cpusets = True
         """False for a view that must not write files of the cpuset."""
         self._capable = False
+
+    @property
+    def observes(self) -> bool:
+        """True if writes are recorded and not made (``enforcement: observe``)."""
+        return self.files.observes
 
     def recording(self) -> Self:
         """Returns a view of the same tree that stores the content of every file it reads in ``seen``."""
@@ -166,11 +174,7 @@ class CgroupTree:
         if not self.writes_cpusets and name.startswith("cpuset."):
             raise CpusetWriteError
         try:
-            fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-            try:
-                os.write(fd, text.encode())
-            finally:
-                os.close(fd)
+            self.files.write(f"{self.root}/{path}/{name}", text)
         except OSError as error:
             raise self._translated(error, path, name, text) from error
 
@@ -239,11 +243,11 @@ class CgroupTree:
 
     def make(self, path: str) -> None:
         """Creates a cgroup. Raises OSError."""
-        os.mkdir(f"{self.root}/{path}")  # noqa: PTH102
+        self.files.make_cgroup(f"{self.root}/{path}")
 
     def remove(self, path: str) -> None:
         """Removes a cgroup without processes and children. Raises OSError."""
-        os.rmdir(f"{self.root}/{path}")  # noqa: PTH106
+        self.files.remove_cgroup(f"{self.root}/{path}")
 
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup; none if it is gone.
@@ -291,8 +295,9 @@ class OriginalLimits:
     raise to a limit that contains it already.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, files: NodeFiles | None = None) -> None:
         self._root = root.rstrip("/")
+        self._files = files or NodeFiles()
         self._memory: dict[str, Mapping[str, Note]] = {}
 
     def load(self, path: str) -> Mapping[str, Note]:
@@ -313,9 +318,9 @@ class OriginalLimits:
         """Stores the notes as ``{file: [original limit, written value, ...]}``."""
         try:
             if notes:
-                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
+                self._files.set_attribute(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
             else:
-                os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
+                self._files.remove_attribute(f"{self._root}/{path}", _ATTRIBUTE)
             self._memory.pop(path, None)
         except OSError:
             if notes:

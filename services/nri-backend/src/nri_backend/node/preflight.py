@@ -9,6 +9,8 @@ from typing import Final
 from numa_node.addresses import check_socket_path
 from numa_node.mounts import Mount, mounts_over, parse_mounts
 
+from nri_backend.node.node_files import check_writable
+
 # Without cpuset nothing can be enforced. If another controller is missing, only the claims that need it fail.
 _REQUIRED: Final = "cpuset"
 # If one of these is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
@@ -101,7 +103,7 @@ def _check_writable(root: str) -> None:
     """
     for file in Path(root).glob("*/cpuset.cpus"):
         try:
-            os.close(os.open(file, os.O_WRONLY | os.O_CLOEXEC))
+            check_writable(str(file))
         except FileNotFoundError:
             continue
         except OSError as error:

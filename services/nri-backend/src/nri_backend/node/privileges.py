@@ -112,10 +112,11 @@ class Privileges:
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
     """Determines the privileges of this process, and lowers CAP_SYS_ADMIN. Call it before another thread is created.
 
-    Always removes the cgroups of an earlier probe that was killed. ``partitions`` is whether the configuration allows
-    partitions.
+    Removes the cgroups of an earlier probe that was killed, unless the tree only observes. ``partitions`` is whether
+    the configuration allows partitions.
     """
-    remove_leftovers(tree)
+    if not tree.observes:
+        remove_leftovers(tree)
     obstacle = PartitionRight(tree, host_root).obstacle if partitions else no_obstacle
     problems = filter(None, (capability_problem(host_root), lower_sys_admin(host_root)))
     return Privileges(obstacle, tuple(problems))
@@ -200,7 +201,8 @@ class PartitionRight:
         """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if none is known."""
         if not self._known:
             self._known = True
-            self._obstacle = self._ask_kernel()
+            # The probe creates a cgroup.
+            self._obstacle = NO_PROBLEM if self._tree.observes else self._ask_kernel()
         return self._obstacle
 
     def _ask_kernel(self) -> Problem:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place at which the backend changes the node: files of cgroups, of interrupts and of slices, and irqbalance.
+
+`NodeFiles` makes the changes. `ObservedFiles` has the same methods, makes none, and records each change with the
+present content of the file (``enforcement: observe``). The files of the driver's own directories are not files of the
+node in this sense: the lock, the heartbeat and the enforcement records. tests/unit/test_node_writers.py lists every
+module that writes a file, so that none can be forgotten. Every method blocks.
+"""
+
+import errno
+import os
+from typing import Final, NamedTuple
+
+MAX_CHANGES: Final = 4096
+"""Maximum number of changes that are recorded between two calls of ``ObservedFiles.take``."""
+_PIECE_BYTES: Final = 1 << 16
+
+
+class Change(NamedTuple):
+    """A change of the node that enforcement would make."""
+
+    path: str
+    """Absolute path of the file, or of the socket of irqbalance."""
+    present: str
+    """Present content, without the end of the line; empty if the file cannot be read."""
+    desired: str
+    """Text that would be written."""
+
+
+class NodeFiles:
+    """Changes files of the node."""
+
+    observes = False
+    """True if no change is made."""
+
+    def write(self, path: str, text: str) -> None:
+        """Writes a file that exists, in one system call. Raises OSError."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def allows(self, path: str, present: str, desired: str) -> bool:
+        """Returns True if the caller may make a change that is not a write to a file."""
+        del path, present, desired
+        return True
+
+    def set_attribute(self, path: str, name: str, data: bytes) -> None:
+        """Sets an extended attribute of a cgroup. Raises OSError."""
+        os.setxattr(path, name, data)
+
+    def remove_attribute(self, path: str, name: str) -> None:
+        """Removes an extended attribute of a cgroup. Raises OSError."""
+        os.removexattr(path, name)
+
+    def make_cgroup(self, path: str) -> None:
+        """Creates a cgroup. Raises OSError."""
+        os.mkdir(path)  # noqa: PTH102
+
+    def remove_cgroup(self, path: str) -> None:
+        """Removes a cgroup without processes and children. Raises OSError."""
+        os.rmdir(path)  # noqa: PTH106
+
+
+class ObservedFiles(NodeFiles):
+    """Records changes and makes none. A file that does not exist raises the same error as a write."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self._changes: dict[str, Change] = {}
+        """The changes by path. A later change of the same file replaces an earlier one."""
+
+    def take(self) -> list[Change]:
+        """Returns the changes that were recorded since the last call."""
+        taken, self._changes = list(self._changes.values()), {}
+        return taken
+
+    def write(self, path: str, text: str) -> None:
+        """Records a write, unless the file has this content. Raises OSError if the file does not exist."""
+        self.allows(path, _content(path), text.strip())
+
+    def allows(self, path: str, present: str, desired: str) -> bool:
+        """Records a change, and returns False: the caller must not make it."""
+        if present == desired:
+            self._changes.pop(path, None)
+        elif path in self._changes or len(self._changes) < MAX_CHANGES:
+            self._changes[path] = Change(path, present, desired)
+        return False
+
+    def set_attribute(self, path: str, name: str, data: bytes) -> None:
+        """Does nothing: the attribute contains only the original values of files that are not written either."""
+
+    def remove_attribute(self, path: str, name: str) -> None:
+        """Does nothing, as set_attribute()."""
+
+    def make_cgroup(self, path: str) -> None:
+        """Raises OSError, since no cgroup is created."""
+        raise OSError(errno.EROFS, "enforcement is observe, so nothing is created", path)
+
+    def remove_cgroup(self, path: str) -> None:
+        """Raises OSError, since no cgroup is removed."""
+        raise OSError(errno.EROFS, "enforcement is observe, so nothing is removed", path)
+
+
+def check_writable(path: str) -> None:
+    """Opens a file for writing and writes nothing. Raises OSError if that is not possible."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+
+
+def _content(path: str) -> str:
+    """Returns the content of a file, or an empty text if it can only be written. Raises OSError if it is missing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _PIECE_BYTES).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EINVAL, errno.EPERM):
+            return ""
+        raise

@@ -156,6 +156,9 @@ ELSEWHERE: dict[str, str] = {
         f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason"
     ),
     BackendCode.NO_SHARED_CPUS: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
+    BackendCode.OBSERVE_MODE: (
+        "tests/unit/nri_backend/enforcement/test_observer.py::test_hooks_answer_nothing_and_refuse_claims"
+    ),
     BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
 }
 """What no stand-in can provoke, and the test that does."""
@@ -482,6 +485,17 @@ def no_partitions(play: Play) -> None:
     play.hears("PartitionsUnavailable")
 
 
+def observing(play: Play) -> None:
+    """The driver only observes, and a pod runs whose cgroups it would change."""
+    with StagePod(play.stage, "web") as pod:
+        pod.run()
+        play.warns(StatusCode.OBSERVE_MODE)
+        play.counts("dra_numa_backend_enforcement", mode="observe")
+        play.counts("dra_numa_backend_observed_changes")
+        play.counts("dra_numa_backend_observed_cgroup_files")
+        play.sees("/v1/backend.status.observation.changes[].cgroup")
+
+
 def refused_claim(play: Play) -> None:
     """A claim asks for a partition on a node that makes none."""
     with play.pod("isolated", cpus(2), isolation="isolated") as pod:
@@ -610,6 +624,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
         ),
     ),
     ({"config": {"cpuExclusivity": "pool"}}, True, (moved, unrepaired, refused_claim)),
+    ({"reserved_cpus": "0", "config": {"enforcement": "observe"}}, True, (observing,)),
     ({"gates_off": ("DRAConsumableCapacity",)}, False, (gate_off,)),
     ({"reserved_cpus": "99"}, False, (nothing_offered,)),
     ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server, no_partitions)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hack.plugin import archive, main, zipapp
-from tests.fakes.apiserver_store import CLAIMS
+from tests.fakes.apiserver_store import CLAIMS, SLICES
 from tests.plugin.rig import TAKEN, TEMPLATES, Plugin, prepared
 from tests.rigs.builders import NODE, claim
 from tests.rigs.decisions import INVENTORY
@@ -26,6 +26,20 @@ async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
     assert (code, out.splitlines()[0].split()[:4]) == (0, ["NODE", "NUMA", "NODES", "CPU"])
     assert "5 of 7" in out
     assert "1Gi of 1Gi" in out
+
+
+async def test_nodes_tell_which_only_observe(plugin: Plugin) -> None:
+    """By an attribute of the devices, which an API server without device taints has as well."""
+    [row] = await plugin.rows("nodes")
+    assert row["enforcement"] == "enforce"
+    for document in list(plugin.server.store.select(SLICES)):
+        for device in document["spec"]["devices"]:
+            device["attributes"][f"{document['spec']['driver']}/observe"] = {"bool": True}
+        plugin.server.store.update(SLICES, "", document["metadata"]["name"], document)
+    [row] = await plugin.rows("nodes")
+    assert row["enforcement"] == "observe"
+    code, _, err = await plugin.run("free", NODE)
+    assert (code, "it only observes" in err) == (1, True)
 
 
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])

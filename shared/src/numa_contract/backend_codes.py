@@ -89,6 +89,8 @@ class BackendCode(StrEnum):
     """Claims hold every CPU of the node, so there is none for a container without a claim."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
+    OBSERVE_MODE = "ObserveMode"
+    """``enforcement`` is ``observe``, so no claim is enforced."""
 
 
 _KNOWN: Final = frozenset(map(str, BackendCode))

@@ -207,6 +207,8 @@ class Config(Section):
     """What a group is; of no effect in individual mode."""
     allocator: Literal["cpumanager", "external"] = "cpumanager"
     """Who chooses CPUs of a group: this driver where a claim names none, or claims alone. No effect on single CPUs."""
+    enforcement: Literal["enforce", "observe"] = "enforce"
+    """``observe``: the node is not changed; the driver reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
@@ -254,6 +256,11 @@ class Config(Section):
         if len(nodes) != len(set(nodes)):
             raise ValueError("names a NUMA node twice")
         return entries
+
+    @property
+    def observes(self) -> bool:
+        """True if the driver must change nothing on the node."""
+        return self.enforcement == "observe"
 
     def pages_on_demand(self, numa_node: int, page_bytes: int) -> int:
         """Returns how many pages of a size claims may have made on a node, those that exist included."""

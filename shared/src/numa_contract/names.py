@@ -28,6 +28,8 @@ NOT_PROVISIONED: Final = f"{MEMORY_DRIVER}/not-provisioned"
 """Binding condition, and binding failure condition, of devices with such pages (KEP-5007)."""
 SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
 """Key of the taint on a device whose pages cannot be allocated; ``growth-failed`` or ``helper-unavailable``."""
+OBSERVE_ATTRIBUTES: Final = {driver: f"{driver}/observe" for driver in DRIVERS}
+"""Name of the attribute, and key of the taint, of all devices of a node that only observes; their values are true."""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
 """Key of the taint on a device whose hardware fails; its value is ``uncorrected`` or ``corrected``."""
 

@@ -30,7 +30,9 @@ MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
 """The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
-MEASUREMENTS: Final = frozenset({"counters", "metrics"})
+MAX_OBSERVED: Final = 512
+"""Maximum number of changes in an Observation."""
+MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
 """Fields of BackendStatus that a report may leave out. A frontend that reads changes then retains their previous
 values."""
 CHANGES: Final = "changes"
@@ -205,6 +207,35 @@ class ContainerChanges(Document):
     """Containers that are new or have changed. Those that are new come after all others, in this order."""
 
 
+class ObservedChange(Document):
+    """A file of the node that the backend would write if ``enforcement`` were ``enforce``."""
+
+    cgroup: KernelPath = ""
+    """Path of the cgroup below the cgroup root; empty if the file does not belong to a cgroup."""
+    file: KernelPath
+    """Name of the file in the cgroup, such as ``cpuset.cpus``, or its absolute path if it belongs to no cgroup."""
+    present: Text = ""
+    """Present content in the kernel's format of the file: a list of CPUs or NUMA nodes, a number of bytes, or ``max``.
+    Empty if the file is empty or cannot be read."""
+    desired: Text = ""
+    """Content that would be written, in the same format."""
+    reason: Text = ""
+    """Reason for the change, with the container by the namespace and name of its pod."""
+
+
+class Observation(Document):
+    """What the backend would write to files of the node. It writes nothing, since ``enforcement`` is ``observe``."""
+
+    total: int = 0
+    """Number of files that would change."""
+    cgroup_files: int = 0
+    """Number of these files that belong to cgroups. The others are those of interrupts and kernel workers."""
+    complete: bool = False
+    """Whether all containers that the runtime has listed were compared."""
+    changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
+    """The changes, at most 512 of them, by cgroup and file."""
+
+
 class BackendStatus(Document):
     """The backend's lease. Each report renews it, after each change and at least every 6 s (every 2 s if the frontend
     is of an older release). It ends 10 s after the last report."""
@@ -256,6 +287,9 @@ class BackendStatus(Document):
     """What the backend cannot enforce at present: one sentence each, with the remedy."""
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
+    observation: Observation | None = None
+    """What the backend would write; null unless ``enforcement`` is ``observe``. If a report leaves it out, that of the
+    previous report remains valid."""
     counters: dict[str, float] = Field(default_factory=dict)
     """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report leaves them out, the
     numbers of the previous report remain valid."""

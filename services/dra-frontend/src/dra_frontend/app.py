@@ -123,7 +123,9 @@ class Service:
         client.claim_observers.append(self.device_status.observe)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
-        self.on_demand = self._hugepages_on_demand(settings, client) if config.hugepages_on_demand else None
+        # A node that only observes refuses every claim, so none needs pages.
+        resizes = bool(config.hugepages_on_demand) and not config.observes
+        self.on_demand = self._hugepages_on_demand(settings, client) if resizes else None
         self.claims = NodeClaims(
             claim_reader=client,
             other_devices=OtherDeviceReader(client, node),
@@ -179,7 +181,7 @@ class Service:
 
     def _hugepages_on_demand(self, settings: Settings, client: KubeClient) -> HugepagesOnDemand:
         """Returns the part that resizes pools of hugepages, by way of the helper container."""
-        kernel = KernelPools(HostTree(settings.host_root))
+        kernel = KernelPools(HostTree(settings.host_root), observes=settings.config.observes)
         pools = HelperPools(kernel, pool_socket_path(settings.config.run_dir))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         return HugepagesOnDemand(client, pools, *books, settings.config, self.shortages, self.refresh)
@@ -242,6 +244,7 @@ class Service:
         """Returns what an operator should know of, although the service is ready."""
         return [
             *self.pod_warnings,
+            *self.backend.configured,
             *self.watch.notices,
             *self.shortages.notices,
             *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),

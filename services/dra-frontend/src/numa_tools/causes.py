@@ -26,6 +26,7 @@ _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without par
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
 REFUSED: Final = f"change what the message names; {_LOG}"
 """Remedy for a rejected container if the cause has no remedy of its own."""
+_ENFORCE: Final = "set enforcement: enforce in driverConfig once the changes that /v1/backend lists are wanted"
 _DAC_OVERRIDE: Final = Cause(
     "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
     "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)"
@@ -96,6 +97,7 @@ CAUSES: Final = {
     BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
     BackendCode.NOT_ENFORCED: Cause("run dra-frontend doctor: see driver.status"),
+    BackendCode.OBSERVE_MODE: Cause(_ENFORCE),
     BackendCode.CLAIMED_CPUS_OFFLINE: Cause("take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
     BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
     BackendCode.CLAIM_IN_USE: _OWN_CLAIM,
@@ -137,6 +139,7 @@ EXPLAINED: Final = frozenset(
         StatusCode.CPUS_KEPT_BY_POOL,  # claims.kept-by-kernel
         StatusCode.FILE_UNUSABLE,  # claims.readable, claims.apart
         StatusCode.NO_PARTITIONS,  # driver.exclusivity
+        StatusCode.NO_RESERVED_CPUS,  # kubelet.reserved-cpus
         StatusCode.STATIC_MANAGER,  # kubelet.cpu-manager, kubelet.memory-manager
     }
 )
@@ -179,6 +182,7 @@ _REMEDIES: Final = {
         "free memory of the NUMA node that is named, or set the pages at boot; if the helper does not answer, see the "
         "log of the container hugepages (docs/memory.md)"
     ),
+    StatusCode.OBSERVE_MODE: _ENFORCE,
     StatusCode.TASK_FAILING: _FRONTEND_LOG,
 }
 

@@ -64,8 +64,12 @@ def _claims(request: Request) -> int:
 
 
 def _free(request: Request) -> int:
-    rows = free_rows(request.cluster(), request.given.node or "")
+    cluster = request.cluster()
+    rows = free_rows(cluster, request.given.node or "")
     if not rows and request.given.node:
+        if any(device.node == request.given.node for device in cluster.devices.values()):
+            text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
+            raise KubectlError(f"node {request.given.node} {text}")
         raise KubectlError(f"node {request.given.node} publishes nothing; is the driver running there?")
     return request.show(rows, "no node publishes CPUs or memory")
 

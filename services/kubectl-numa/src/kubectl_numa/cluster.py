@@ -42,6 +42,8 @@ class Device:
     total: int
     """CPUs or bytes."""
     tainted: bool
+    observes: bool = False
+    """The node has ``enforcement: observe``: it refuses claims and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ def _device(node: str, driver: str, document: Mapping[str, Any]) -> Device:
         if name in _CAPACITIES[driver]
     ]
     total = parse_quantity(amounts[0]) if amounts else 1
-    return Device(node, kind, numa, total, bool(document.get("taints")))
+    observes = attributes.get(f"{driver}/observe") is True
+    return Device(node, kind, numa, total, bool(document.get("taints")), observes)
 
 
 def _claim(document: Mapping[str, Any]) -> Claim:

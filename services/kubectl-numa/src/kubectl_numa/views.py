@@ -30,6 +30,7 @@ def node_rows(cluster: Cluster) -> list[Row]:
         row |= {kind: _free_of(cluster, of_kind) for kind, of_kind in _kinds(cluster, keys).items()}
         row["claims"] = len(here)
         row["not enforced"] = sum(claim.enforced == "False" for claim in here)
+        row["enforcement"] = "observe" if any(cluster.devices[key].observes for key in keys) else "enforce"
         row["tainted"] = sum(cluster.devices[key].tainted for key in keys)
         rows.append(row)
     return rows
@@ -39,7 +40,7 @@ def free_rows(cluster: Cluster, node: str = "") -> list[Row]:
     """Returns a row for each NUMA node (or what devices are grouped by), with what claims can still have."""
     places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
-        if not device.tainted and node in ("", device.node):
+        if not device.tainted and not device.observes and node in ("", device.node):
             places[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
     rows: list[Row] = []
     for (name, numa), keys in sorted(places.items()):

@@ -35,6 +35,7 @@ from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.observer import Observer
 from nri_backend.enforcement.partitions import lost_before, lost_problem
 from nri_backend.enforcement.reconciler import Deps
 from nri_backend.enforcement.recorder import EnforcementRecords
@@ -44,6 +45,7 @@ from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.host import HostError, read_host
+from nri_backend.node.node_files import NodeFiles, ObservedFiles
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.privileges import Privileges, read_privileges
 from nri_backend.nri.link import dial
@@ -85,7 +87,8 @@ class Backend:
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
         config = settings.config
-        tree = CgroupTree(config.cgroup_root)
+        files = ObservedFiles() if config.observes else NodeFiles()
+        tree = CgroupTree(config.cgroup_root, files)
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
         deps = Deps(
@@ -101,6 +104,9 @@ class Backend:
         enforcer.on_idle_changed(lock.set_idle)
         self._kubelet_pins = Derived(state, lambda: tuple(sorted(state.kubelet_pins)))
         self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
+        self._observer: Observer | None = None
+        if isinstance(files, ObservedFiles):
+            self._observer = Observer(state, enforcer.reconciler, tree, files, self._quiet.observed_passes)
         # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
@@ -128,7 +134,9 @@ class Backend:
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns the tasks that run until the process ends, by name."""
+        observer = {"observer": self._observe(self._observer)} if self._observer else {}
         return {
+            **observer,
             "runtime": self._session.run_forever(partial(dial, self._settings.config.nri_socket)),
             "enforcement": self._enforcer.run_forever(),
             "leader": self._lead(),
@@ -157,6 +165,8 @@ class Backend:
     def _changed(self) -> None:
         self._news.set()
         self._quiet.wake()
+        if self._observer is not None:
+            self._observer.wake()
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
@@ -171,7 +181,7 @@ class Backend:
             software=__version__,
             instance=self._instance,
             records=self._client.records_generation,
-            active=enforcer.active and self._lock.active,
+            active=(enforcer.active or enforcer.observing) and self._lock.active,
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
@@ -190,26 +200,34 @@ class Backend:
     def status(self) -> BackendStatus:
         """Returns the present status."""
         lease, link, enforcer, pool = self.lease(), self._session.status, self._enforcer, self._enforcer.state.pool
+        observation = self._observer.observation if self._observer else None
         metrics = self._telemetry.metrics(
             Counter(tracked.kind for tracked in enforcer.state),
             (lease.exclusivity, self._settings.config.cpu_exclusivity),
+            self._settings.config.enforcement,
             connected=link.connected,
             synchronized=link.synchronized,
-            active=enforcer.active,
+            active=enforcer.active or enforcer.observing,
             pool_cpus=len(pool.left),
             partitioned_cpus=len(pool.partitioned),
             pooled_containers=sum(bool(tracked.fallback_reason) for tracked in enforcer.state),
             claims=len(enforcer.state.files),
+            observed_changes=observation.total if observation else 0,
+            observed_cgroup_files=observation.cgroup_files if observation else 0,
             **self._quiet.gauges(),
         )
         counters = {name: float(count) for name, count in self._telemetry.counters.items()}
-        return lease.model_copy(update={"counters": counters, "metrics": metrics})
+        seen = {"observation": observation} if observation else {}
+        return lease.model_copy(update={"counters": counters, "metrics": metrics, **seen})
 
     @property
     def pool_reason(self) -> Problem:
         """Reason why the backend creates no partitions although the configuration allows them; else empty."""
         asked = self._settings.config.cpu_exclusivity == "pool"
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
+
+    async def _observe(self, observer: Observer) -> None:
+        await observer.run_forever(lambda: self._enforcer.observing, self._news.set)
 
     async def _lead(self) -> None:
         _log.info("waiting for active lock", extra={"instance": self._instance})
@@ -267,7 +285,7 @@ async def run(settings: Settings) -> None:
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
     # This changes the capabilities of the present thread, which new threads inherit, so it comes before all threads.
-    tree = CgroupTree(config.cgroup_root)
+    tree = CgroupTree(config.cgroup_root, ObservedFiles() if config.observes else NodeFiles())
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:
         _log.warning(problem)

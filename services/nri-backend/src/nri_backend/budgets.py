@@ -58,6 +58,9 @@ found, the limits are compared at the next tick."""
 READ_SECONDS: Final = 600.0
 """Time between two audits of everything that read and parse all files, not only those that have changed. Nothing but
 the sub-cgroup that crun may create in a container's cgroup depends on it."""
+OBSERVE_SECONDS: Final = 10.0
+"""Time between two passes over all cgroups while ``enforcement`` is ``observe``. A change of the state causes one, too.
+"""
 KILLS_SECONDS: Final = 6.0
 """Time between two counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0

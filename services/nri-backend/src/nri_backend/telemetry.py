@@ -27,6 +27,8 @@ GAUGES: Final = {
     "claims": "Number of known claim records.",
     "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
     "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",
+    "observed_changes": "Files of the node that would be written; 0 unless enforcement is observe.",
+    "observed_cgroup_files": "Files of cgroups among them.",
     "last_event_age_seconds": "Seconds since the runtime's last call.",
 }
 """Help texts of the gauges. Their values are read when a report is sent."""
@@ -106,11 +108,17 @@ class Telemetry:
         self._mover.observe(seconds)
 
     def metrics(
-        self, containers: Mapping[str, int], exclusivity: tuple[str, str], **gauges: float
+        self,
+        containers: Mapping[str, int],
+        exclusivity: tuple[str, str],
+        enforcement: str = "enforce",
+        /,
+        **gauges: float,
     ) -> tuple[Metric, ...]:
         """Returns all counters, and the gauges with their current values.
 
-        ``containers`` is their number by kind, ``exclusivity`` the mode in effect and the configured mode.
+        ``containers`` is their number by kind, ``exclusivity`` the mode in effect and the configured mode,
+        ``enforcement`` the key of the configuration.
         """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event
@@ -128,6 +136,12 @@ class Telemetry:
                 help="Always 1; labels are the mode that enforces CPU claims on the node, and cpuExclusivity.",
                 labels=("mode", "configured"),
                 samples=_one(1, *exclusivity),
+            ),
+            Metric(
+                name="enforcement",
+                help="Always 1; the mode is a label: enforce or observe.",
+                labels=("mode",),
+                samples=_one(1, enforcement),
             ),
             Metric(
                 name="build_info",

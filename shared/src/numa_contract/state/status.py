@@ -96,6 +96,10 @@ class StatusCode(StrEnum):
     the driver."""
     HUGEPAGES_UNAVAILABLE = "HugepagesUnavailable"
     """Hugepages on demand cannot be allocated, so the device has a taint. Subject: the device."""
+    OBSERVE_MODE = "ObserveMode"
+    """``enforcement`` is ``observe``: the driver changes nothing on the node, and refuses claims."""
+    NO_RESERVED_CPUS = "NoReservedCPUs"
+    """``reservedCPUs`` is empty, so claims may have the CPUs on which the system runs."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 

@@ -48,6 +48,14 @@ _BY_POOL: Final = (
 )
 _BESIDE_DAEMONS: Final = "; host daemons may run on claimed CPUs"
 _REFUSED: Final = "CPU claims for one container are refused on this node: {} (cpuExclusivity: partition)"
+_OBSERVES: Final = (
+    "enforcement is observe: nothing on this node is changed, and claims are refused; {} (status.observation of "
+    "GET /v1/backend); set enforcement: enforce in driverConfig"
+)
+_NO_RESERVE: Final = (
+    "reservedCPUs is empty: claims may have every CPU but minSharedCPUs, also those on which the kubelet, the runtime "
+    "and host daemons run; set reservedCPUs in driverConfig (docs/node-tuning.md)"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -316,6 +324,18 @@ class BackendView:
             text = self._no_partitions(cut_answer(status.exclusivity_reason))
             cause = known_code(status.exclusivity_code)
             found.append(Notice(code=StatusCode.NO_PARTITIONS, cause=cause, text=text))
+        return tuple(found)
+
+    @property
+    def configured(self) -> tuple[Notice, ...]:
+        """Consequences of the configuration that an operator should know of, whatever the backend reports."""
+        found = list[Notice]()
+        if self.config.observes:
+            seen = self.status.observation if self.status is not None else None
+            total = f"{seen.total} of its files would change" if seen else "no pass over its files is reported yet"
+            found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVES.format(total)))
+        if not self.config.reserved_cpus:
+            found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE))
         return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:

@@ -40,6 +40,9 @@ _log = logging.getLogger(__name__)
 BACKEND_WAIT_SECONDS: Final = 20.0
 # What a claim needs may have belonged to a container that has just ended: reports come ten times a second at most.
 REPORT_SECONDS: Final = 1.0
+_OBSERVED: Final = (
+    "is not prepared, since this node only observes and enforces nothing: set enforcement: enforce in driverConfig"
+)
 Answers = Mapping[str, Answer]
 """By claim UID."""
 
@@ -97,6 +100,15 @@ class NodeClaims:
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Prepares claims. Answers each with its devices, or with the reason why it is not prepared."""
+        if self.config.observes:
+            # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
+            new = {one.uid for one in claims if self.store.ledger.record(driver, one.uid) is None}
+            answers = {one.uid: Answer(error=f"{one} {_OBSERVED}") for one in claims if one.uid in new}
+            known = [one for one in claims if one.uid not in new]
+            return {**answers, **(await self._prepare(driver, known) if known else {})}
+        return await self._prepare(driver, claims)
+
+    async def _prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         deadline = asyncio.get_running_loop().time() + self.backend_wait
         if self.backend.problem and (problem := await self.wait_for_enforcement(deadline)):
             return {claim.uid: _unenforced(claim, problem) for claim in claims}

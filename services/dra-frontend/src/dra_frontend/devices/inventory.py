@@ -96,6 +96,8 @@ class Inventory:
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
     """By driver, why it offers nothing: a setting that can never be right on this machine."""
+    observes: bool = False
+    """The node refuses every claim, since ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """By driver, pool and name, as an allocation result says them."""
@@ -154,7 +156,7 @@ def build_inventory(
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         text = f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy"
         misfits.append(Misfit(MisfitKind.TOO_LONG, text))
-    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(misfits), reserve, refused)
+    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(misfits), reserve, refused, config.observes)
 
 
 def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:

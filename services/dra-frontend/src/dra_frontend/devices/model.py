@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS, SHORTAGE_TAINT
+from numa_contract.names import FAULT_TAINTS, OBSERVE_ATTRIBUTES, OVERCLAIMED_TAINTS, SHORTAGE_TAINT
 
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
@@ -116,6 +116,8 @@ def taints(driver: str, device: Device) -> dict[str, str]:
     """Returns the values of a device's taints by key; the effect of each is NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
+    # The node refuses each claim, so that the scheduler must not choose it.
+    found |= {name: "true"} if device.attributes.get(name := OBSERVE_ATTRIBUTES[driver]) else {}
     shortage = device.shortage if isinstance(device, MemoryDevice) else ""
     return found | ({SHORTAGE_TAINT: shortage} if shortage else {})
 

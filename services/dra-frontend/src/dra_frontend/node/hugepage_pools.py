@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's pools of hugepages. This is the one place that writes to sysfs: ``provision``, and ``serve-hugepages``.
 
+With ``enforcement: observe`` it writes nothing: a pool that would be resized raises HostTreeError.
+
 The kernel allocates what it finds at that moment and calls that success: read after each write.
 """
 
@@ -22,14 +24,16 @@ WAITS: Final = (0.2, 0.5, 1.0, 2.0)
 # The kernel does not look at the clock while it allocates, so it is asked for so much at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
+OBSERVED: Final = "this node only observes (enforcement: observe)"
 _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
 class KernelPools:
     """The pools in sysfs below a root."""
 
-    def __init__(self, tree: HostTree) -> None:
+    def __init__(self, tree: HostTree, *, observes: bool = False) -> None:
         self._tree = tree
+        self._observes = observes
         self._reader = Reader(tree)
 
     def pages(self, node: int, page_bytes: int) -> int:
@@ -100,6 +104,8 @@ class KernelPools:
         return f"{base}/{sysfs_page_size(page_bytes)}"
 
     def _write(self, path: str, text: str) -> None:
+        if self._observes:
+            raise OSError(errno.EROFS, OBSERVED, path)
         # Never creates a file: in a captured tree, too, what the kernel does not have is not there.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
@@ -111,6 +117,8 @@ class KernelPools:
 def write_fault(error: OSError, page_bytes: int) -> str:
     """Returns why a pool cannot be resized, and what to do about it."""
     reason = f"cannot be written: {error.strerror}"
+    if error.strerror == OBSERVED:
+        return reason
     if error.errno == errno.EINVAL:
         size = kubernetes_page_size(page_bytes)
         return f"{reason}; this kernel allocates pages of {size} at boot only (hugepagesz= and hugepages=)"

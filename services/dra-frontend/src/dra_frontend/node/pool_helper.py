@@ -126,7 +126,7 @@ def _serve(listening: socket.socket, helper: PoolHelper) -> None:
 def main(config: Config, host_root: str) -> int:
     """Serves until SIGTERM; returns the exit code. Raises OSError if the socket cannot be made."""
     set_up_logging(config.log_level, config.log_format)
-    pools, path = KernelPools(HostTree(host_root)), Path(pool_socket_path(config.run_dir))
+    pools, path = KernelPools(HostTree(host_root), observes=config.observes), Path(pool_socket_path(config.run_dir))
     # As the first process of a container it ends by a signal only if it handles the signal.
     with suppress(_StoppedError):
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
+from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, OBSERVE_ATTRIBUTES
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
@@ -159,6 +159,8 @@ def snapshot(
             errors = [one for one in faults if _concerns(one, device)]
             failing = max((one.kind for one in errors), default="")
             device = replace(device, overclaimed=holding.amount > rest, failing=failing)
+            if inventory.observes:
+                device = replace(device, attributes={**device.attributes, OBSERVE_ATTRIBUTES[pool.driver]: True})
             devices.append(_with_shortage(device, shortages))
             # Memory that is reserved is there: claims of before the reserve keep theirs.
             there = rest + _reserved(device, inventory)

@@ -69,6 +69,7 @@ class Reason(StrEnum):
     KERNEL = "kernel"
     UNSUPPORTED = "unsupported"
     UNENFORCED = "unenforced"
+    OBSERVE = "observe"
 
 
 _CODES: Final = {
@@ -83,6 +84,7 @@ _CODES: Final = {
     Reason.KERNEL: BackendCode.SETTINGS_NOT_APPLIED,
     Reason.UNSUPPORTED: BackendCode.CLAIM_UNSUPPORTED,
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
+    Reason.OBSERVE: BackendCode.OBSERVE_MODE,
 }
 """Code of a rejection by its reason, for rejections that are not caused by a problem with a code of its own."""
 

@@ -243,8 +243,9 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
         try:
             tree.write(tracked.identity.pod_cgroup, CPUS, repair.desired)
-            done.repaired.append(repair)
-            allowed = wanted
+            if not tree.observes:
+                done.repaired.append(repair)
+                allowed = wanted
         except CgroupAccessError as error:
             failure = error.problem
     cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
@@ -252,7 +253,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         # The effective set lacks the CPUs of partitions and grows when one ends, so the configured set is added.
         cpus |= (allowed or frozenset()) & plan.online or plan.online
     done.observed = Observed(cpus)
-    if wanted and plan.desired.needs_cpuset and not (cpus and cpus <= wanted):
+    if wanted and plan.desired.needs_cpuset and not tree.observes and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
         done.left.append(failure or Problem(text, BackendCode.SETTINGS_NOT_APPLIED))
 
@@ -356,6 +357,9 @@ def _repair(
             tree.write(path, one.file, one.desired)
         except CgroupAccessError as error:
             failed[one.file] = error.problem
+    if tree.observes:
+        done.left += failed.values()
+        return observed
     written = [one.file for one in found]
     if look is not None and not desired.files.keys() >= set(written):
         observed = look()

@@ -25,6 +25,7 @@ from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phas
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor, IdleChanged
 from nri_backend.enforcement.memory_kills import KillWatch
+from nri_backend.enforcement.observer import ObservedHooks
 from nri_backend.enforcement.reconciler import Deps, Reconciler, Signals
 from nri_backend.enforcement.standby import Standby
 from nri_backend.enforcement.start import Starter
@@ -59,7 +60,10 @@ class Enforcer:
         self._deps = deps
         self._own_pod_uid = own_pod_uid
         self._recorder = self.reconciler.recorder
+        self._standby: Standby | ObservedHooks
         self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
+        self.observing = False
+        """True if this instance is the active one of a node with ``enforcement: observe``."""
         self._kills = KillWatch(state, deps.tree, deps.observer)
         self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._recorder, self._kills, deps)
         state.pool_changed = self.signals.audit.set
@@ -78,13 +82,20 @@ class Enforcer:
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:
-        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others."""
+        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others.
+
+        With ``enforcement: observe`` there is no audit, and enforcement/observer.py takes its place.
+        """
         self.state.forget_views()
         for found in await self._recall(tuple(self.state)):
             if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.state.put(self.state.authorized(now))
+        if self._deps.tree.observes:
+            self._standby, self.observing = ObservedHooks(self.state), True
+            await self.claim_files.refresh(thorough=True)
+            return
         self.signals.active = True
         await self.claim_files.refresh(thorough=True)
         await self._auditor.first_audit()
@@ -283,7 +294,7 @@ class Enforcer:
                 self.reconciler.forget(other.id)
 
     async def _kill_rejected(self, tracked: Tracked) -> None:
-        if await self.starter.kill(tracked):
+        if not self._deps.tree.observes and await self.starter.kill(tracked):
             self.reconciler.advance(tracked.id, Event.START_REJECTED)
         else:
             self._track_unseen(tracked)

@@ -86,6 +86,8 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
                 tree.write(path, PARTITION, _MEMBER)
             with sys_admin():
                 _make(tree, path, kind, cpus)
+            if tree.observes:
+                return NO_PROBLEM
         left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
     except CgroupAccessError as error:
         reason = error.problem

@@ -138,7 +138,7 @@ class Evictor:
     def __init__(self, affinity_class: AffinityClass, desired: Callable[[], DesiredIsolation | None]) -> None:
         """``desired`` is called on the event loop. It returns None while this instance must not act."""
         self.result = EvictionResult()
-        self._class = affinity_class
+        self.affinity_class = affinity_class
         self._desired = desired
         self._changed = asyncio.Event()
         self._applied: DesiredIsolation | None = None
@@ -151,8 +151,8 @@ class Evictor:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Problems that an operator should look at, one sentence each."""
-        contested = self._class.contested if self._contested_passes >= CONTESTED_PASSES else NO_PROBLEM
-        remaining = self._class.remaining if self.result.remaining else NO_PROBLEM
+        contested = self.affinity_class.contested if self._contested_passes >= CONTESTED_PASSES else NO_PROBLEM
+        remaining = self.affinity_class.remaining if self.result.remaining else NO_PROBLEM
         return tuple(filter(None, (self._error, contested, remaining)))
 
     def wake(self) -> None:
@@ -177,7 +177,7 @@ class Evictor:
         # After a change every movable is tried again: the kernel may have rejected the previous CPUs only because
         # none of them was online or had a free vector.
         unmovable = self.result.unmovable if desired == self._applied else frozenset[str]()
-        job = loop.run_in_executor(None, partial(evict, self._class, desired, unmovable))
+        job = loop.run_in_executor(None, partial(evict, self.affinity_class, desired, unmovable))
         try:
             self._store_result(desired, await asyncio.shield(job))
         except asyncio.CancelledError:
@@ -187,18 +187,20 @@ class Evictor:
         except Exception as error:  # noqa: BLE001 - reported; an unexpected error must not end the enforcement of claims
             unexpected = None if isinstance(error, OSError | ValueError) else error
             if not self._error:
-                _log.warning("%s are not moved", self._class.noun, extra={"error": str(error)}, exc_info=unexpected)
-            text = f"{self._class.noun} are not moved off claimed CPUs: {cut_answer(str(error) or repr(error))}"
-            self._error = Problem(text, code_of(error, self._class.not_moved))
+                _log.warning(
+                    "%s are not moved", self.affinity_class.noun, extra={"error": str(error)}, exc_info=unexpected
+                )
+            text = f"{self.affinity_class.noun} are not moved off claimed CPUs: {cut_answer(str(error) or repr(error))}"
+            self._error = Problem(text, code_of(error, self.affinity_class.not_moved))
         repeat = bool(desired.cpus_to_vacate or self.result.moved or self._error)
-        self._next_pass = loop.time() + self._class.interval_seconds if repeat else None
+        self._next_pass = loop.time() + self.affinity_class.interval_seconds if repeat else None
         self._applied = desired
 
     def _store_result(self, desired: DesiredIsolation, result: EvictionResult) -> None:
         if (result.moved, result.remaining) != (self.result.moved, self.result.remaining):
             numbers = {"moved": len(result.moved), "remaining": result.remaining}
             cpus = format_cpu_list(desired.cpus_to_vacate)
-            _log.info("%s moved off claimed CPUs", self._class.noun, extra={"cpus": cpus, **numbers})
+            _log.info("%s moved off claimed CPUs", self.affinity_class.noun, extra={"cpus": cpus, **numbers})
         contested = bool(result.contested) and desired == self._applied
         self._contested_passes = self._contested_passes + 1 if contested else 0
         self.result = result

@@ -4,13 +4,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from numa_contract.backend_codes import BackendCode
 
 from nri_backend.containers.lifecycle import OCCUPYING
 from nri_backend.containers.state import NodeState
-from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor
+from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor, evict
 from nri_backend.host_isolation.interrupts import Interrupts
 from nri_backend.host_isolation.irqbalance import Irqbalance
 from nri_backend.host_isolation.originals import OriginalsFile
@@ -61,12 +62,13 @@ class HostIsolation:
     def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:
         self._state = state
         self._active = active
-        interrupts = Interrupts(settings.kernel_root, Irqbalance(settings.kernel_root, settings.host_root))
+        kernel, host, files = settings.kernel_root, settings.host_root, tree.files
+        interrupts = Interrupts(kernel, Irqbalance(kernel, host, files), files)
         self._interrupts_writable = bool(settings.kernel_root) and interrupts.writable
         self._interrupts = Evictor(
             AffinityClass(
                 interrupts,
-                OriginalsFile(f"{settings.own_dir}/interrupts.json"),
+                OriginalsFile(f"{settings.own_dir}/interrupts.json", read_only=tree.observes),
                 "interrupts",
                 INTERRUPT_SECONDS,
                 may_relocate=True,
@@ -78,7 +80,7 @@ class HostIsolation:
         self._slices = Evictor(
             AffinityClass(
                 HostSlices(tree, settings.host_root),
-                OriginalsFile(f"{settings.own_dir}/host-slices.json"),
+                OriginalsFile(f"{settings.own_dir}/host-slices.json", read_only=tree.observes),
                 "host daemons",
                 SLICE_SECONDS,
                 may_relocate=False,
@@ -116,22 +118,41 @@ class HostIsolation:
         self._interrupts.wake()
         self._slices.wake()
 
+    def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
+        """Returns a pass of each class, by the reason of its changes, for a tree that only observes.
+
+        A pass blocks, and records its changes with the files of the tree. Raises OSError or ValueError.
+        """
+        interrupts = self._desired_for_interrupts(observing=True)
+        return [
+            (f"{noun} leave the CPUs of claims ({key} of driverConfig)", partial(evict, one, desired, frozenset()))
+            for key, noun, one, desired in (
+                ("irqs", "interrupts", self._interrupts.affinity_class, interrupts),
+                ("hostSlices", "host daemons", self._slices.affinity_class, self._desired_for_slices(observing=True)),
+            )
+            if desired is not None
+        ]
+
     async def run_forever(self) -> None:
         """Runs both evictors. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._interrupts.run_forever(), name="interrupts")
             tasks.create_task(self._slices.run_forever(), name="host slices")
 
-    def _desired_for_interrupts(self) -> DesiredIsolation | None:
+    def _desired_for_interrupts(self, *, observing: bool = False) -> DesiredIsolation | None:
         if not self._interrupts_writable:
             return None
-        return self._desired(cpus_without_interrupts, enabled=self._state.config.irqs == "move")
+        enabled = self._state.config.irqs == "move"
+        return self._desired(cpus_without_interrupts, enabled=enabled, observing=observing)
 
-    def _desired_for_slices(self) -> DesiredIsolation | None:
-        return self._desired(cpus_without_host_daemons, enabled=self._state.config.host_slices)
+    def _desired_for_slices(self, *, observing: bool = False) -> DesiredIsolation | None:
+        enabled = self._state.config.host_slices
+        return self._desired(cpus_without_host_daemons, enabled=enabled, observing=observing)
 
-    def _desired(self, cpus_to_vacate: Callable[[NodeState], Cpus], *, enabled: bool) -> DesiredIsolation | None:
+    def _desired(
+        self, cpus_to_vacate: Callable[[NodeState], Cpus], *, enabled: bool, observing: bool
+    ) -> DesiredIsolation | None:
         """Returns the desired state, or None if this instance must not act. If disabled, originals are restored."""
-        if not (self._active() and self._state.told):
+        if not ((observing or self._active()) and self._state.told):
             return None
         return DesiredIsolation(cpus_to_vacate(self._state) if enabled else frozenset(), self._state.host.online)

@@ -17,8 +17,9 @@ _ORIGINALS: Final = TypeAdapter(dict[str, OriginalAffinity])
 class OriginalsFile:
     """Stores the originals of one affinity class. The file exists only while something is moved."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
         self._path = path
+        self._read_only = read_only
         self._cached_stamp: tuple[int, int] | None = None
         """Inode and modification time of the cached content. Parsing thousands of CPU sets takes 0.1 s."""
         self._cached: Originals = {}
@@ -39,7 +40,12 @@ class OriginalsFile:
             ) from error
 
     def save(self, originals: Originals) -> None:
-        """Replaces the file, or removes it if there are no originals. Raises OSError and then changes nothing."""
+        """Replaces the file, or removes it if there are no originals. Does nothing if it is read-only.
+
+        Raises OSError and then changes nothing.
+        """
+        if self._read_only:
+            return
         if originals:
             replace_file(self._path, _ORIGINALS.dump_json(dict(originals), by_alias=True), 0o600)
         else:

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instance of a node with ``enforcement: observe``: it computes what enforcement would write, and writes nothing.
+
+The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
+only reads the machine and the claim files, and notices ends of containers. The hooks are those of `ObservedHooks`: they
+answer nothing, and reject containers with a claim.
+
+`Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
+enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
+daemons. The recorded changes of a whole pass replace those of the previous one. The observations of the containers are
+stored in the state, so that their reports show on which CPUs they really run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from numa_contract.errors import cut_answer
+from numa_contract.reports import MAX_OBSERVED, Observation, ObservedChange
+
+from nri_backend.budgets import OBSERVE_SECONDS
+from nri_backend.claims.authorization import Reason, Rejection
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.lifecycle import Event
+from nri_backend.containers.plan import Plan, Raises, group_plans, groups_above, plan_of
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.apply import Outcome, audit, audit_group
+from nri_backend.enforcement.partitions import settle
+from nri_backend.enforcement.reconciler import Reconciler
+from nri_backend.node.cgroups import CgroupTree, OriginalLimits
+from nri_backend.node.node_files import Change, ObservedFiles
+from nri_backend.nri.model import Container, Resources
+from nri_backend.problems import NO_PROBLEM, joined
+
+REFUSAL: Final = (
+    "this node only observes (enforcement: observe), so no container with a claim of dra.cpu or dra.memory starts; set "
+    "enforcement: enforce in driverConfig"
+)
+# Number of plans that are computed on the event loop for one job in a thread.
+_AT_ONCE: Final = 64
+_DEBOUNCE_SECONDS: Final = 0.5
+_WITH_CLAIM: Final = "container {} has claims"
+_WITHOUT_CLAIM: Final = "container {} has no claim"
+_POD: Final = "limits of the cgroups above containers with claims"
+_ENDED: Final = "CPUs of partitions that have ended"
+_log = logging.getLogger(__name__)
+
+Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
+"""Returns functions that record further changes, each with the reason of these changes."""
+Found = tuple[Change, str]
+"""A change and its reason."""
+
+
+class ObservedHooks:
+    """Rejects containers with a claim, since nothing enforces it, and answers nothing for all others.
+
+    Only a claim with a record counts, which was prepared before the node began to observe. A container that names any
+    other claim in its environment starts as if this plugin did not exist.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+
+    def check_created(self, tracked: Tracked, _answered: Resources) -> Rejection | None:
+        """Returns a rejection if the container has a claim."""
+        return _rejection(tracked)
+
+    async def check_started(self, tracked: Tracked, _container: Container) -> tuple[Tracked, Rejection | None]:
+        """Returns the container, and a rejection if it has a claim."""
+        rejection = _rejection(tracked)
+        if rejection is None:
+            self._state.put(tracked.after(Event.APPLIED).seen(cpus=None))
+        return tracked, rejection
+
+
+def _rejection(tracked: Tracked) -> Rejection | None:
+    return Rejection(Reason.OBSERVE, REFUSAL) if tracked.entitlement.claims else None
+
+
+class Observer:
+    """Repeats passes, and retains the changes that the last one has found."""
+
+    def __init__(
+        self, state: NodeState, reconciler: Reconciler, tree: CgroupTree, files: ObservedFiles, host_passes: Passes
+    ) -> None:
+        self.observation = Observation()
+        """The changes of the last complete pass."""
+        self._state = state
+        self._reconciler = reconciler
+        self._tree = tree
+        self._files = files
+        self._host_passes = host_passes
+        self._notes = OriginalLimits(tree.root, files)
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Requests a pass, since the state has changed."""
+        self._changed.set()
+
+    async def run_forever(self, active: Callable[[], bool], observed: Callable[[], object]) -> None:
+        """Runs a pass after each change of the state, and every OBSERVE_SECONDS; never returns.
+
+        Nothing is done while ``active`` returns False. ``observed`` is called after each pass with other changes.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._changed.wait()
+                # Hooks run first, and a burst of new pods causes only one pass.
+                await asyncio.sleep(_DEBOUNCE_SECONDS)
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            due = loop.time() + OBSERVE_SECONDS
+            if not (active() and self._state.told):
+                continue
+            before = self.observation
+            try:
+                await self.run_pass()
+            except Exception:  # noqa: BLE001 - logged; the reports of the node go on
+                _log.exception("the node could not be observed; the next pass repeats it")
+            if self.observation != before:
+                observed()
+
+    async def run_pass(self) -> None:
+        """Runs one pass, and stores its changes and observations."""
+        found: list[Found] = []
+        plans = group_plans(self._state, groups_above(self._state))
+        found += await asyncio.to_thread(self._above, plans, partitions=self._state.host.partitions)
+        ids = [one.id for one in self._state]
+        for start in range(0, len(ids), _AT_ONCE):
+            state = self._state
+            batch = [plan_of(state, one, full=True) for one in state.started(ids[start : start + _AT_ONCE])]
+            outcomes, changes = await asyncio.to_thread(self._containers, batch)
+            found += changes
+            for plan, outcome in zip(batch, outcomes, strict=True):
+                self._store(plan.tracked, outcome)
+        found += await asyncio.to_thread(self._host, self._host_passes())
+        self.observation = self._described(found)
+
+    def _above(self, plans: Mapping[str, Raises | None], *, partitions: bool) -> list[Found]:
+        if partitions:
+            settle(self._tree)
+        found = [(change, _ENDED) for change in self._files.take()]
+        for path, raises in plans.items():
+            audit_group(self._tree, self._notes, path, raises)
+            found += [(change, _POD) for change in self._files.take()]
+        return found
+
+    def _containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[Found]]:
+        outcomes: list[Outcome] = []
+        found: list[Found] = []
+        for plan in plans:
+            outcomes.append(audit(self._tree, self._notes, plan))
+            found += [(change, _reason(plan.tracked)) for change in self._files.take()]
+        return outcomes, found
+
+    def _host(self, passes: Sequence[tuple[str, Callable[[], object]]]) -> list[Found]:
+        found: list[Found] = []
+        for reason, run in passes:
+            try:
+                run()
+            except (OSError, ValueError) as error:
+                _log.warning("changes cannot be observed", extra={"change": reason, "error": str(error)})
+            found += [(change, reason) for change in self._files.take()]
+        return found
+
+    def _store(self, planned: Tracked, outcome: Outcome) -> None:
+        """Stores the observation of a container, unless it has changed since its plan was computed."""
+        tracked, seen = self._state.containers.get(planned.id), outcome.observed
+        if tracked is None or tracked.phase is not planned.phase:
+            return
+        if seen is None:
+            # The cgroup is gone, or the container runs in that of its pod.
+            self._reconciler.take_outcome(tracked, outcome)
+            return
+        mems = tracked.observed.mems if seen.mems is None else seen.mems
+        limits = tracked.observed.limits if seen.limits is None else seen.limits
+        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
+        self._state.put(tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem))
+
+    def _described(self, found: Sequence[Found]) -> Observation:
+        """Returns the changes of a pass for the report: one for each file, by path, and those of cgroups first."""
+        root = f"{self._tree.root}/"
+        by_path = {change.path: (change, reason) for change, reason in found}
+        in_cgroups = [path for path in by_path if path.startswith(root)]
+        ordered = [*sorted(in_cgroups), *sorted(by_path.keys() - set(in_cgroups))]
+        return Observation(
+            total=len(ordered),
+            cgroup_files=len(in_cgroups),
+            complete=True,
+            changes=tuple(_reported(*by_path[path], root) for path in ordered[:MAX_OBSERVED]),
+        )
+
+
+def _reported(change: Change, reason: str, root: str) -> ObservedChange:
+    cgroup, file = "", change.path
+    if file.startswith(root):
+        cgroup, _, file = file.removeprefix(root).rpartition("/")
+    texts = {"present": cut_answer(change.present), "desired": cut_answer(change.desired)}
+    return ObservedChange(cgroup=cgroup, file=file, reason=cut_answer(reason), **texts)
+
+
+def _reason(tracked: Tracked) -> str:
+    pod = tracked.identity.pod
+    name = f"{pod.namespace}/{pod.name} {tracked.identity.name}"
+    return (_WITH_CLAIM if tracked.entitlement.claims else _WITHOUT_CLAIM).format(name)

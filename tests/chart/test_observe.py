@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``driverConfig.enforcement`` in the chart: no writer is rendered that would not observe, and NOTES says the mode."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.helm import CHART, Document, container, render, run
+
+PROVISION: Document = {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}
+
+
+@pytest.mark.parametrize(("mode", "more"), [("observe", ["--dry-run"]), ("enforce", [])])
+def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list[str]) -> None:
+    """It prints what it would request."""
+    documents = render({"driverConfig": {"enforcement": mode}, "hugepageProvision": PROVISION})
+    arguments = container(documents, "provision-hugepages")["args"]
+    assert arguments == ["provision", *more, "/etc/dra-driver-numa/hugepages.yaml"]
+
+
+def notes(path: Path, config: Document) -> str:
+    """Returns the notes of an installation with this configuration.
+
+    Helm prints them only after it has asked a cluster, so a copy of the chart has them in a ConfigMap.
+    """
+    copy = path / json.dumps(sorted(config)).strip("[]").replace('"', "").replace(", ", "-")
+    shutil.copytree(CHART, copy)
+    text = (copy / "templates/NOTES.txt").read_text()
+    (copy / "templates/_notes.tpl").write_text('{{- define "test.notes" -}}' + text + "{{- end -}}")
+    data = '{notes: {{ include "test.notes" . | toJson }}}'
+    (copy / "templates/notes.yaml").write_text(f"kind: Notes\napiVersion: v1\ndata: {data}\n")
+    values = path / "values.json"
+    values.write_text(json.dumps({"driverConfig": config}))
+    out = run("template", "x", str(copy), "--values", str(values), "--show-only", "templates/notes.yaml")
+    shown: str = yaml.safe_load(out)["data"]["notes"]
+    return shown
+
+
+def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> None:
+    """One who installs it reads both where the command ends."""
+    both = notes(tmp_path, {"enforcement": "observe"})
+    assert 'enforcement is "observe"' in both
+    assert "reservedCPUs is empty" in both
+    neither = notes(tmp_path, {"reservedCPUs": "0-1"})
+    assert neither
+    assert "reservedCPUs" not in neither
+    assert "observe" not in neither

@@ -227,7 +227,7 @@ class Backend:
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
     async def _observe(self, observer: Observer) -> None:
-        await observer.run_forever(lambda: self._enforcer.observing, self._news.set)
+        await observer.run_forever(lambda: self._enforcer.observing, self._telemetry.observed)
 
     async def _lead(self) -> None:
         _log.info("waiting for active lock", extra={"instance": self._instance})

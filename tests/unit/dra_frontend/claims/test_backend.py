@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dra_frontend.claims.backend import BackendView, read_state
 from numa_contract.config import Config
-from numa_contract.reports import LEASE_SECONDS, BackendStatus
+from numa_contract.reports import LEASE_SECONDS, BackendStatus, Observation
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
 
 from tests.rigs.cpu_time import cpu_seconds
@@ -245,3 +245,24 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning.text
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == ()
+
+
+def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> None:
+    """Also before the first report of the backend, which then adds the number of files."""
+    silent = BackendView(Clock(), Config(enforcement="observe"))
+    assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
+    assert "no pass over its files" in silent.configured[0].text
+    seen = view_of(config=Config(enforcement="observe"), observation=Observation(total=7))
+    assert "7 of its files would change" in seen.configured[0].text
+    assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configured == ()
+
+
+def test_an_observation_that_a_report_leaves_out_remains(view: BackendView) -> None:
+    """It is sent with the metrics only; the one of a backend that has restarted is forgotten."""
+    found = Observation(total=3, complete=True)
+    view.renew(BackendStatus(instance="b", generation=1, observation=found, counters={}, metrics=()), [])
+    view.renew(BackendStatus(instance="b", generation=1))
+    assert view.status is not None
+    assert view.status.observation == found
+    view.renew(BackendStatus(instance="other", generation=1))
+    assert view.status.observation is None

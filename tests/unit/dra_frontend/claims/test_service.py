@@ -297,3 +297,22 @@ async def test_prepared_claims_are_logged_with_their_resources(
         "cpus": format_cpu_list(node.cpus("u")),
         "memory": {},
     }
+
+
+async def test_a_node_that_only_observes_prepares_nothing_new(
+    node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text names the remedy. A claim that was prepared before is answered as before, and can be unprepared."""
+    api.add(claim("old", cpus(1)))
+    api.add(claim("new", cpus(1)))
+    first = await node.prepare("old")
+    node.claims.config = Config(enforcement="observe")
+    names = [ClaimName("ns", f"claim-{uid}", uid) for uid in ("old", "new")]
+    answers = await node.claims.prepare("dra.cpu", names)
+    assert (answers["old"].error, answers["old"].devices) == (None, first.devices)
+    assert "only observes" in str(answers["new"].error)
+    assert "set enforcement: enforce in driverConfig" in str(answers["new"].error)
+    assert not node.file("new").exists()
+    assert "new" in next(one.__dict__["claims"][0] for one in caplog.records if one.msg == "claims refused")
+    assert (await node.claims.unprepare("dra.cpu", names))["old"].error is None
+    assert not node.file("old").exists()

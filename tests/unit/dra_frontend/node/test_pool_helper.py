@@ -125,3 +125,12 @@ def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
     data = answer.model_dump_json().encode()
     assert len(data) <= LONGEST_ANSWER
     assert PoolAnswer.model_validate_json(data) == answer
+
+
+def test_no_pool_is_resized_while_the_node_only_observes(tmp_path: Path) -> None:
+    """Neither by the helper nor by another caller: the class that writes refuses."""
+    rig = Rig(tmp_path)
+    rig.helper = PoolHelper(KernelPools(HostTree(tmp_path), observes=True), CONFIG)
+    (_, problem) = rig.ask(pages=3)
+    assert "only observes (enforcement: observe)" in problem
+    assert rig.pages == [1, 1]

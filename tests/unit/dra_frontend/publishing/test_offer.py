@@ -299,3 +299,17 @@ def test_what_could_not_be_published_is_tried_again() -> None:
     for _ in range(2):
         with pytest.raises(TypeError):
             offer.refresh(*books)
+
+
+def test_devices_of_a_node_that_only_observes_have_a_taint() -> None:
+    """On each device of both drivers, with an attribute that an API server without device taints keeps."""
+    inventory = offered(pages(4, 4), enforcement="observe")
+    for pool in snapshot(inventory, ledger(), Snapshot()).pools:
+        for document in slice_documents(pool, NODE):
+            for device in document["spec"]["devices"]:
+                name = f"{pool.driver}/observe"
+                assert {"key": name, "value": "true", "effect": "NoSchedule"} in device["taints"]
+                assert device["attributes"][name] == {"bool": True}
+    for pool in snapshot(offered(pages(4, 4)), ledger(), Snapshot()).pools:
+        for document in slice_documents(pool, NODE):
+            assert all(f"{pool.driver}/observe" not in device["attributes"] for device in document["spec"]["devices"])

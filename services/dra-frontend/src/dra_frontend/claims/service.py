@@ -100,13 +100,14 @@ class NodeClaims:
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Prepares claims. Answers each with its devices, or with the reason why it is not prepared."""
-        if self.config.observes:
-            # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
-            new = {one.uid for one in claims if self.store.ledger.record(driver, one.uid) is None}
-            answers = {one.uid: Answer(error=f"{one} {_OBSERVED}") for one in claims if one.uid in new}
-            known = [one for one in claims if one.uid not in new]
-            return {**answers, **(await self._prepare(driver, known) if known else {})}
-        return await self._prepare(driver, claims)
+        if not self.config.observes:
+            return await self._prepare(driver, claims)
+        # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
+        known = [one for one in claims if self.store.ledger.record(driver, one.uid) is not None]
+        refused = [one for one in claims if one not in known]
+        _log.warning("claims refused", extra={"driver": driver, "claims": list(map(str, refused)), "error": _OBSERVED})
+        answers = {one.uid: Answer(error=f"{one} {_OBSERVED}") for one in refused}
+        return {**answers, **(await self._prepare(driver, known) if known else {})}
 
     async def _prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         deadline = asyncio.get_running_loop().time() + self.backend_wait

@@ -98,10 +98,10 @@ class Observer:
         """Requests a pass, since the state has changed."""
         self._changed.set()
 
-    async def run_forever(self, active: Callable[[], bool], observed: Callable[[], object]) -> None:
+    async def run_forever(self, active: Callable[[], bool], passed: Callable[[], object]) -> None:
         """Runs a pass after each change of the state, and every OBSERVE_SECONDS; never returns.
 
-        Nothing is done while ``active`` returns False. ``observed`` is called after each pass with other changes.
+        Nothing is done while ``active`` returns False. ``passed`` is called after each pass.
         """
         loop = asyncio.get_running_loop()
         due = loop.time()
@@ -117,13 +117,12 @@ class Observer:
             due = loop.time() + OBSERVE_SECONDS
             if not (active() and self._state.told):
                 continue
-            before = self.observation
             try:
                 await self.run_pass()
             except Exception:  # noqa: BLE001 - logged; the reports of the node go on
                 _log.exception("the node could not be observed; the next pass repeats it")
-            if self.observation != before:
-                observed()
+            else:
+                passed()
 
     async def run_pass(self) -> None:
         """Runs one pass, and stores its changes and observations."""

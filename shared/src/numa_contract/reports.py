@@ -256,7 +256,7 @@ class BackendStatus(Document):
     """Generation of the claim records that the backend had read when it made this report; null if it knows of none. A
     claim that was released by then and that no container names is used by no container."""
     active: bool = False
-    """Whether this backend holds the active lock and enforces."""
+    """Whether this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
     enforced: bool = True
     """Whether a backend of this node holds the lock, serves the runtime, and has renewed its heartbeat lately."""
     synchronized: bool = False

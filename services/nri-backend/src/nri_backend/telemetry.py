@@ -20,7 +20,7 @@ MAX_SERIES: Final = 64
 GAUGES: Final = {
     "connected": "Whether a connection to the runtime is open.",
     "synchronized": "Whether the runtime's state was processed and events are delivered.",
-    "active": "Whether this instance holds the lock and enforces.",
+    "active": "Whether this instance holds the lock and enforces, or observes.",
     "pool_cpus": "CPUs for containers without a claim.",
     "partitioned_cpus": "CPUs in cpuset partitions of claim containers.",
     "pooled_containers": "Claim containers without a partition, on a node where the kernel creates partitions.",

@@ -290,8 +290,9 @@ class PrometheusRule(Values):
     """Labels by which your Prometheus selects the rules."""
     extra_rules: list[Kubernetes]
     """Rules of your own in the same group."""
-    runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^[^\s\"'#]+$")]
-    """Address at which your organization serves docs/runbooks.md. Each alert links to its section."""
+    runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
+    """Address at which your organization serves docs/symptoms.md. Each alert links to its section. Required if the
+    alerts are enabled."""
 
 
 class Dashboard(Values):

@@ -17,6 +17,7 @@ HELM = Path(sys.executable).with_name("helm")
 NAMESPACE = "dra-driver-numa"
 Document = dict[str, Any]
 
+RULES: Document = {"enabled": True, "runbookURL": "https://wiki.example/numa/symptoms.html"}
 # Every switch on: each object that the chart can make is in it.
 EVERYTHING: Document = {
     "driverConfig": {"hugepagesOnDemand": [{"numaNode": 0, "size": "32Mi", "pages": 4}]},
@@ -29,7 +30,7 @@ EVERYTHING: Document = {
         "enabled": True,
         "pages": [{"size": "2Mi", "count": 4, "node": 0}, {"size": "1G", "count": 1}],
     },
-    "metrics": {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboard")},
+    "metrics": {"podMonitor": {"enabled": True}, "dashboard": {"enabled": True}, "prometheusRule": RULES},
 }
 
 

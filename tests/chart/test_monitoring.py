@@ -22,7 +22,8 @@ from numa_contract.names import DRIVERS
 from numa_contract.reports import BackendStatus
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.chart.helm import CHART, EVERYTHING, Document, only, render
+from tests.chart.helm import CHART, EVERYTHING, RULES, Document, only, render
+from tests.rigs.symptoms import SECTIONS, slug
 from tests.rigs.trees import MemoryTree, captured
 
 _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
@@ -107,18 +108,17 @@ def test_a_node_is_missed_when_it_is_gone() -> None:
     assert remembered <= {text.split()[0].partition("{")[0] for text in scraped().render().decode().splitlines()}
 
 
-def test_every_alert_has_a_runbook() -> None:
-    """Its link leads to a part that says what it means, where to look and what to do; no part is left over."""
-    page = (CHART.parents[1] / "docs/runbooks.md").read_text().split("\n## ")[1:]
-    parts = {part.partition("\n")[0]: part for part in page}
-    assert list(parts) == [rule["alert"] for rule in alerts()]
-    for part in parts.values():
-        assert re.search(r"\*\*Means:\*\* .*\n\*\*Look:\*\* .*\n\*\*Do:\*\* ", part, re.DOTALL)
-    base = "https://wiki.example/numa/runbooks.html"
+def test_every_alert_links_to_its_symptom() -> None:
+    """Its link leads to the section that names the alert among what people see; the address is the operator's."""
+    sections = {slug(title): text for title, text in SECTIONS.items()}
+    base = "https://wiki.example/numa/symptoms.html"
     values = {"metrics": {"prometheusRule": {"enabled": True, "runbookURL": base}}}
     (group,) = only(render(values), "PrometheusRule")["spec"]["groups"]
-    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in group["rules"]}
-    assert links == {name: f"{base}#{name.lower()}" for name in parts}
+    for rule in group["rules"]:
+        address, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert address == base
+        seen = sections[anchor].partition("**Urgency:**")[0]
+        assert f"`{rule['alert']}`" in seen, rule["alert"]
 
 
 def test_outcomes_and_calls_in_expressions_exist() -> None:
@@ -145,7 +145,7 @@ def test_the_monitor_finds_the_frontend() -> None:
 def test_operators_rules_are_added() -> None:
     """Rules of one's own come with ours, in a group of their own."""
     own = {"alert": "Mine", "expr": "vector(1)"}
-    values = {"metrics": {"prometheusRule": {"enabled": True, "extraRules": [own]}}}
+    values = {"metrics": {"prometheusRule": {**RULES, "extraRules": [own]}}}
     groups = only(render(values), "PrometheusRule")["spec"]["groups"]
     assert [group["name"] for group in groups] == ["dra-driver-numa", "dra-driver-numa-extra"]
     assert groups[1]["rules"] == [own]

@@ -129,6 +129,9 @@ BAD: list[tuple[Document, str]] = [
     ),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
+    # Each alert links to a page: without an address the link would be dead.
+    ({"metrics": {"prometheusRule": {"enabled": True}}}, "metrics.prometheusRule.runbookURL: is empty"),
+    ({"metrics": {"prometheusRule": {"runbookURL": "docs/symptoms.md"}}}, "metrics.prometheusRule.runbookURL"),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
     ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy.apiServerPorts"),
     (

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page that is read at night: every text that people see leads to a section that says what to do."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import yaml
+from dra_frontend.claims import memory_kills, pod_events
+from numa_contract.state.status import StatusCode
+
+from tests.chart.helm import CHART
+from tests.rigs.symptoms import INDEX, SECTIONS, TEXT, quoted, rows, slug
+
+ROOT = CHART.parents[1]
+PARTS = ("What you see", "Urgency", "Running pods", "Commands")
+FOREIGN = {
+    'required plugin "dra-driver-numa" not present',
+    "unresolvable CDI devices",
+    "cannot be imported into the current release",
+}
+"""Texts of the container runtime and of Helm."""
+POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REASON}
+
+
+@lru_cache(1)
+def texts() -> str:
+    """Every text in the sources of the programs and in the templates of the chart; values are left out."""
+    found = [path.read_text() for path in (CHART / "templates").glob("*") if path.is_file()]
+    for path in [*ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("shared/src/**/*.py")]:
+        found += _strings(path)
+    return "\n".join(found)
+
+
+def _strings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_section_answers_the_same_questions(title: str) -> None:
+    """What is seen, how urgent it is, what running pods notice, what to type; then cause and remedy. In this order."""
+    found = re.findall(r"^\*\*([A-Z][a-z ]+):\*\*", SECTIONS[title], re.MULTILINE)
+    assert tuple(found[: len(PARTS)]) == PARTS
+    assert found[len(PARTS) :] in (["Cause", "Remedy"], ["Cause and remedy"])
+    urgency = SECTIONS[title].split("**Urgency:** ")[1]
+    assert re.match(r"Now\b|Working hours\b|No action\b", urgency)
+
+
+def test_the_index_leads_to_every_section() -> None:
+    """And to nothing that is not there."""
+    linked = set(re.findall(r"\]\(#([^)]+)\)", INDEX))
+    assert linked == {slug(title) for title in SECTIONS}
+
+
+def messages() -> list[str]:
+    """What the page quotes as the text of a program, in the tables that list such texts."""
+    listed = [span for cells in rows(TEXT, "message") for span in quoted(cells[0])]
+    listed += [span for cells in rows(TEXT, "code or text") for span in quoted(cells[0]) if " " in span]
+    listed += [span for cells in rows(TEXT, "missing in the pod") for span in quoted(cells[1])]
+    return list(dict.fromkeys(listed))
+
+
+@pytest.mark.parametrize("message", messages())
+def test_messages_are_texts_of_the_programs(message: str) -> None:
+    """A search for the text that people see finds it on the page: each part between ``...`` is in a source."""
+    if message not in FOREIGN:
+        parts = [part.strip(" .,:()") for part in message.split("...")]
+        assert [part for part in parts if part not in texts()] == []
+
+
+def test_the_index_has_every_alert_reason_and_code() -> None:
+    """Whatever the driver reports by name is found by that name."""
+    named = set(quoted(INDEX))
+    alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
+    assert {rule["alert"] for rule in alerts} - named == set()
+    assert {*POD_REASONS, *map(str, StatusCode)} - {str(StatusCode.BACKEND_PROBLEM)} - named == set()
+    reasons = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
+    assert {*reasons} - named == set()
+
+
+def test_severities_are_those_of_the_alerts() -> None:
+    """The index says which alerts are critical."""
+    alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
+    told = {name: cells[1] for cells in rows(INDEX, "alert") for name in quoted(cells[0])}
+    assert told == {rule["alert"]: rule["labels"]["severity"] for rule in alerts}

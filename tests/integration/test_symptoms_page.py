@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The samples of docs/symptoms.md are what the commands print on nodes with these faults."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rigs.on_call import plain, played
+from tests.rigs.symptoms import SAMPLES, Sample
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[dict[str, str]]:
+    """All outputs; the faults are played once."""
+    with played() as outputs:
+        yield outputs
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[sample.name for sample in SAMPLES])
+@pytest.mark.timeout(900)
+def test_the_page_shows_what_the_command_prints(sample: Sample, shown: dict[str, str]) -> None:
+    """An operator at a node with this fault sees the same output. Folded lines count as one."""
+    output, start = plain(shown[sample.name]), 0
+    for part in map(plain, sample.parts):
+        found = output.find(part, start)
+        assert found >= 0, f"{part}\n\nis not in\n\n{shown[sample.name]}"
+        start = found + len(part)
+
+
+def test_every_sample_is_shown_with_its_command() -> None:
+    """The prompt has the command that was run: one of the plugin, which passes ``status`` and ``doctor`` on."""
+    for sample in SAMPLES:
+        subject = sample.name.partition(": ")[2]
+        expected = {"Event": "", "status": "kubectl numa status node-a", "doctor": "kubectl numa doctor node-a"}
+        assert sample.command == expected.get(subject, f"kubectl numa {subject}")

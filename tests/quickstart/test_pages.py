@@ -65,7 +65,7 @@ def older_chart(directory: Path) -> Path:
     """Returns a copy of the chart as it was before it had the value ``doctor``."""
     chart = Path(shutil.copytree(CHART, directory / CHART.name))
     for name, value, without in (
-        ("values.yaml", r"^doctor:\n  kubeletProxy: false\n", ""),
+        ("values.yaml", r"^doctor:\n(?:  #.*\n)*  kubeletProxy: false\n", ""),
         ("values.schema.json", r'^ *"doctor",\n', ""),
         ("templates/rbac.yaml", r"\.Values\.doctor\.kubeletProxy", "false"),
     ):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/concepts.md explains each word that the driver shows or that other pages use with a meaning of its own."""
+"""docs/concepts.md explains each word that the driver shows or that other pages use with a meaning of its own.
+
+A page says at its top for whom it is written.
+"""
 
 import re
 
@@ -9,7 +12,13 @@ from numa_contract.state.words import USES
 
 from tests.chart.helm import CHART
 
-PAGE = (CHART.parents[1] / "docs/concepts.md").read_text()
+DOCS = CHART.parents[1] / "docs"
+PAGE = (DOCS / "concepts.md").read_text()
+UNADDRESSED = {
+    *("configuration", "failure-modes", "fleet", "migration", "runbooks", "strategies", "symptoms", "troubleshooting"),
+    "state-api",
+}
+"""Pages that do not say yet for whom they are. The last one is generated."""
 WORDS = (
     *("audit", "claim", "device", "exclusive", "held", "hook", "isolated", "journal", "lease", "partition"),
     *("pod-shared", "quarantine", "record", "reserved", "shared pool", "standby", "tick", "withheld"),
@@ -38,3 +47,9 @@ def test_spellings_of_page_sizes_are_the_codes() -> None:
     size = 2 << 20
     assert [parse_page_size(one) for one in spellings] == [size] * 4
     assert spellings[:2] == [kubernetes_page_size(size), short_page_size(size)]
+
+
+@pytest.mark.parametrize("page", sorted({page.stem for page in DOCS.glob("*.md")} - UNADDRESSED))
+def test_a_page_says_for_whom_it_is(page: str) -> None:
+    """Operators and application developers need different things, and "you" is one of them."""
+    assert (DOCS / f"{page}.md").read_text().splitlines()[2].startswith("*For ")

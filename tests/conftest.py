@@ -32,7 +32,9 @@ class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     It stands for ``--dist loadgroup``, since xdist 3.8 does not get its groups into the test ids of pytest 9.
     """
 
-    _SHARED = re.compile(r".*/test_(end_to_end|live_machine|dead_wires|symptoms_page)\.py|.*/test_hostile\.py.*\[[\w ]+:")
+    _SHARED = re.compile(
+        r".*/test_(end_to_end|live_machine|dead_wires|symptoms_page)\.py|.*/test_hostile\.py.*\[[\w ]+:"
+    )
 
     def _split_scope(self, nodeid: str) -> str:
         shared = self._SHARED.match(nodeid)

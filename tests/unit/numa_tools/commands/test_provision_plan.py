@@ -102,7 +102,10 @@ def test_contradictions_are_refused() -> None:
         (file({"size": 2, "count": 2}), "spec.pages.0.size: must be a text such as 2Mi"),
         (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
         (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
-        (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: got the integer -1; input should be greater"),
+        (
+            file({"size": "2M", "count": 2, "node": -1}),
+            "spec.pages.0.node: got the integer -1; input should be greater",
+        ),
         (
             {"kind": "HugePageProvision", "spec": {"pages": [], "defaultHugepagesSize": "1Q"}},
             "spec.defaultHugepagesSize: '1Q' is none",

@@ -18,6 +18,7 @@ from dra_frontend.machine.model import HugepagePool
 from dra_frontend.publishing.plan import variants
 from numa_contract.config import Config
 from numa_contract.quantity import parse_quantity
+from numa_node.config_file import parse_yaml_documents
 
 from tests.chart.helm import Document, render
 from tests.chart.schemas import KUEUE, VERSIONS, check_object
@@ -44,8 +45,8 @@ NOT_SERVED = {"Job", "Service", "StatefulSet", "VirtualMachineInstance", *KUEUE}
 
 
 def documents(path: Path) -> list[Document]:
-    """The objects of an example."""
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    """The objects of an example, read as kubectl reads them."""
+    return [document for document in parse_yaml_documents(path.read_bytes(), path.name) if document]
 
 
 def inventory(**config: Any) -> Inventory:

@@ -2,12 +2,16 @@
 """The driver reads YAML as kubectl and Helm do, so that a file means the same everywhere."""
 
 import random
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from numa_contract.config import ConfigError
+from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig
+from numa_contract.config import Config, ConfigError
 from numa_node.config_file import parse_yaml
+from pydantic import BaseModel
 
+from hack.chart_values import ChartValues
 from tests.chart.helm import HelmError
 from tests.chart.yaml_reader import helm_value
 
@@ -63,3 +67,22 @@ def test_a_number_that_json_does_not_have_is_refused(word: str) -> None:
         helm_value(f"key: {word}")
     with pytest.raises(ConfigError, match=r"line 1: .* is not a number of JSON"):
         parse_yaml(f"key: {word}".encode(), "some.yaml")
+
+
+def choices(annotation: Any) -> set[str]:
+    """The words of all enumerations in a type and in the models that it contains."""
+    if get_origin(annotation) is Literal:
+        return {word for word in get_args(annotation) if isinstance(word, str)}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {word for field in annotation.model_fields.values() for word in choices(field.annotation)}
+    inner = get_args(annotation) if get_origin(annotation) in (Union, UnionType, list, tuple, dict, Annotated) else ()
+    return {word for one in inner for word in choices(one)}
+
+
+@pytest.mark.parametrize("model", [CpuConfig, MemoryConfig, Config, ChartValues])
+def test_every_word_of_an_enumeration_stays_text_without_quotes(model: type[BaseModel]) -> None:
+    """A word such as ``off`` would reach the driver as a boolean. The empty text is always written with quotes."""
+    found = sorted(choices(model) - {""})
+    assert len(found) >= 9
+    text = "".join(f"- {word}\n" for word in found)
+    assert helm_value(text) == parse_yaml(text.encode(), "words") == found

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation shows can be typed: read as kubectl reads it, the policy, `simulate` and the driver accept it.
+
+`tests/quickstart/test_documented_manifests.py` does the same with a real kubectl.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Section
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_node.config_file import parse_yaml
+from numa_tools import cli
+
+from tests.chart.helm import Document
+from tests.chart.policies import ALLOWED, judge, policy
+from tests.chart.yaml_reader import helm_json
+from tests.rigs.documented_manifests import Manifest, objects, parameter, words
+from tests.rigs.trees import captured, write_tree
+
+POLICY = policy("parameters")
+SECTIONS: dict[str, type[Section]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
+NOT_THERE = {"isolated: only", "coreType: performance", "coreType: efficiency"}
+"""Parameters that are valid and ask for CPUs which the simulated machine does not have."""
+MISTYPED = [
+    *[("cpuConfig", "quota", word) for word in ("on", "yes", "1", '"no"', "[lift]", "OFF_")],
+    *[("cpuConfig", "irqs", word) for word in ("off", "no", "on", "0")],
+    *[("cpuConfig", "shared", word) for word in ("no", "off", "1e3", "2001-01-01")],
+    *[("cpuConfig", "fullPhysicalCores", word) for word in ('"yes"', "1", "0.0")],
+    *[("cpuConfig", "cpuset", word) for word in ("1:30", "-1", "0.5", "1e5", "on", "3-2", "2001-01-01", "[2, 3]")],
+    *[("memoryConfig", "protect", word) for word in ("off", "no", "2Gi")],
+    *[("memoryConfig", "high", word) for word in ("90%", '"0.9"', "0", "0x10", "yes", "1:30")],
+    *[("memoryConfig", "mount", word) for word in ("{path: /p, mode: 0770}", "{path: /p, mode: 770}", "{path: ~}")],
+]
+"""Section, field and value as typed."""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The arguments of simulate for a node with two NUMA nodes, which allows every kind of protection."""
+    directory = tmp_path_factory.mktemp("node")
+    root = write_tree(captured("32intel64-2p8co2t+8ve"), directory / "root")
+    config = directory / "config.yaml"
+    config.write_text("memoryProtection: {allowed: [low, min]}\n")
+    return ["simulate", "-o", "json", "--host-root", str(root), "--config", str(config)]
+
+
+def entries(document: Any) -> list[Document]:
+    """The entries of ``config`` with opaque parameters, wherever they are in an object."""
+    if isinstance(document, list):
+        return [found for one in document for found in entries(one)]
+    if not isinstance(document, dict):
+        return []
+    own = [document["opaque"]] if "opaque" in document else []
+    return own + [found for one in document.values() for found in entries(one)]
+
+
+def check_typed(manifest: Manifest, sent: str) -> None:
+    """An object as kubectl sends it is what our reader makes of the text, and policy and parser accept it."""
+    document = json.loads(sent)
+    assert json.dumps(parse_yaml(manifest.text.encode(), manifest.source), sort_keys=True) == json.dumps(
+        document, sort_keys=True
+    )
+    assert judge(POLICY, "CREATE", document) == ALLOWED
+    for entry in entries(document):
+        section = SECTIONS[entry["driver"]]
+        section.model_validate(entry["parameters"][section.KEY])
+
+
+@pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
+def test_what_is_documented_can_be_typed(manifest: Manifest) -> None:
+    """Objects of examples and pages, each word of the tables without quotes, and other spellings that people type."""
+    check_typed(manifest, helm_json(manifest.text))
+
+
+def reasons(outcome: Document) -> str:
+    """Why claims do not fit."""
+    return "\n".join(text for row in outcome["outcomes"] for text in row.get("reasons", ()))
+
+
+@pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
+def test_what_is_documented_is_simulated(
+    manifest: Manifest, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word is for every machine; whether the machine has such CPUs is another question."""
+    if manifest.source.startswith("examples/") or "hugepages" in manifest.text or "hbm" in manifest.text:
+        return  # tests/unit/numa_tools/commands/test_simulate.py has the machines that examples need
+    file = tmp_path / "manifest.yaml"
+    file.write_text(manifest.text)
+    status = cli.main([*node, "--claim", str(file)])
+    outcome = json.loads(capsys.readouterr().out)
+    assert "parameters From" not in reasons(outcome)
+    assert (status == 0) == (manifest.source not in NOT_THERE)
+
+
+@pytest.mark.parametrize(("section", "field", "word"), MISTYPED)
+def test_what_yaml_makes_of_a_slip_is_refused_by_both(
+    section: str, field: str, word: str, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the policy at `kubectl apply`, and by the driver where the policy is switched off; both name the field."""
+    text = parameter(section, field, word)
+    judged = judge(POLICY, "CREATE", json.loads(helm_json(text)))
+    assert f"{section}.{field}" in judged or f"{field} must be one of" in judged
+    file = tmp_path / "manifest.yaml"
+    file.write_text(text)
+    status = cli.main([*node, "--claim", str(file)])
+    assert status == 3
+    assert f"parameters FromClaim: {section}.{field}" in reasons(json.loads(capsys.readouterr().out))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from numa_contract.config import Config
 from numa_contract.names import ON_DEMAND_LABEL, pool_socket_path
+from numa_contract.pagesize import parse_page_size
 
 from tests.chart.helm import CHART, Document, container, host_mounts, only, pod_of, render, run
 from tests.chart.schemas import check_object
@@ -124,6 +125,25 @@ def first(*classes: str) -> Document:
 def test_claims_for_these_pools_are_labelled(document: Document, labelled: bool) -> None:
     """Whatever else they request; a label that the author has set stays."""
     assert matched(document) is labelled
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        ("2Mi", "2m"),
+        ("2M", "2m"),
+        ("2048kB", "2m"),
+        ("1g", "1g"),
+        ("1024MB", "1g"),
+        ("1048576Ki", "1g"),
+        ("64K", "64k"),
+    ],
+)
+def test_every_spelling_of_a_page_size_means_its_class(size: str, name: str) -> None:
+    """The services accept each of them."""
+    config = {"hugepagesOnDemand": [{"numaNode": 0, "size": size, "pages": 1}]}
+    assert Config.model_validate(config).pages_on_demand(0, parse_page_size(name)) == 1
+    assert matched(claim(exactly(f"dra.hugepages-{name}")), driverConfig=config)
 
 
 def test_own_classes_can_be_named() -> None:

@@ -64,6 +64,7 @@ reservedMemory: [{numaNode: 0, limits: {memory: 1e9}}, {numaNode: 1, limits: {me
 reservedMemory: [{numaNode: 0.0, limits: {memory: 2147483648, hugepages-1Gi: "0"}}]
 reservedMemory: []
 hugepagesOnDemand: [{numaNode: 0, size: 2Mi, pages: 1e2}]
+hugepagesOnDemand: [{numaNode: 0, size: 2048kB, pages: 1}, {numaNode: 1, size: 1g, pages: 1}]
 pagePort: 8082
 pagePort: ~
 apiVersion: ~
@@ -119,7 +120,7 @@ reservedMemory: [{numaNode: ~, limits: {memory: 1}}]
 reservedMemory: [{numaNode: 0, limits: {memory: 1}}, {numaNode: 0, limits: {hugepages-2Mi: 1}}]
 reservedMemory: {numaNode: 0}
 hugepagesOnDemand: [{numaNode: 0, size: 2, pages: 1}]
-hugepagesOnDemand: [{numaNode: 0, size: 2M, pages: 1}]
+hugepagesOnDemand: [{numaNode: 0, size: 2X, pages: 1}]
 hugepagesOnDemand: [{numaNode: 0, size: 0Mi, pages: 1}]
 hugepagesOnDemand: [{numaNode: 0, size: 2Mi, pages: "1"}]
 pagePort: "8082"

@@ -188,7 +188,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- $pools := ternary .Values.hugepageProvision.pages list .Values.hugepageProvision.enabled -}}
 {{- range $one := .Values.driverConfig.hugepagesOnDemand -}}
 {{- range $pools -}}
-{{- $same := eq (regexReplaceAll "[iIbB]$" .size "" | upper) (regexReplaceAll "i$" $one.size "" | upper) -}}
+{{- $same := eq (include "numa.pageSize" .size) (include "numa.pageSize" $one.size) -}}
 {{- if and $same (or (kindIs "invalid" .node) (eq (int .node) (int $one.numaNode))) -}}
 {{- fail (printf "%shugepageProvision.pages: sets pages of %s on NUMA node %d, which driverConfig.hugepagesOnDemand frees again: remove one of them, or keep pages by driverConfig.reservedMemory" $in $one.size (int $one.numaNode)) -}}
 {{- end -}}

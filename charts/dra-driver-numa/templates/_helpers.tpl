@@ -79,13 +79,26 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- default "/sys/fs/cgroup" .Values.driverConfig.cgroupRoot | clean -}}
 {{- end -}}
 
-{{/* Page sizes of hugepagesOnDemand of all groups, as a YAML list. */}}
+{{/* A page size in any of its spellings as Kubernetes writes it: 2048kB is 2Mi. */}}
+{{- define "numa.pageSize" -}}
+{{- $count := regexFind "^[0-9]+" . | int64 -}}
+{{- $unit := regexFind "[kKmMgG]" . | upper -}}
+{{- range list "K" "M" -}}
+{{- if and (eq $unit .) (gt $count 0) (eq (mod $count 1024) 0) -}}
+{{- $count = div $count 1024 -}}
+{{- $unit = ternary "M" "G" (eq . "K") -}}
+{{- end -}}
+{{- end -}}
+{{- printf "%d%si" $count $unit -}}
+{{- end -}}
+
+{{/* Page sizes of hugepagesOnDemand of all groups as Kubernetes writes them (2Mi), as a YAML list. */}}
 {{- define "numa.onDemandSizes" -}}
 {{- $sizes := list -}}
 {{- range $group := include "numa.groups" . | fromYamlArray -}}
 {{- $scope := include "numa.scope" (dict "root" $ "group" $group) | fromYaml -}}
 {{- range $scope.Values.driverConfig.hugepagesOnDemand -}}
-{{- $sizes = append $sizes .size -}}
+{{- $sizes = append $sizes (include "numa.pageSize" .size) -}}
 {{- end -}}
 {{- end -}}
 {{- $sizes | uniq | toYaml -}}

@@ -40,8 +40,8 @@ def test_the_peers_keys_keep_their_names() -> None:
         ),
         ({"sharedPool": ["grow"]}, "sharedPool: got a list; input should be a map"),
         (
-            {"hugepagesOnDemand": [{"numaNode": 0, "size": "2M", "pages": 1}]},
-            "'2M' is not the size of a page, such as 2Mi",
+            {"hugepagesOnDemand": [{"numaNode": 0, "size": "2", "pages": 1}]},
+            "'2' is not the size of a page, such as 2Mi",
         ),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),

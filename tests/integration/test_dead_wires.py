@@ -156,7 +156,7 @@ ELSEWHERE: dict[str, str] = {
         f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason"
     ),
     BackendCode.NO_SHARED_CPUS: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
-    BackendCode.OBSERVE_MODE: (
+    BackendCode.NODE_OBSERVES: (
         "tests/unit/nri_backend/enforcement/test_observer.py::test_hooks_answer_nothing_and_refuse_claims"
     ),
     BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",

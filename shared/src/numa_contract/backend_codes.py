@@ -89,7 +89,7 @@ class BackendCode(StrEnum):
     """Claims hold every CPU of the node, so there is none for a container without a claim."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
-    OBSERVE_MODE = "ObserveMode"
+    NODE_OBSERVES = "NodeObserves"
     """``enforcement`` is ``observe``, so no claim is enforced."""
 
 

@@ -97,7 +97,7 @@ CAUSES: Final = {
     BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
     BackendCode.NOT_ENFORCED: Cause("run dra-frontend doctor: see driver.status"),
-    BackendCode.OBSERVE_MODE: Cause(_ENFORCE),
+    BackendCode.NODE_OBSERVES: Cause(_ENFORCE),
     BackendCode.CLAIMED_CPUS_OFFLINE: Cause("take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
     BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
     BackendCode.CLAIM_IN_USE: _OWN_CLAIM,

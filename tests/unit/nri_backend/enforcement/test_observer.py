@@ -137,7 +137,7 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
         with pytest.raises(RejectedError, match="set enforcement: enforce"):
             await node.create("claims", *env)
         (refused,) = [one for one in node.reports.values() if one.refused]
-        assert refused.refused_code == BackendCode.OBSERVE_MODE
+        assert refused.refused_code == BackendCode.NODE_OBSERVES
         assert refused.refused == REFUSAL
         assert node.cpus(path) == "0-7"
         assert node.enforcer._deps.observer.counters[f"refused_{Reason.OBSERVE}"] == 1

@@ -84,7 +84,7 @@ _CODES: Final = {
     Reason.KERNEL: BackendCode.SETTINGS_NOT_APPLIED,
     Reason.UNSUPPORTED: BackendCode.CLAIM_UNSUPPORTED,
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
-    Reason.OBSERVE: BackendCode.OBSERVE_MODE,
+    Reason.OBSERVE: BackendCode.NODE_OBSERVES,
 }
 """Code of a rejection by its reason, for rejections that are not caused by a problem with a code of its own."""
 

@@ -6,9 +6,10 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
+import yaml
 from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig
 from numa_contract.config import Config, ConfigError
-from numa_node.config_file import parse_yaml
+from numa_node.config_file import PortableDumper, parse_yaml
 from pydantic import BaseModel
 
 from hack.chart_values import ChartValues
@@ -58,6 +59,13 @@ def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[st
     """A setting or a parameter cannot be a boolean, a number or a date in one reader and text in another."""
     text = "".join(f"k{number:04}: {word}\n" for number, word in enumerate(words))
     assert typed(parse_yaml(text.encode(), "some.yaml")) == typed(helm_value(text))
+
+
+@pytest.mark.parametrize("words", [WORDS, generated(1)], ids=["chosen", "1"])
+def test_text_that_a_command_prints_is_read_as_the_same_text(words: list[str]) -> None:
+    """``simulate -o yaml`` and others quote a name such as ``n``, which kubectl would read as a boolean."""
+    printed = yaml.dump({f"k{number:04}": word for number, word in enumerate(words)}, Dumper=PortableDumper)
+    assert list(helm_value(printed).values()) == list(words)
 
 
 @pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN"])

@@ -150,6 +150,19 @@ for _first in "+-.":
     _StrictLoader.yaml_implicit_resolvers[_first].append((_tag("float"), _NOT_FINITE))
 
 
+class PortableDumper(yaml.SafeDumper):
+    """A safe dumper that quotes every text which PyYAML, kubectl or Helm would read as another value, such as ``n``."""
+
+
+PortableDumper.yaml_implicit_resolvers = {
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()),
+        *_StrictLoader.yaml_implicit_resolvers.get(first, ()),
+    ]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_StrictLoader.yaml_implicit_resolvers}
+}
+
+
 def _children(node: Node) -> list[Node]:
     if isinstance(node, MappingNode):
         return [one for pair in node.value for one in pair]

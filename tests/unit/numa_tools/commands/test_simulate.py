@@ -12,6 +12,7 @@ import yaml
 from dra_frontend.devices.inventory import build_inventory
 from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
+from numa_node.config_file import PortableDumper
 from numa_tools import cli
 from numa_tools.scheduling.simulation import Simulation
 
@@ -57,7 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(path: Path, *documents: Any) -> str:
     """A file with documents, by its path."""
-    path.write_text(yaml.safe_dump_all(documents))
+    path.write_text(yaml.dump_all(documents, Dumper=PortableDumper))
     return str(path)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from numa_contract.config import ConfigError, faults_of
 from numa_contract.errors import printable
+from numa_node.config_file import PortableDumper
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -33,7 +34,8 @@ def structured(document: Any, form: str) -> str:
     """Returns a document as ``json`` or ``yaml``, in the order it has."""
     if form == "json":
         return json.dumps(document, indent=2)
-    return yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120).rstrip("\n")
+    text = yaml.dump(document, Dumper=PortableDumper, sort_keys=False, default_flow_style=None, width=120)
+    return text.rstrip("\n")
 
 
 def object_list(items: Iterable[Any], form: str) -> str:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that the driver makes on a node, from the installation to the end: the table of docs/effects.md."""
+
+import re
+
+from tests.stage.pods import claim_pod, cpus
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+UID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}")
+DIRECTORIES = {
+    *("kubelet/plugins/dra.cpu", "kubelet/plugins/dra.memory"),
+    *("kubelet/plugins_registry/dra.cpu", "kubelet/plugins_registry/dra.memory"),
+    *("run", "run/backend"),
+}
+KEPT = {"run/backend/active.lock", "run/backend/takeover.lock", "run/claims.journal", "run/claims.lock"}
+"""Files that stay until a reboot."""
+SOCKETS = {
+    *("kubelet/plugins/dra.cpu/dra-UID.sock", "kubelet/plugins/dra.memory/dra-UID.sock"),
+    *("kubelet/plugins_registry/dra.cpu/reg-UID.sock", "kubelet/plugins_registry/dra.memory/reg-UID.sock"),
+    *("run/UID", "run/UID/state.sock", "run/state.sock"),
+}
+OF_A_CLAIM = {"cdi/dra.k8s.io-cpu_claim-UID.json", "run/backend/enforcement-records/UID.json"}
+
+
+def files(stage: Stage) -> set[str]:
+    """Returns the paths of files and directories in the directories of the driver, with UID for each UID."""
+    paths = stage.paths
+    roots = {"kubelet/plugins": paths.kubelet_root / "plugins", "run": paths.run_dir, "cdi": paths.cdi_dir}
+    roots["kubelet/plugins_registry"] = paths.kubelet_root / "plugins_registry"
+    found = {f"{name}/{one.relative_to(root)}" for name, root in roots.items() for one in root.rglob("*")}
+    found |= {name for name, root in roots.items() if root.exists()} - {"cdi", "kubelet/plugins"}
+    return {UID.sub("UID", one) for one in found} - {"kubelet/plugins_registry"}
+
+
+def test_files_come_and_go_as_the_page_says(open_stage: OpenStage) -> None:
+    """At the installation, with a claim, at its end, and after the pod of the driver has gone."""
+    stage = open_stage()
+    instance = stage.add_ready_instance()
+    installed = DIRECTORIES | KEPT | SOCKETS
+    assert files(stage) == installed
+    with claim_pod(stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        pod.run()
+        wait_for("the files of the claim", lambda: files(stage) >= OF_A_CLAIM)
+        metadata = {one for one in files(stage) - installed if "/dra-device-metadata" in one}
+        assert any(one.endswith("/metadata.json") for one in metadata)
+        empty = {"run/backend/enforcement-records", "kubelet/plugins/dra.cpu/dra-device-metadata"}
+        assert files(stage) == installed | OF_A_CLAIM | empty | metadata
+    wait_for("the end of the claim", lambda: files(stage) == installed | empty, 30)
+    for process in instance.processes:
+        process.stop()
+    wait_for("the end of the driver", lambda: files(stage) == DIRECTORIES | KEPT | empty)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.containers.plan import Desired, Observed, desired_cpuset, differences
+from nri_backend.containers.plan import Desired, Observed, differences
 from nri_backend.limits.claimed import DesiredLimit, hugepage_files
-from nri_backend.node.model import Host
 from numa_contract.cpuset import parse_cpu_list
 
 TWO = 2 << 20
@@ -115,11 +114,3 @@ def test_after_all_repairs_no_difference_is_left(
         limits=files,
     )
     assert differences(desired, after) == []
-
-
-def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
-    """The kernel adds a configured CPU by itself when it comes online. A claim without an online CPU gets the pool."""
-    host, pool, node = Host(frozenset({0, 1, 2})), frozenset({0, 1}), frozenset({1})
-    one, two = frozenset({2, 3}), frozenset({3})
-    assert desired_cpuset(one, node, pool, host, claims=True) == Desired(one, frozenset({2}), mems=node)
-    assert desired_cpuset(two, node, pool, host, claims=True) == Desired(pool, pool, shared=True, mems=node)

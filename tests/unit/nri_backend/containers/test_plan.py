@@ -7,7 +7,7 @@ from dataclasses import replace
 from nri_backend.containers.admission import resources_for
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.plan import Raises, group_plans, groups_above, plan_at_start, plan_of
+from nri_backend.containers.plan import Desired, Raises, cpuset_of, group_plans, groups_above, plan_at_start, plan_of
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import Raise
 from nri_backend.limits.runtime import cgroup_directory, stated
@@ -49,6 +49,20 @@ def raised_files(state: NodeState) -> Mapping[str, Raise]:
     """Returns the limits that the claims of the default pod raise, by file. All claims of the pod must be known."""
     assert raises_of_pod(state).lower
     return raises_of_pod(state).files
+
+
+def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
+    """The kernel adds a configured CPU by itself when it comes online. A claim without an online CPU gets the pool."""
+    one, two = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=3", pods=["p2"])
+    near, far = (
+        memory_record(f"m-{uid}", ("m", 1, MI, 4096), pods=[uid], m={"binding": "strict"}) for uid in ("p1", "p2")
+    )
+    state = node(one, two, near, far)
+    state.set_host(Host(frozenset({0, 1, 2})))
+    pool, mems = frozenset({0, 1}), frozenset({1})
+    first, second = put(state, "a", *env_of(one), *env_of(near)), put(state, "b", *env_of(two), *env_of(far), of="p2")
+    assert cpuset_of(state, first) == Desired(frozenset({2, 3}), frozenset({2}), mems=mems)
+    assert cpuset_of(state, second) == Desired(pool, pool, shared=True, mems=mems)
 
 
 def test_a_pods_hugepage_limit_is_the_sum_of_its_living_containers() -> None:

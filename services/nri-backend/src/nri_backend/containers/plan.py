@@ -42,7 +42,7 @@ from nri_backend.limits.claimed import (
     quota_raise,
     unthrottled,
 )
-from nri_backend.node.model import CPUS, MEMS, Host
+from nri_backend.node.model import CPUS, MEMS
 
 _ABSENT: Final = -1
 """Placeholder for the limit of a file that does not exist."""
@@ -159,39 +159,22 @@ class Plan:
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
-    """Returns the desired cpuset of a container: CPUs and nodes."""
-    lazy = tracked.phase in MAY_RUN and not tracked.identity.own_pod and state.lazy
-    pool, mems = state.pool, tracked.entitlement.mems
-    own = tracked.kept_cpus
-    shared = state.without_claim(tracked.excluded, own_pod=tracked.identity.own_pod)
-    beside = pool.beside(tracked.entitlement.near, tracked.excluded)
-    return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
-
-
-def desired_cpuset(
-    own: frozenset[int],
-    mems: frozenset[int],
-    pool: frozenset[int],
-    host: Host,
-    *,
-    beside: frozenset[int] = frozenset(),
-    claims: bool,
-    lazy: bool = False,
-) -> Desired:
-    """Returns the desired cpuset of a container with the claimed CPUs ``own`` and the claimed nodes ``mems``.
+    """Returns the desired cpuset of a container: CPUs and nodes.
 
     A running container whose claimed CPUs are all offline is a member of the pool: the kernel would otherwise let it
-    run on all CPUs of its parent (cpuset, cgroup-v2.rst). ``beside`` are CPUs of the pool that the container uses in
-    addition to its own. ``claims`` is True if any CPU of the node is held. ``lazy`` is as in Desired.
+    run on all CPUs of its parent (cpuset, cgroup-v2.rst).
     """
+    host, pool, own, near = state.host, state.pool, tracked.kept_cpus, tracked.entitlement.near
+    mems, own_pod = tracked.entitlement.mems, tracked.identity.own_pod
     # With partitions, the part of the pool that is effective depends on the partitions of other containers.
     online = host.online if host.partitions else frozenset[int]()
-    if (shown := own & host.online) and beside:
-        cpus = own | beside
-        return Desired(cpus, shown=cpus & host.online, own=shown, shared=True, online=online, mems=mems)
-    if shown:
+    if shown := own & host.online:
+        if near and (beside := pool.beside(near, tracked.excluded)):
+            cpus = own | beside
+            return Desired(cpus, shown=cpus & host.online, own=shown, shared=True, online=online, mems=mems)
         return Desired(cpus=own, shown=shown, mems=mems)
-    return _pool_part(mems, pool, claims, lazy, online)
+    lazy = tracked.phase in MAY_RUN and not own_pod and state.lazy
+    return _pool_part(mems, state.without_claim(tracked.excluded, own_pod=own_pod), bool(pool.held), lazy, online)
 
 
 # The audit computes this for every container of the node at each tick, and nearly all members of the pool are equal.
@@ -268,7 +251,8 @@ def _plan(
 def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     """Returns the plan of a container that is being started, with the raises of the cgroups above it."""
     groups: Mapping[str, Raises | None] = {}
-    if unaffected(state, tracked):
+    affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
+    if not affected and state.pool.constant:
         # Its cpuset needs no verification before its process runs: the answer to CreateContainer contained it, and no
         # claim depends on it.
         return _plan(state, tracked, NOTHING_DESIRED, full=True)
@@ -291,13 +275,6 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
     found = [one for one in waiting if one.excluded & plan.desired.cpus]
     return [replace(plan_of(state, one, full=False), partition="", releases=True) for one in found]
-
-
-def unaffected(state: NodeState, tracked: Tracked) -> bool:
-    """Returns True if the container has no claims and its cpuset does not affect any claim."""
-    if tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod:
-        return False
-    return state.pool.constant
 
 
 def needs_no_thread(tracked: Tracked) -> bool:

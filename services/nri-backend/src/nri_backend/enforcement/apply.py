@@ -280,8 +280,8 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
         text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
     exclusive = tracked.observed.exclusive if outcome.partition else frozenset[int]()
-    tracked = tracked.seen(partition=outcome.partition, exclusive=exclusive)
-    return replace(tracked, fallback=outcome.fallback)
+    observed = replace(tracked.observed, partition=outcome.partition, exclusive=exclusive)
+    return replace(tracked, observed=observed, fallback=outcome.fallback)
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:

@@ -278,17 +278,16 @@ class Reconciler:
         problem = joined(outcome.left) if outcome.left else NO_PROBLEM
         if problem and problem != tracked.problem:
             _log.warning("cannot apply settings of cgroup", extra={**tracked.identity.names, "error": problem})
-        before = tracked.observed
-        mems = before.mems if seen.mems is None else seen.mems
-        limits = before.limits if seen.limits is None else seen.limits
-        tracked = tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         if outcome.partition or outcome.fallback:
             tracked = with_partition(tracked, outcome)
         elif outcome.released:
             tracked = tracked.seen(partition="")
-        if tracked.entitlement.claims and not problem and tracked.rejection is None:
-            tracked = replace(tracked, enforced=tracked.entitlement.claims)
-        self._state.put(tracked)
+        before, claims = tracked.observed, tracked.entitlement.claims
+        mems = before.mems if seen.mems is None else seen.mems
+        limits = before.limits if seen.limits is None else seen.limits
+        observed = replace(before, cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
+        applied = claims and not problem and tracked.rejection is None
+        self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
     async def work(
         self, name: str, job: Callable[[], Result], late: Callable[[list[Result]], object] | None = None

@@ -4,6 +4,7 @@
 import asyncio
 import errno
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,22 @@ async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_mu
     assert node.cpus(path) == "1-7"
     assert node.kernel.get(path, "hugetlb.2MB.rsvd.max") == "0"
     assert node.kernel.by_event_loop == {cpus == "1-7"}
+
+
+async def test_a_start_reads_only_what_it_has_written_a_second_time(memory: Path) -> None:
+    """The guard writes one limit for each page size. The cpuset and the other limits cannot have changed."""
+    node = Node(memory, guard=True)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    stored, _ = await node.create("plain")
+    node.make_cgroups(pod(), stored)
+    node.kernel.read_files.clear()
+    await node.enforcer.start_container(pod(), stored)
+    times = Counter(node.kernel.read_files)
+    assert {name for (_, name), number in times.items() if number > 1} == {
+        f"hugetlb.{s}.rsvd.max" for s in ("2MB", "1GB")
+    }
+    assert max(times.values()) == 2
 
 
 async def test_a_start_without_claims_does_not_wait_for_the_moves_of_others(memory: Path) -> None:

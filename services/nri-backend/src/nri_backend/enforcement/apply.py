@@ -13,9 +13,11 @@ first. They get the original limit of the kubelet plus the amount that claims ne
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import format_cpu_list
@@ -35,6 +37,7 @@ from nri_backend.containers.plan import (
 )
 from nri_backend.enforcement.partitions import make_partition, release_partition
 from nri_backend.limits.claimed import (
+    DesiredLimit,
     Limit,
     guard_limits,
     hugepage_files,
@@ -56,6 +59,7 @@ from nri_backend.node.model import CPUS, EFFECTIVE
 from nri_backend.node.occupants import OtherCgroups, occupants, sandbox_cgroups
 from nri_backend.problems import NO_PROBLEM, Problem
 
+_NONE_KNOWN: Final[Mapping[str, Limit]] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -89,11 +93,13 @@ class Outcome:
     written."""
 
 
-def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
+def observe(
+    tree: CgroupTree, path: str, desired: Desired, *, full: bool, known: Mapping[str, Limit] = _NONE_KNOWN
+) -> Observed:
     """Reads the files of a cgroup for which there is a desired value.
 
-    ``full`` adds the limits, and ``cpuset.mems.effective`` even if no nodes are desired. Raises CgroupGoneError or
-    CgroupAccessError.
+    ``full`` adds the limits, and ``cpuset.mems.effective`` even if no nodes are desired. ``known`` contains limits that
+    have just been read. Raises CgroupGoneError or CgroupAccessError.
     """
     cpus = configured = mems = None
     if desired.online:
@@ -110,7 +116,11 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
             configured = tree.read_set(path, CPUS)
     if full or desired.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
-    return Observed(cpus, mems, configured, tree.read_limits(path, desired.files) if full else None)
+    if not full:
+        return Observed(cpus, mems, configured)
+    limits = {file: known[file] for file in desired.files if file in known}
+    limits |= tree.read_limits(path, [file for file in desired.files if file not in known])
+    return Observed(cpus, mems, configured, limits)
 
 
 def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
@@ -193,9 +203,10 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
                 # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
                 if raises is not None and any(raised.needed for raised in raises.files.values()):
                     raise
-        desired = _with_hugepages(tree, notes, plan)
+        hugepages, known = _hugepage_limits(tree, notes, plan)
+        desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
-        done.observed = _repair(tree, path, desired, look(), done, look)
+        done.observed = _repair(tree, path, desired, look(known=known), done, look)
         _apply_leaf(tree, path, desired, done, full=plan.full)
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
@@ -308,17 +319,19 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
     return Problem(text, BackendCode.INTERNAL_ERROR)
 
 
-def _with_hugepages(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Desired:
+def _hugepage_limits(
+    tree: CgroupTree, notes: OriginalLimits, plan: Plan
+) -> tuple[dict[str, DesiredLimit], dict[str, Limit]]:
+    """Returns the desired hugepage limits of a container, and the present ones that were read to determine them."""
     pod_own, asked = partial(_pod_own, tree, notes, plan), plan.tracked.asked.hugepages
     if plan.claimed is not None:
         limits = hugepage_limits(plan.claimed, asked, pod_own())
         if plan.tracked.unknown_memory:
             limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
-    else:
-        # In most audits nothing has to be written, and these are the only limits that are read for the container.
-        reservable = tree.read_limits(plan.tracked.identity.cgroup, [hugepage_files(size)[1] for size in plan.guarded])
-        limits = guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked))
-    return replace(plan.desired, files={**plan.desired.files, **limits}) if limits else plan.desired
+        return limits, {}
+    # In most audits nothing has to be written, and these are the only limits that are read for the container.
+    reservable = tree.read_limits(plan.tracked.identity.cgroup, [hugepage_files(size)[1] for size in plan.guarded])
+    return guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked)), reservable
 
 
 def _pod_own(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> dict[int, Limit]:

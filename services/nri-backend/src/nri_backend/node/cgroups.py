@@ -5,7 +5,6 @@ Plans with the desired content of the files are computed elsewhere (containers/p
 """
 
 import contextlib
-import copy
 import errno
 import json
 import os
@@ -100,14 +99,20 @@ class CgroupTree:
 
     def recording(self) -> Self:
         """Returns a view of the same tree that stores the content of every file it reads in ``seen``."""
-        twin = copy.copy(self)
+        twin = self._twin()
         twin.seen = {}
         return twin
 
     def without_cpusets(self) -> Self:
         """Returns a view of the same tree that raises CpusetWriteError instead of writing a file of the cpuset."""
-        twin = copy.copy(self)
+        twin = self._twin()
         twin.writes_cpusets = False
+        return twin
+
+    def _twin(self) -> Self:
+        # This takes a tenth of the time of copy.copy().
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         return twin
 
     def leaf(self, path: str) -> str:

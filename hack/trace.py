@@ -42,9 +42,9 @@ class Journey:
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Takes note of a call, as ``sys.setprofile`` wants it."""
         if self.running and event == "call" and (module := _module(frame)):
-            self.calls += 1
             functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
             if not name.endswith(">"):
+                self.calls += 1
                 functions[name] = None
                 above = (*self.waiting, *callers(frame.f_back))
                 if module in above[:-1] and above[-1] != module:
@@ -69,7 +69,12 @@ def callers(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def _module(frame: FrameType) -> str:
-    """Returns the module of a function of the driver, else an empty text. Generated code has no place in a journey."""
+    """Returns the module of a function of the driver, else an empty text.
+
+    Generated code, such as the methods of a dataclass and messages of gRPC, has no place in a journey: nobody reads it.
+    """
+    if frame.f_code.co_filename.startswith("<"):
+        return ""
     module = str(frame.f_globals.get("__name__", ""))
     package, _, rest = module.partition(".")
     return module if package in _OURS and not rest.startswith("_pb") else ""

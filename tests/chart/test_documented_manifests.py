@@ -16,8 +16,9 @@ from numa_tools import cli
 
 from tests.chart.helm import Document
 from tests.chart.policies import ALLOWED, judge, policy
+from tests.chart.test_yaml_reading import choices
 from tests.chart.yaml_reader import helm_json
-from tests.rigs.documented_manifests import Manifest, objects, parameter, words
+from tests.rigs.documented_manifests import Manifest, documented_words, objects, parameter, words
 from tests.rigs.trees import captured, write_tree
 
 POLICY = policy("parameters")
@@ -73,6 +74,15 @@ def check_typed(manifest: Manifest, sent: str) -> None:
 def test_what_is_documented_can_be_typed(manifest: Manifest) -> None:
     """Objects of examples and pages, each word of the tables without quotes, and other spellings that people type."""
     check_typed(manifest, helm_json(manifest.text))
+
+
+@pytest.mark.parametrize("model", SECTIONS.values())
+def test_the_tables_have_every_word(model: type[Section]) -> None:
+    """A word that a page does not show, or in a form that is not found there, would not be tested."""
+    fields = {field.alias or name: choices(field.annotation) for name, field in model.model_fields.items()}
+    expected = {(name, word) for name, known in fields.items() for word in known}
+    shown = {(field, word) for key, field, word in documented_words() if key == model.KEY}
+    assert shown - {("fullPhysicalCores", "false"), ("fullPhysicalCores", "true")} == expected
 
 
 def reasons(outcome: Document) -> str:

@@ -55,9 +55,14 @@ def objects() -> list[Manifest]:
 
 def words() -> list[Manifest]:
     """Returns a claim for each word of the tables of parameters, and for each spelling of ALSO_TYPED."""
+    typed = [*documented_words(), *ALSO_TYPED]
+    return [Manifest(f"{field}: {word}", parameter(key, field, word)) for key, field, word in typed]
+
+
+def documented_words() -> list[tuple[str, str, str]]:
+    """Returns section, field and word for each word in the tables of parameters."""
     rows = [(key, *row) for page, key in TABLES.items() for row in _ROW.findall((ROOT / page).read_text())]
-    named = [(key, field, word) for key, field, cell in rows for word in re.findall("`([^`]+)`", cell)]
-    return [Manifest(f"{field}: {word}", parameter(key, field, word)) for key, field, word in [*named, *ALSO_TYPED]]
+    return [(key, field, word) for key, field, cell in rows for word in re.findall("`([^`]+)`", cell)]
 
 
 def parameter(section: str, field: str, value: str) -> str:

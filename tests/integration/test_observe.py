@@ -63,11 +63,12 @@ def changes(found: dict[str, Any]) -> dict[str, str]:
     return {f"{one['cgroup']}/{one['file']}": one["desired"] for one in found["changes"]}
 
 
+@pytest.mark.parametrize(("reserved", "partitions"), [("0,16", False), ("0,16", True), ("", False), ("", True)])
 def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
-    open_stage: OpenStage, machine_root: Path
+    open_stage: OpenStage, machine_root: Path, reserved: str, partitions: bool
 ) -> None:
     """Pods that run before the driver: their files stay, the report lists them, and enforcing writes exactly these."""
-    stage = open_stage(config=OBSERVE)
+    stage = open_stage(config={**OBSERVE, "reservedCPUs": reserved}, partitions=partitions)
     with StagePod(stage, "web") as web, StagePod(stage, "job") as job:
         boxes = [web.run("one"), web.run("two"), job.run()]
         before, machine = content(stage.paths.cgroup_root), content(machine_root)
@@ -84,7 +85,8 @@ def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
         present = {f"{one['cgroup']}/{one['file']}": one["present"] for one in found["changes"]}
         assert present == {path: before[path][0].strip() for path in present}
         switch(stage, instance, enforcement="enforce")
-        wait_for("the containers to be moved", lambda: not {0, 16} & set().union(*(box.cpus() for box in boxes)))
+        if reserved:
+            wait_for("the containers to be moved", lambda: not {0, 16} & set().union(*(box.cpus() for box in boxes)))
         desired = changes(found)
 
         def written() -> dict[str, str]:

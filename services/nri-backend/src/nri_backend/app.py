@@ -106,7 +106,7 @@ class Backend:
         self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
         self._observer: Observer | None = None
         if isinstance(files, ObservedFiles):
-            self._observer = Observer(state, enforcer.reconciler, tree, files, self._quiet.observed_passes)
+            self._observer = Observer(enforcer, tree, files, self._quiet.observed_passes)
         # This calls _changed(), so the objects that it wakes must exist by now.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):

@@ -25,9 +25,8 @@ from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phas
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor, IdleChanged
 from nri_backend.enforcement.memory_kills import KillWatch
-from nri_backend.enforcement.observer import ObservedHooks
 from nri_backend.enforcement.reconciler import Deps, Reconciler, Signals
-from nri_backend.enforcement.standby import Standby
+from nri_backend.enforcement.standby import ObservedHooks, Standby
 from nri_backend.enforcement.start import Starter
 from nri_backend.node.host import HostReader
 from nri_backend.nri.model import (
@@ -64,6 +63,8 @@ class Enforcer:
         self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
         self.observing = False
         """True if this instance is the active one of a node with ``enforcement: observe``."""
+        self.listed: dict[str, Container] = {}
+        """Containers as the runtime stores them, without their environment; only with ``enforcement: observe``."""
         self._kills = KillWatch(state, deps.tree, deps.observer)
         self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._recorder, self._kills, deps)
         state.pool_changed = self.signals.audit.set
@@ -123,6 +124,8 @@ class Enforcer:
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
         """Replaces the state by the runtime's list of containers; the audit compares their cgroups afterwards."""
         await self.claim_files.refresh(thorough=True)
+        self.listed = {}
+        self._list(containers)
         by_id = {pod.id: pod for pod in pods}
         found: list[Tracked] = []
         running: set[Owner] = set()
@@ -158,6 +161,7 @@ class Enforcer:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
             raise self._rejected_error(tracked, rejection)
         self.state.put(tracked)
+        self._list([container])
         await self._supersede(tracked)
         if not active:
             return Adjustment()
@@ -167,6 +171,12 @@ class Enforcer:
             # The audit reads the kills in the pod so far while the runtime makes the container.
             self.signals.audit.set()
         return adjustment(tracked, self.state)
+
+    def _list(self, containers: Sequence[Container]) -> None:
+        """Stores containers for the observer, whose report includes updates that the next Synchronize would request."""
+        if self._deps.tree.observes:
+            self.listed = {i: one for i, one in self.listed.items() if self.state.containers.get(i) is not None}
+            self.listed |= {one.id: replace(one, env=()) for one in containers}
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Applies the container's settings before its process runs. Kills it and raises RejectedError if that fails."""

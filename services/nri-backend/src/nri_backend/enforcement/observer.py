@@ -2,16 +2,18 @@
 """The instance of a node with ``enforcement: observe``: it computes what enforcement would write, and writes nothing.
 
 The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
-only reads the machine and the claim files, and notices ends of containers. The hooks are those of `ObservedHooks`: they
-answer nothing, and reject containers with a claim.
+only reads the machine and the claim files, and notices ends of containers. The hooks are those of
+``standby.ObservedHooks``: they answer nothing, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
-daemons. The recorded changes of a whole pass replace those of the previous one. The observations of the containers are
-stored in the state, so that their reports show on which CPUs they really run.
+daemons. It includes the cpusets that the runtime would write for the answer to Synchronize. The recorded changes of a
+whole pass replace those of the previous one. The observations of the containers are stored in the state, so that their
+reports show on which CPUs they really run.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,23 +22,17 @@ from numa_contract.errors import cut_answer
 from numa_contract.reports import MAX_OBSERVED, Observation, ObservedChange
 
 from nri_backend.budgets import OBSERVE_SECONDS
-from nri_backend.claims.authorization import Reason, Rejection
+from nri_backend.containers.admission import stored_updates
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.plan import Plan, Raises, group_plans, groups_above, plan_of
-from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome, audit, audit_group
+from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.partitions import settle
-from nri_backend.enforcement.reconciler import Reconciler
-from nri_backend.node.cgroups import CgroupTree, OriginalLimits
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, OriginalLimits
 from nri_backend.node.node_files import Change, ObservedFiles
-from nri_backend.nri.model import Container, Resources
+from nri_backend.nri.model import Update
 from nri_backend.problems import NO_PROBLEM, joined
 
-REFUSAL: Final = (
-    "this node only observes (enforcement: observe), so no container with a claim of dra.cpu or dra.memory starts; set "
-    "enforcement: enforce in driverConfig"
-)
 # Number of plans that are computed on the event loop for one job in a thread.
 _AT_ONCE: Final = 64
 _DEBOUNCE_SECONDS: Final = 0.5
@@ -52,42 +48,14 @@ Found = tuple[Change, str]
 """A change and its reason."""
 
 
-class ObservedHooks:
-    """Rejects containers with a claim, since nothing enforces it, and answers nothing for all others.
-
-    Only a claim with a record counts, which was prepared before the node began to observe. A container that names any
-    other claim in its environment starts as if this plugin did not exist.
-    """
-
-    def __init__(self, state: NodeState) -> None:
-        self._state = state
-
-    def check_created(self, tracked: Tracked, _answered: Resources) -> Rejection | None:
-        """Returns a rejection if the container has a claim."""
-        return _rejection(tracked)
-
-    async def check_started(self, tracked: Tracked, _container: Container) -> tuple[Tracked, Rejection | None]:
-        """Returns the container, and a rejection if it has a claim."""
-        rejection = _rejection(tracked)
-        if rejection is None:
-            self._state.put(tracked.after(Event.APPLIED).seen(cpus=None))
-        return tracked, rejection
-
-
-def _rejection(tracked: Tracked) -> Rejection | None:
-    return Rejection(Reason.OBSERVE, REFUSAL) if tracked.entitlement.claims else None
-
-
 class Observer:
     """Repeats passes, and retains the changes that the last one has found."""
 
-    def __init__(
-        self, state: NodeState, reconciler: Reconciler, tree: CgroupTree, files: ObservedFiles, host_passes: Passes
-    ) -> None:
+    def __init__(self, enforcer: Enforcer, tree: CgroupTree, files: ObservedFiles, host_passes: Passes) -> None:
         self.observation = Observation()
         """The changes of the last complete pass."""
-        self._state = state
-        self._reconciler = reconciler
+        self._enforcer = enforcer
+        self._state = enforcer.state
         self._tree = tree
         self._files = files
         self._host_passes = host_passes
@@ -129,6 +97,10 @@ class Observer:
         found: list[Found] = []
         plans = group_plans(self._state, groups_above(self._state))
         found += await asyncio.to_thread(self._above, plans, partitions=self._state.host.partitions)
+        updates = stored_updates(self._enforcer.listed.values(), self._state)
+        found += await asyncio.to_thread(
+            self._updates, self._state.started(one.container_id for one in updates), updates
+        )
         ids = [one.id for one in self._state]
         for start in range(0, len(ids), _AT_ONCE):
             state = self._state
@@ -147,6 +119,20 @@ class Observer:
         for path, raises in plans.items():
             audit_group(self._tree, self._notes, path, raises)
             found += [(change, _POD) for change in self._files.take()]
+        return found
+
+    def _updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
+        """Records the cpusets that the runtime would write for the answer to its next Synchronize."""
+        found: list[Found] = []
+        resources = {one.container_id: one.resources for one in updates}
+        for one in tracked:
+            cgroup, stored = one.identity.cgroup, resources[one.id]
+            if cgroup and not one.identity.sandboxed:
+                for name, text in (("cpuset.cpus", stored.cpus), ("cpuset.mems", stored.mems)):
+                    with contextlib.suppress(CgroupGoneError, CgroupAccessError):
+                        if text:
+                            self._tree.write(cgroup, name, text)
+            found += [(change, _reason(one)) for change in self._files.take()]
         return found
 
     def _containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[Found]]:
@@ -174,7 +160,7 @@ class Observer:
             return
         if seen is None:
             # The cgroup is gone, or the container runs in that of its pod.
-            self._reconciler.take_outcome(tracked, outcome)
+            self._enforcer.reconciler.take_outcome(tracked, outcome)
             return
         mems = tracked.observed.mems if seen.mems is None else seen.mems
         limits = tracked.observed.limits if seen.limits is None else seen.limits

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of a standby: it tracks every container and writes nothing, since another instance enforces.
+"""The hooks of an instance that writes nothing: of a standby, or of one with ``enforcement: observe``.
+
+A standby tracks every container and writes nothing, since another instance enforces.
 
 The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
 that no active instance has set up. At the creation it does so only if the active instance must have answered before it.
@@ -9,10 +11,11 @@ At the start it compares the effective CPUs and nodes of the cgroup with the cla
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from numa_contract.cpuset import parse_or_none
 
-from nri_backend.claims.authorization import Rejection
+from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.admission import unenforced
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
@@ -25,6 +28,11 @@ from nri_backend.limits.runtime import stated
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, Resources
+
+REFUSAL: Final = (
+    "this node only observes (enforcement: observe), so no container with a claim of dra.cpu or dra.memory starts; set "
+    "enforcement: enforce in driverConfig"
+)
 
 
 class Standby:
@@ -85,3 +93,29 @@ class Standby:
         """
         leader = self._leadership()
         return Leadership(fresh=False, first=True) if leader.own else leader
+
+
+class ObservedHooks:
+    """Rejects containers with a claim, since nothing enforces it, and answers nothing for all others.
+
+    Only a claim with a record counts, which was prepared before the node began to observe. A container that names any
+    other claim in its environment starts as if this plugin did not exist.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+
+    def check_created(self, tracked: Tracked, _answered: Resources) -> Rejection | None:
+        """Returns a rejection if the container has a claim."""
+        return _rejection(tracked)
+
+    async def check_started(self, tracked: Tracked, _container: Container) -> tuple[Tracked, Rejection | None]:
+        """Returns the container, and a rejection if it has a claim."""
+        rejection = _rejection(tracked)
+        if rejection is None:
+            self._state.put(tracked.after(Event.APPLIED).seen(cpus=None))
+        return tracked, rejection
+
+
+def _rejection(tracked: Tracked) -> Rejection | None:
+    return Rejection(Reason.OBSERVE, REFUSAL) if tracked.entitlement.claims else None

@@ -145,7 +145,8 @@ def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) ->
             assert box.cpus() == given
             assert not plain.cpus() & given
             box.remove()
-            wait_for("the CPUs to be free", lambda: all(c["use"] == "pool" for c in stage.state("/v1/cpus")))
+            free = {"pool", "withheld"}
+            wait_for("the CPUs to be free", lambda: {one["use"] for one in stage.state("/v1/cpus")} == free)
             new.prepare()
             assert stage.held(new.claim_uid) == given
         plain.comes_to(ALL)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim containers as cpuset partitions, on a simulated kernel that supports them."""
 
+import contextlib
 import errno
 import math
 import shutil
@@ -14,6 +15,7 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, release_partition, settle
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
+from nri_backend.node.privileges import sys_admin
 from nri_backend.nri.model import ContainerState, RejectedError
 from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
@@ -386,6 +388,23 @@ async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: P
     node.enforcer._auditor._next.everyone = math.inf
     async with auditing(node):
         await node.until(lambda: not node.kernel.get(PODS, EXCLUSIVE))
+
+
+def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of a partition type takes locks of the kernel that the creation of every cgroup takes as well."""
+    tree, raised = PartitionTree(tmp_path / "cgroup"), list[list[tuple[str, str, str]]]()
+    tree.make(f"{POD}/a")
+
+    def block() -> contextlib.AbstractContextManager[None]:
+        raised.append(tree.written[:])
+        return sys_admin()
+
+    monkeypatch.setattr("nri_backend.enforcement.partitions.sys_admin", block)
+    assert not make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+    assert raised == [[]]
+    assert [text for _, name, text in tree.written if name == PARTITION] == ["root"]
 
 
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(

@@ -29,6 +29,22 @@ def test_a_shorter_value_replaces_the_longer_one_completely(tree: CgroupTree) ->
     assert tree.read("a/b", "cpuset.cpus") == "1"
 
 
+@pytest.mark.parametrize(("size", "calls"), [(7, 1), (1 << 16, 2), ((1 << 16) + 5, 2)])
+def test_a_file_is_read_whole_and_with_one_call_if_it_fits_into_the_buffer(
+    tree: CgroupTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, calls: int
+) -> None:
+    (tmp_path / "a/file").write_text("1" * size)
+    reads, read = list[int](), os.read
+
+    def counted(file: int, most: int) -> bytes:
+        reads.append(most)
+        return read(file, most)
+
+    monkeypatch.setattr(os, "read", counted)
+    assert tree.read("a", "file") == "1" * size
+    assert len(reads) == calls
+
+
 def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTree, tmp_path: Path) -> None:
     """A missing cgroup means that no process is in it; a missing file means that its controller is not enabled."""
     with pytest.raises(CgroupGoneError, match=r"the cgroup .*/a/c does not exist"):

@@ -17,6 +17,7 @@ from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.publisher import Publisher
 from nri_backend.telemetry import GAUGES
 from nri_backend.telemetry import Telemetry as BackendTelemetry
+from numa_contract import __version__
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import BackendStatus
@@ -26,6 +27,7 @@ from tests.chart.helm import CHART, EVERYTHING, RULES, Document, only, render
 from tests.rigs.symptoms import SECTIONS, slug
 from tests.rigs.trees import MemoryTree, captured
 
+PAGE = (CHART.parents[1] / "docs/metrics.md").read_text()
 _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
@@ -43,6 +45,15 @@ def scraped() -> frontend.Telemetry:
     return telemetry
 
 
+def worked() -> frontend.Telemetry:
+    """The metrics of a frontend after calls of each kind."""
+    telemetry = scraped()
+    for driver in DRIVERS:
+        telemetry.note(driver, "prepare", 0.1, [True])
+        telemetry.no_metadata(driver)
+    return telemetry
+
+
 def series() -> set[str]:
     """The names of all time series that both services can have."""
     families = text_string_to_metric_families(scraped().render().decode())
@@ -53,6 +64,17 @@ def alerts() -> list[Document]:
     """The rules as Prometheus gets them."""
     groups: list[Document] = only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for prefix, heading in (("", "dra-frontend"), ("dra_numa_backend_", "nri-backend")):
+        table = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        for names, kind, *_ in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, re.MULTILINE):
+            described = kind.split(",")[0], set(re.findall(r"`(\w+)`", kind))
+            found |= {prefix + name.removesuffix("_total"): described for name in re.findall(r"`(\w+)`", names)}
+    return found
 
 
 def dashboard() -> Document:
@@ -82,6 +104,59 @@ def test_every_expression_is_promql_of_metrics_that_exist() -> None:
         read = selected(promql_parser.parse(expression))
         assert read
         assert read <= known, expression
+
+
+def test_queries_of_the_page_are_promql_of_metrics_that_exist() -> None:
+    """They are copied as they are. One that goes on in the next line is one query."""
+    blocks = re.findall(r"^```promql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    queries = [query for block in blocks for query in re.sub(r"\n  +", " ", block).splitlines()]
+    assert len(queries) > 10
+    known = series()
+    for query in queries:
+        assert selected(promql_parser.parse(query)) <= known, query
+
+
+def test_the_page_has_every_metric_with_its_type() -> None:
+    """Names, types and labels are public: programs of others depend on them."""
+    families = {one.name: one for one in text_string_to_metric_families(worked().render().decode())}
+    described = documented()
+    assert {name: one.type for name, one in families.items()} == {name: kind for name, (kind, _) in described.items()}
+    for name, family in families.items():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert labels <= described[name][1], name
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    """Base units at the end; ``_total`` for counters alone; durations end with ``_duration_seconds``."""
+    for family in text_string_to_metric_families(scraped().render().decode()):
+        assert re.fullmatch(r"dra_(cpu|numa)_[a-z]+(_[a-z]+)*", family.name)
+        assert not re.search(r"_(total|count|sum|bucket|created|ms|milliseconds|kb|mib|percent)$", family.name)
+        if family.type == "histogram":
+            assert family.name.endswith("_duration_seconds"), family.name
+        assert family.type in ("counter", "gauge", "histogram"), family.name
+
+
+def test_help_texts_are_sentences_with_a_unit() -> None:
+    """What is measured and in which unit; both halves end with a full stop."""
+    for family in text_string_to_metric_families(scraped().render().decode()):
+        text = family.documentation
+        kinds = r"Number of \w+|Duration of .* in seconds|Seconds since \w+|Claimed bytes of|1 (if|while) |Always 1; "
+        assert re.match(kinds, text), (family.name, text)
+        assert text.endswith("."), family.name
+        assert len(text) <= 110, family.name
+        assert ("seconds" in family.name) == ("econds" in text), family.name
+        assert ("bytes" in family.name) == ("bytes" in text), family.name
+        assert (family.name.endswith("_info")) <= text.startswith("Always 1"), family.name
+
+
+def test_versions_of_both_halves_are_compared() -> None:
+    """Two versions in a cluster give 2, whichever half has which. A half that is not scraped adds none."""
+    (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
+    infos = {name for name in series() if name.endswith("_build_info")}
+    assert selected(rule["expr"]) == infos == {f"dra_numa_{half}_build_info" for half in ("frontend", "backend")}
+    assert rule["expr"] == f"count({' or '.join(f'group by (version) ({name})' for name in sorted(infos)[::-1])}) > 1"
+    shown = {line for line in scraped().render().decode().splitlines() if "_build_info{" in line}
+    assert shown == {f'{name}{{version="{__version__}"}} 1.0' for name in infos}
 
 
 def test_the_judge_refuses() -> None:
@@ -124,11 +199,12 @@ def test_every_alert_links_to_its_symptom() -> None:
 def test_outcomes_and_calls_in_expressions_exist() -> None:
     """An alert on a label value that nobody writes would never fire."""
     values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))
-    assert values == {"prepare", "error", "timeout|error", "ok"}
+    assert values == {"prepare", "error", "timeout|error", "ok", "denied"}
     telemetry = scraped()
     telemetry.note("dra.cpu", "prepare", 0.1, [True])
     written = 'dra_numa_claims_handled_total{call="prepare",driver="dra.cpu",result="error"} 1.0'
     assert written in telemetry.render().decode()
+    assert 'dra_numa_claim_status_writes_total{result="denied"} 0.0' in telemetry.render().decode()
 
 
 def test_the_monitor_finds_the_frontend() -> None:

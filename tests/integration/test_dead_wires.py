@@ -65,10 +65,12 @@ _CODES = "tests/unit/nri_backend/enforcement/test_problem_codes.py"
 _ISOLATION = "tests/unit/nri_backend/host_isolation/test_isolation.py"
 ELSEWHERE: dict[str, str] = {
     # A kernel that keeps managed interrupts where they are.
-    "dra_numa_backend_interrupts_staying": (
+    "dra_numa_backend_immovable_interrupts": (
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_come_back"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
+    # Images of two releases.
+    "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_halves_are_compared",
     # States that last for a moment, or end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
@@ -256,7 +258,7 @@ def running(play: Play) -> None:
         play.sees("/v1/containers[].claims[].cpus")
     with play.pod("many", cpus(14, numa_node=0), irqs="move") as pod:
         pod.run()
-        play.counts("dra_numa_backend_interrupts_moved")
+        play.counts("dra_numa_backend_moved_interrupts")
 
 
 def refused_partition(play: Play) -> None:
@@ -293,6 +295,7 @@ def authors(play: Play) -> None:
         for group in (directory, directory.parent):
             HostDirectory.write(group / "memory.events", "oom_kill 1")
         play.sees("/v1/containers[].memoryKills")
+        play.counts("dra_numa_backend_memory_kills_total")
         play.hears("OutOfClaimedMemory")
     with pytest.raises(AnsweredError), play.pod("wrong", cpus(1), strategy="best"):
         pass
@@ -443,7 +446,7 @@ def moved(play: Play) -> None:
         web.run()
         with play.pod("db", cpus(2)) as pod:
             pod.run()
-            play.counts("dra_numa_backend_mover_seconds_count")
+            play.counts("dra_numa_backend_mover_duration_seconds_count")
 
 
 @contextmanager
@@ -541,7 +544,7 @@ def nothing_offered(play: Play) -> None:
 
 def gate_off(play: Play) -> None:
     """DRAConsumableCapacity is off: nothing is published."""
-    play.counts("dra_numa_slices_published", 0)
+    play.counts("dra_numa_slices_in_sync", 0)
     play.hears("FeatureGateMissing")
 
 

@@ -115,7 +115,7 @@ def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirect
     metrics = ask_unix(stage.instances[0].state_socket, "/metrics")
     assert "dra_numa_machine_readable 0.0" in metrics
     for driver in ("dra.cpu", "dra.memory"):
-        assert f'dra_numa_slices_published{{driver="{driver}"}} 1.0' in metrics
+        assert f'dra_numa_slices_in_sync{{driver="{driver}"}} 1.0' in metrics
     assert published(stage) == before
     assert not stage.unready(stage.instances[0])
     machine.write(online, text.strip())

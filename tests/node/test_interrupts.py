@@ -68,8 +68,8 @@ def test_interrupts_leave_a_claims_cpus_and_come_back(cluster: Cluster) -> None:
     box = db.run()
     until(lambda: on(db.cpus) <= managed() and masks() == CPUS - db.cpus, "all that can leave has left")
     staying = {number for number in managed() if parse_cpu_list(before[0][number]) & db.cpus}
-    until(lambda: metric(cluster, "interrupts_staying") == len(staying), "those that stay are counted")
-    assert metric(cluster, "interrupts_moved") > 0
+    until(lambda: metric(cluster, "immovable_interrupts") == len(staying), "those that stay are counted")
+    assert metric(cluster, "moved_interrupts") > 0
     assert {n: t for n, t in device_interrupts().items() if not parse_cpu_list(before[0][n]) & db.cpus}.items() <= (
         before[0].items()
     ), "others are as they were"

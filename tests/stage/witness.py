@@ -97,8 +97,7 @@ class Witness:
 
     def _scrape(self, text: str) -> None:
         for family in text_string_to_metric_families(text):
-            if not family.name.endswith("_created"):
-                self.families.add(family.name)
+            self.families.add(family.name)
             for sample in family.samples:
                 known, found = self.samples[sample.name], (dict(sample.labels), sample.value)
                 if len(known) < 4096 and found not in known:

@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 
 from tests.node.rig.services import LOGS
 
-_BUCKET = re.compile(r'^dra_numa_backend_hook_seconds_bucket\{hook="(\w+)",le="([^"]+)"\} (\S+)$', re.MULTILINE)
+_BUCKET = re.compile(
+    r'^dra_numa_backend_hook_duration_seconds_bucket\{hook="(\w+)",le="([^"]+)"\} (\S+)$', re.MULTILINE
+)
 _OUTCOME = re.compile(r'^dra_numa_backend_hooks_total\{hook="(\w+)",outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 _SHARES = {"median": 0.5, "p99": 0.99}
 

@@ -8,6 +8,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
+from numa_contract import __version__
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSample
@@ -66,11 +67,25 @@ def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() ->
     assert faults == ['dra_numa_hardware_faults{kind="uncorrected",source="mc0"} 1.0']
 
 
+def test_no_series_contains_the_time_of_its_creation(frontend: Frontend) -> None:
+    """They would be a seventh of all series, and nothing reads them."""
+    frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
+    frontend.telemetry.no_metadata("dra.cpu")
+    assert not [line for line in frontend.scrape() if "_created" in line]
+
+
+def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Frontend) -> None:
+    """The backend sends its own."""
+    assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
+
+
 @pytest.mark.fault("backend A8", "security S3")
 def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Frontend) -> None:
     """The names, types, labels and values that a scrape of the backend used to have."""
     sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))
-    hooks = Metric(name="hook_seconds", kind="histogram", labels=("hook",), buckets=(0.0005, 1), samples=(sample,))
+    hooks = Metric(
+        name="hook_duration_seconds", kind="histogram", labels=("hook",), buckets=(0.0005, 1), samples=(sample,)
+    )
     refused = MetricSample(labels=('a"b\\c\nd',), value=2)
     frontend.send(
         Metric(name="active", help="Whether\nit enforces.", samples=(MetricSample(value=1),)),
@@ -80,14 +95,14 @@ def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Fronte
     assert frontend.of_backend() == [
         "dra_numa_backend_active 1.0",
         'dra_numa_backend_refusals_total{reason="a\\"b\\\\c\\nd"} 2.0',
-        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="0.0005"} 1.0',
-        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="1.0"} 3.0',
-        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="+Inf"} 6.0',
-        'dra_numa_backend_hook_seconds_count{hook="Create"} 6.0',
-        'dra_numa_backend_hook_seconds_sum{hook="Create"} 0.25',
+        'dra_numa_backend_hook_duration_seconds_bucket{hook="Create",le="0.0005"} 1.0',
+        'dra_numa_backend_hook_duration_seconds_bucket{hook="Create",le="1.0"} 3.0',
+        'dra_numa_backend_hook_duration_seconds_bucket{hook="Create",le="+Inf"} 6.0',
+        'dra_numa_backend_hook_duration_seconds_count{hook="Create"} 6.0',
+        'dra_numa_backend_hook_duration_seconds_sum{hook="Create"} 0.25',
     ]
     types = [line for line in frontend.scrape() if line.startswith("# TYPE dra_numa_backend_hook")]
-    assert types == ["# TYPE dra_numa_backend_hook_seconds histogram"]
+    assert types == ["# TYPE dra_numa_backend_hook_duration_seconds histogram"]
 
 
 def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:

@@ -41,14 +41,21 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     telemetry.refused("unknown-claim")
     telemetry.repaired("cpuset.cpus")
     telemetry.moved(2, 0.02)
+    telemetry.killed(3)
     seen = samples(telemetry)
-    assert seen["hook_seconds CreateContainer"] == 2
+    assert seen["hook_duration_seconds CreateContainer"] == 2
     assert seen["hooks CreateContainer refused"] == 1
     assert seen["refusals unknown-claim"] == 1
     assert seen["repairs cpuset.cpus"] == 1
-    assert seen["mover_seconds"] == 1
+    assert seen["mover_duration_seconds"] == 1
+    assert seen["memory_kills"] == 3
     assert seen[f"build_info {__version__}"] == 1
-    assert telemetry.counters == {"refused_unknown-claim": 1, "repaired_cpuset.cpus": 1, "moved": 2}
+    assert telemetry.counters == {"refused_unknown-claim": 1, "repaired_cpuset.cpus": 1, "moved": 2, "memory_kills": 3}
+
+
+def test_kills_are_exported_before_the_first_one() -> None:
+    """A series that begins with the first kill would hide it: increase() needs a value from before."""
+    assert samples(Telemetry())["memory_kills"] == 0
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.0005, 0), (0.0006, 1), (2, 11), (2.1, 12), (1e9, 12)])
@@ -56,7 +63,7 @@ def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds:
     """An upper bound belongs to its bucket, as in Prometheus. The last bucket is for values above all bounds."""
     telemetry = Telemetry()
     telemetry.call_done("StartContainer", seconds, "ok")
-    (sample,) = named(telemetry, "hook_seconds").samples
+    (sample,) = named(telemetry, "hook_duration_seconds").samples
     assert [index for index, count in enumerate(sample.counts) if count] == [bucket]
     assert sample.value == seconds
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics. Gauges are read off the ledger when somebody asks, so they cannot go stale.
+"""Metrics of both halves in the text format of Prometheus. Gauges are computed at each scrape.
 
-The ``dra_cpu_*`` names are those of the CPU peer, for dashboards that exist. The backend's metrics come with its lease
-and go with it.
+The ``dra_cpu_*`` names are those of dra-driver-cpu, so that its dashboards keep working. The backend sends its metrics
+with its lease; they are served until the lease ends.
 """
 
 import re
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from numa_contract import reports
+from numa_contract import __version__, reports
 from numa_contract.names import CPU_DRIVER
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.reports import LEASE_SECONDS
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,9 +28,9 @@ from dra_frontend.publishing.publisher import Publisher
 _BACKEND: Final = "dra_numa_backend_"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _MAX_SERIES: Final = 1000
-"""Of a backend; it has some sixty."""
+"""Maximum number of time series that are accepted from a backend. It has about 60."""
 _RENDER_SECONDS: Final = 1.0
-"""Between two renderings, however often somebody scrapes."""
+"""Minimum interval between two renderings."""
 _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -49,58 +49,78 @@ class NodeGauges(Collector):
     publishers: Mapping[str, Publisher]
 
     def collect(self) -> Iterable[Metric]:
-        ledger, inventory = self.ledger(), self.watch.inventory
-        held = ledger.held_cpus()
-        unreadable = sum(file.record is None for file in ledger.files.values())
-        for name, text, value in (
-            ("dra_cpu_allocated_cpus", "CPUs in claims", len(held)),
-            (
-                "dra_cpu_available_cpus",
-                "CPUs neither claimed nor reserved",
-                len(inventory.machine.online - inventory.reserved_cpus - held),
-            ),
-            ("dra_cpu_reserved_cpus", "CPUs reserved by configuration", len(inventory.reserved_cpus)),
-            ("dra_cpu_resource_claims_active", "Prepared CPU claims", sum(d == CPU_DRIVER for d, _ in ledger.files)),
-            ("dra_numa_claims", "Prepared claims of both drivers", len(ledger.files)),
-            ("dra_numa_claims_releasing", "Claims whose last container has not ended", len(ledger.releasing)),
-            ("dra_numa_records_unreadable", "Claim files without a record that can be read", unreadable),
-            ("dra_numa_machine_readable", "Whether the latest look at the machine went well", not self.watch.problem),
-            ("dra_numa_backend_live", "Whether the backend's lease is live", self.backend.live),
-        ):
+        text = "Always 1; the label is the version of dra-frontend."
+        yield _gauge("dra_numa_frontend_build_info", text, ["version"], [([__version__], 1)])
+        for name, text, value in self._numbers():
             yield GaugeMetricFamily(name, text, value=value)
-        yield _gauge(
-            "dra_numa_slices_published",
-            "Whether the slices are as they should be",
-            ["driver"],
-            (([driver], publisher.ready) for driver, publisher in self.publishers.items()),
-        )
-        claimed = (([device], size) for device, size in sorted(ledger.claimed_bytes().items()))
-        yield _gauge("dra_numa_memory_claimed_bytes", "Bytes claimed", ["device"], claimed)
-        held_by_host = sorted(self.watch.host_pages.items())
-        yield _gauge(
-            "dra_numa_hugepages_held_by_host",
-            "Hugepages in use by no pod",
-            ["numa_node", "page_size"],
-            (([str(node), kubernetes_page_size(size)], pages) for (node, size), pages in held_by_host),
-        )
+        yield from self._devices()
         yield from self._errors()
         if self.backend.status is not None and self.backend.age is not None:
-            text = "Seconds since the backend's last report"
+            text = "Seconds since the backend's last report."
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
             pins = self.backend.status.kubelet_pins
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
-            text = "Whether it, or another NRI plugin in its place, assigns CPUs or NUMA nodes to a container"
+            text = "1 if this manager of the kubelet is static or an NRI plugin assigns the same resources, else 0."
             yield _gauge("dra_numa_kubelet_static_manager", text, ["manager"], static)
-        yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self.watch.failures)
+        text = "Number of failed readings of /sys and /proc."
+        yield CounterMetricFamily("dra_numa_discovery_failures", text, value=self.watch.failures)
+
+    def _numbers(self) -> Iterable[tuple[str, str, float]]:
+        """Returns name, help text and value of the gauges without labels."""
+        ledger, inventory = self.ledger(), self.watch.inventory
+        held = ledger.held_cpus()
+        available = len(inventory.machine.online - inventory.reserved_cpus - held)
+        cpu_claims = sum(driver == CPU_DRIVER for driver, _ in ledger.files)
+        damaged = sum(file.record is None for file in ledger.files.values())
+        readable, live = not self.watch.problem, self.backend.live
+        return (
+            ("dra_cpu_allocated_cpus", "Number of CPUs in prepared claims.", len(held)),
+            ("dra_cpu_available_cpus", "Number of online CPUs that are neither claimed nor reserved.", available),
+            ("dra_cpu_reserved_cpus", "Number of CPUs reserved by the configuration.", len(inventory.reserved_cpus)),
+            ("dra_cpu_resource_claims_active", "Number of prepared CPU claims.", cpu_claims),
+            ("dra_numa_claims", "Number of prepared claims of both drivers.", len(ledger.files)),
+            (
+                "dra_numa_claims_releasing",
+                "Number of released claims of which a container still runs.",
+                len(ledger.releasing),
+            ),
+            ("dra_numa_records_unreadable", "Number of claim files whose record is damaged.", damaged),
+            ("dra_numa_machine_readable", "1 if the last reading of /sys and /proc succeeded, else 0.", readable),
+            (
+                "dra_numa_backend_live",
+                "1 if the backend's lease is valid, else 0; without a lease no claim can be prepared.",
+                live,
+            ),
+        )
+
+    def _devices(self) -> Iterable[Metric]:
+        yield _gauge(
+            "dra_numa_slices_in_sync",
+            "1 if the ResourceSlices of the driver are published and up to date, else 0.",
+            ["driver"],
+            (([driver], publisher.ready) for driver, publisher in self.publishers.items()),
+        )
+        claimed = (([device], size) for device, size in sorted(self.ledger().claimed_bytes().items()))
+        text = "Claimed bytes of the memory or hugepage device."
+        yield _gauge("dra_numa_memory_claimed_bytes", text, ["device"], claimed)
+        held_by_host = sorted(self.watch.host_pages.items())
+        yield _gauge(
+            "dra_numa_hugepages_held_by_host",
+            "Number of hugepages that are used outside pods.",
+            ["numa_node", "page_size"],
+            (([str(node), kubernetes_page_size(size)], pages) for (node, size), pages in held_by_host),
+        )
 
     def _errors(self) -> Iterable[Metric]:
-        counted = CounterMetricFamily("dra_numa_hardware_errors", "Errors that the kernel counted", labels=_ERROR)
+        text = "Number of hardware errors counted by the kernel, corrected or uncorrected."
+        counted = CounterMetricFamily("dra_numa_hardware_errors", text, labels=_ERROR)
         for one in self.watch.errors.counters:
             counted.add_metric([one.source, "corrected"], one.corrected)
             counted.add_metric([one.source, "uncorrected"], one.uncorrected)
         yield counted
         faults = (([one.source, one.kind], 1) for one in self.watch.errors.faults)
-        yield _gauge("dra_numa_hardware_faults", "Errors beyond a threshold", _ERROR, faults)
+        text = "1 while the errors of this source exceed a threshold and its devices are tainted."
+        yield _gauge("dra_numa_hardware_faults", text, _ERROR, faults)
 
 
 def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:
@@ -112,7 +132,7 @@ def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[
 
 @dataclass(frozen=True, eq=False)
 class BackendMetrics(Collector):
-    """What the backend sent with its lease, as long as that lasts."""
+    """Metrics that the backend sent with its last report, until its lease ends."""
 
     backend: BackendView
 
@@ -156,18 +176,24 @@ class Telemetry:
         self._rendered = b""
         self._rendered_at = float("-inf")
         self._registry = registry = CollectorRegistry()
-        self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=registry)
-        self.unprepared = Counter("dra_cpu_unprepare_claims", "CPU claims unprepared", ["result"], registry=registry)
-        self.calls = Counter("dra_numa_claims_handled", "Claims", ["driver", "call", "result"], registry=registry)
-        self.seconds = Histogram(
-            "dra_numa_call_seconds", "Time of a call", ["driver", "call"], buckets=_SECONDS, registry=registry
-        )
+        # Each counter and histogram would have one more series with the time at which it was created.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        text = "Number of CPU claims that the kubelet asked to prepare, by result."
+        self.prepared = Counter("dra_cpu_prepare_claims", text, ["result"], registry=registry)
+        text = "Number of CPU claims that the kubelet asked to unprepare, by result."
+        self.unprepared = Counter("dra_cpu_unprepare_claims", text, ["result"], registry=registry)
+        text = "Number of claims in the kubelet's calls prepare and unprepare, by result: success or error."
+        self.calls = Counter("dra_numa_claims_handled", text, ["driver", "call", "result"], registry=registry)
+        text = "Duration of the kubelet's calls prepare and unprepare in seconds."
+        labels = ["driver", "call"]
+        self.seconds = Histogram("dra_numa_call_duration_seconds", text, labels, buckets=_SECONDS, registry=registry)
+        text = "Duration of preparing a CPU claim in seconds."
         self.cpu_seconds = Histogram(
-            "dra_cpu_prepare_claim_duration_seconds", "Time of preparing", buckets=_SECONDS, registry=registry
+            "dra_cpu_prepare_claim_duration_seconds", text, buckets=_SECONDS, registry=registry
         )
-        text = "Metadata files that could not be written, so that a container does without"
+        text = "Number of metadata files that could not be written; the container starts without one."
         self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
-        text = "Writes of status.devices of claims; denied: no right, or the server does not keep the field"
+        text = "Number of writes of status.devices of claims, by result; denied: right or feature gate missing."
         self.status_writes = Counter("dra_numa_claim_status_writes", text, ["result"], registry=registry)
         for result in ("written", "failed", "denied"):
             self.status_writes.labels(result)

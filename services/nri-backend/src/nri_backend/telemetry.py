@@ -18,20 +18,20 @@ MAX_SERIES: Final = 64
 
 
 GAUGES: Final = {
-    "connected": "Whether a connection to the runtime is open.",
-    "synchronized": "Whether the runtime's state was processed and events are delivered.",
-    "active": "Whether this instance holds the lock and enforces, or observes.",
-    "pool_cpus": "CPUs for containers without a claim.",
-    "partitioned_cpus": "CPUs in cpuset partitions of claim containers.",
-    "pooled_containers": "Claim containers without a partition, on a node where the kernel creates partitions.",
-    "claims": "Number of known claim records.",
-    "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
-    "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",
-    "observed_changes": "Files of the node that would be written; 0 unless enforcement is observe.",
-    "observed_cgroup_files": "Files of cgroups among them.",
+    "connected": "1 if a connection to the container runtime is open, else 0.",
+    "synchronized": "1 if the runtime's containers were processed and it delivers events, else 0.",
+    "active": "1 if this instance holds the lock and enforces or observes, else 0.",
+    "pool_cpus": "Number of CPUs for containers without a claim.",
+    "partitioned_cpus": "Number of CPUs in cpuset partitions of containers with claims.",
+    "pooled_containers": "Number of containers with claims whose cpuset partition the kernel refused.",
+    "claims": "Number of claim records that the backend has read.",
+    "moved_interrupts": "Number of interrupts that are moved off claimed CPUs at present.",
+    "immovable_interrupts": "Number of interrupts on claimed CPUs that cannot be moved.",
+    "observed_changes": "Number of files of the node that would be written; 0 unless enforcement is observe.",
+    "observed_cgroup_files": "Number of cgroup files that would be written; 0 unless enforcement is observe.",
     "last_event_age_seconds": "Seconds since the runtime's last call.",
 }
-"""Help texts of the gauges. Their values are read when a report is sent."""
+"""Help texts of the gauges, by name. Their values are read when a report is sent."""
 
 
 class _Series:
@@ -45,9 +45,9 @@ class _Series:
         if not labels:
             self._key(())  # export 0 from the start, so that a rate includes the first event
 
-    def count(self, *labels: str) -> None:
+    def count(self, *labels: str, by: int = 1) -> None:
         """Increments the counter."""
-        self._values[self._key(labels)] += 1
+        self._values[self._key(labels)] += by
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Adds an observation to the histogram."""
@@ -78,11 +78,24 @@ class Telemetry:
         """Counters that the lease contains in addition to the metrics."""
         self._clock = clock
         self._last_event: float | None = None
-        self._hooks = _Series("hook_seconds", "Duration of hooks in seconds.", "hook", buckets=_HOOK_SECONDS)
-        self._outcomes = _Series("hooks", "Handled hooks by outcome.", "hook", "outcome")
-        self._rejections = _Series("refusals", "Rejected containers by reason.", "reason")
-        self._repairs = _Series("repairs", "Repaired cgroup files by kind.", "kind")
-        self._mover = _Series("mover_seconds", "Time to move others off claimed CPUs.", buckets=_MOVER_SECONDS)
+        self._hooks = _Series(
+            "hook_duration_seconds",
+            "Duration of answering a call of the runtime in seconds, by hook.",
+            "hook",
+            buckets=_HOOK_SECONDS,
+        )
+        self._outcomes = _Series("hooks", "Number of calls of the runtime by hook and outcome.", "hook", "outcome")
+        self._rejections = _Series("refusals", "Number of refused containers by reason.", "reason")
+        self._repairs = _Series(
+            "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
+        )
+        text = "Number of processes of containers with memory claims that the kernel killed because memory was short."
+        self._kills = _Series("memory_kills", text)
+        self._mover = _Series(
+            "mover_duration_seconds",
+            "Duration of moving other containers off claimed CPUs in seconds.",
+            buckets=_MOVER_SECONDS,
+        )
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
         """Counts one call of the runtime."""
@@ -101,6 +114,11 @@ class Telemetry:
         """Counts a cgroup file that the audit found changed and rewrote."""
         self.counters[f"repaired_{kind}"] += 1
         self._repairs.count(kind)
+
+    def killed(self, count: int) -> None:
+        """Counts processes of one container that the kernel killed because they were out of memory."""
+        self.counters["memory_kills"] += count
+        self._kills.count(by=count)
 
     def observed(self) -> None:
         """Counts one pass of an instance that only observes, which takes the place of an audit."""
@@ -126,30 +144,30 @@ class Telemetry:
         """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event
-        counted = (self._hooks, self._outcomes, self._rejections, self._repairs, self._mover)
+        counted = (self._hooks, self._outcomes, self._rejections, self._repairs, self._kills, self._mover)
         return (
             *(Metric(name=name, help=GAUGES[name], samples=_one(value)) for name, value in gauges.items()),
             Metric(
                 name="containers",
-                help="Known containers by kind.",
+                help="Number of containers by kind: plain, claim, refused, orphan, driver or stopped.",
                 labels=("kind",),
                 samples=tuple(MetricSample(labels=(kind,), value=count) for kind, count in sorted(containers.items())),
             ),
             Metric(
                 name="exclusivity",
-                help="Always 1; labels are the mode that enforces CPU claims on the node, and cpuExclusivity.",
+                help="Always 1; the labels are the mode that isolates claimed CPUs on the node, and cpuExclusivity.",
                 labels=("mode", "configured"),
                 samples=_one(1, *exclusivity),
             ),
             Metric(
                 name="enforcement",
-                help="Always 1; the mode is a label: enforce or observe.",
+                help="Always 1; the label is enforcement of the configuration: enforce or observe.",
                 labels=("mode",),
                 samples=_one(1, enforcement),
             ),
             Metric(
                 name="build_info",
-                help="Always 1; the version is a label.",
+                help="Always 1; the label is the version of nri-backend.",
                 labels=("version",),
                 samples=_one(1, __version__),
             ),

@@ -188,6 +188,8 @@ async def test_reported_kills_survive_a_reconnection_of_the_runtime(node: Node) 
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
     assert kills(node) == {"main": 2}
+    (counter,) = [one for one in node.counts.metrics({}, ("pool", "auto")) if one.name == "memory_kills"]
+    assert [sample.value for sample in counter.samples] == [2]
 
 
 async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_time(memory: Path) -> None:

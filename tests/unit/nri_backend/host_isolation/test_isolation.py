@@ -81,7 +81,7 @@ async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_contai
         active.append(True)
     state.replace_containers(tuple(state))
     isolation.wake()
-    await eventually(lambda: isolation.gauges() == {"interrupts_moved": 1, "interrupts_staying": 0})
+    await eventually(lambda: isolation.gauges() == {"moved_interrupts": 1, "immovable_interrupts": 0})
     assert tree.all_affinities()["24"] == tree.all_affinities()[DEFAULT_AFFINITY] == "0-1,4-7"
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -188,5 +188,5 @@ class KillWatch:
         if tracked is not None and tracked.entitlement.memory is not None:
             names = {**tracked.identity.names, "count": count}
             _log.warning("container OOM-killed", extra=names)
-            self._observer.counters["memory_kills"] += count
+            self._observer.killed(count)
             self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))

@@ -111,7 +111,7 @@ class HostIsolation:
     def gauges(self) -> dict[str, float]:
         """Returns the current values of this package's metrics."""
         result = self._interrupts.result
-        return {"interrupts_moved": sum(map(str.isdecimal, result.moved)), "interrupts_staying": result.remaining}
+        return {"moved_interrupts": sum(map(str.isdecimal, result.moved)), "immovable_interrupts": result.remaining}
 
     def wake(self) -> None:
         """Requests a check after a change of the node's state, or after this instance has become active."""

@@ -154,7 +154,16 @@ def _hugepage_limits(claimed: Mapping[int, int], asked: RuntimeLimits) -> dict[s
 
 
 def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
-    """Returns updates for the containers whose stored cpuset is not the desired one, MAX_SYNC_UPDATES at most.
+    """Returns the first MAX_SYNC_UPDATES of ``needed_updates``. Logs the number of the others."""
+    updates = needed_updates(containers, state)
+    if len(updates) > MAX_SYNC_UPDATES:
+        text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
+        _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
+    return updates[:MAX_SYNC_UPDATES]
+
+
+def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
+    """Returns updates for the containers whose stored cpuset is not the desired one.
 
     Containers with CPUs of their own come first. The runtime also writes an update to the cgroup. So with a lazy pool,
     a member of the pool keeps its stored CPUs as far as they are in the pool.
@@ -169,10 +178,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
         if cpus and not (_same_set(cpus, stored.cpus) and same_mems):
             updates.append((not tracked.entitlement.cpus, Update(container.id, replace(wanted, cpus=cpus))))
     updates.sort(key=lambda pair: pair[0])
-    if len(updates) > MAX_SYNC_UPDATES:
-        text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
-        _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
-    return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+    return [update for _, update in updates]
 
 
 def _kept(stored: str, pool: str) -> str:

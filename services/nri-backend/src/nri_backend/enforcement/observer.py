@@ -22,7 +22,7 @@ from numa_contract.errors import cut_answer
 from numa_contract.reports import MAX_OBSERVED, Observation, ObservedChange
 
 from nri_backend.budgets import OBSERVE_SECONDS
-from nri_backend.containers.admission import stored_updates
+from nri_backend.containers.admission import MAX_SYNC_UPDATES, needed_updates
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.plan import Plan, Raises, group_plans, groups_above, plan_of
 from nri_backend.enforcement.apply import Outcome, audit, audit_group
@@ -97,7 +97,7 @@ class Observer:
         found: list[Found] = []
         plans = group_plans(self._state, groups_above(self._state))
         found += await asyncio.to_thread(self._above, plans, partitions=self._state.host.partitions)
-        updates = stored_updates(self._enforcer.listed.values(), self._state)
+        updates = needed_updates(self._enforcer.listed.values(), self._state)[:MAX_SYNC_UPDATES]
         found += await asyncio.to_thread(
             self._updates, self._state.started(one.container_id for one in updates), updates
         )

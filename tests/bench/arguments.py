@@ -17,9 +17,6 @@ MODES: Final = {
     "pool": "Kernel without cpuset partitions",
 }
 """Titles of the imitated kernels by the values of --exclusivity."""
-SETTLE_OF_CLAIM: Final = 0.5
-"""Seconds for each claim before an idle driver is observed: this driver writes the status of claims that were prepared
-four at a time, every two seconds."""
 _BOTH: Final = ("dra.cpu", "dra.memory")
 _QUICK: Final[dict[str, Any]] = {
     "exclusivity": ["partition"],
@@ -61,22 +58,17 @@ class Plan:
     idle: float
     """Seconds in which an idle driver is observed."""
     settle: float
-    """Seconds before that, in addition to SETTLE_OF_CLAIM for each claim."""
+    """Seconds before that, in which it finishes what the last pods have left to do."""
     pause: float
     """Seconds before each Prepare."""
     pairs: int
     """Prepares that are simulated in memory."""
 
-    def settle_seconds(self, claims: int) -> float:
-        """Returns the time in which a driver finishes what the last pods and all claims of the node have left to do."""
-        return self.settle + claims * SETTLE_OF_CLAIM
-
     def minutes(self, drivers: int) -> int:
         """Estimates the duration on a quiet machine."""
         turn = self.rounds * (0.25 + self.pause) + 8
-        load = self.idle + drivers * (self.turns * turn + 8)
-        loads = sum(load + self.settle_seconds(claims) for claims, _ in self.loads.pairs)
-        return max(1, round((len(self.modes) * loads + self.pairs / 200) / 60))
+        load = self.settle + self.idle + drivers * (self.turns * turn + 8)
+        return max(1, round((len(self.modes) * len(self.loads.pairs) * load + self.pairs / 200) / 60))
 
 
 def _numbers(text: str) -> list[int]:
@@ -162,10 +154,7 @@ def _add_measurements(group: Any) -> None:
     group.add_argument("--rounds", type=_count, default=8, help="pods of each kind in a turn (default 8)")
     text = "how long an idle driver is observed, in parts of 20 s (default 60)"
     group.add_argument("--idle", type=_seconds, default=60.0, metavar="SECONDS", help=text)
-    text = (
-        f"how long a driver is left alone before that, in addition to {SETTLE_OF_CLAIM:g} s for each claim (default 21,"
-        " so that an audit after the last pod is over)"
-    )
+    text = "how long a driver is left alone before that (default 21, so that an audit after the last pod is over)"
     group.add_argument("--settle", type=_seconds, default=21.0, metavar="SECONDS", help=text)
     text = "wait before each Prepare, for drivers whose client limits its requests a second (default 0)"
     group.add_argument("--pause", type=_seconds, default=0.0, metavar="SECONDS", help=text)

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from tests.bench import scenarios, simulate
-from tests.bench.arguments import MODES, SETTLE_OF_CLAIM, Plan
+from tests.bench.arguments import MODES, Plan
 from tests.bench.drivers import Driver
 from tests.bench.figures import Collector, Report, ThreadRate
 from tests.bench.host import facts
@@ -130,9 +130,7 @@ def _measure_load(
         for one in _in_turn(contenders, turn):
             time.sleep(_BREATH_SECONDS)
             _collect(collector, place, one, scenarios.pods(one.stage, one.load, plan.rounds, plan.pause))
-    settle = plan.settle_seconds(load[0])
-    _say(f"{place.mode}, {place.load}: idle for {settle + plan.idle:.0f} s")
-    time.sleep(settle)
+    _say(f"{place.mode}, {place.load}: idle for {plan.settle + plan.idle:.0f} s")
     _observe(plan, contenders, place, collector)
     for turn in range(plan.turns):
         _say(f"{place.mode}, {place.load}: restarts, turn {turn + 1} of {plan.turns}")
@@ -153,6 +151,7 @@ def _collect(collector: Collector, place: _Place, one: _Contender, samples: Iter
 
 def _observe(plan: Plan, contenders: Sequence[_Contender], place: _Place, collector: Collector) -> None:
     """Observes all drivers while they are idle."""
+    time.sleep(plan.settle)
     whole = [Observation(one.stage) for one in contenders]
     for _ in range(max(1, round(plan.idle / _WINDOW_SECONDS))):
         windows = [Observation(one.stage) for one in contenders]
@@ -185,8 +184,7 @@ def _settings(plan: Plan) -> dict[str, str]:
         "Names registered with the kubelet": ", ".join(plan.registered),
         "Turns": str(plan.turns),
         "Pods of each kind in a turn": str(plan.rounds),
-        "Seconds observed while idle": f"{plan.idle:g}, after {plan.settle:g} s without any call, and "
-        f"{SETTLE_OF_CLAIM:g} s for each claim",
+        "Seconds observed while idle": f"{plan.idle:g}, after {plan.settle:g} s without any call",
         "Seconds before each Prepare": f"{plan.pause:g}",
     }
 

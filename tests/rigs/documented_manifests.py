@@ -91,7 +91,8 @@ def _of_page(path: Path) -> Iterator[Manifest]:
         text = textwrap.dedent(match[2])
         name = f"{path.relative_to(ROOT)}:{source.count(chr(10), 0, match.start()) + 1}"
         if _KIND.search(text):
-            yield Manifest(name, text)
+            parts = [part for part in re.split(r"^---$", text, flags=re.MULTILINE) if _KIND.search(part)]
+            yield from (Manifest(name, part) for part in parts)
         elif text.startswith("devices:"):
             yield Manifest(name, _HEADER + textwrap.indent(text, "  "))
         elif text.startswith("config:"):

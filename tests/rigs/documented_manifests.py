@@ -27,6 +27,7 @@ ALSO_TYPED: Final = (
 _HEADER: Final = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: documented}\nspec:\n"
 _FENCE: Final = re.compile(r"^( *)```yaml\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _ROW: Final = re.compile(r"^\| `(\w+)` \| ((?:`[^`]+`(?:, )?)+) \|", re.MULTILINE)
+_SEPARATOR: Final = re.compile(r"^---$", re.MULTILINE)
 _KIND: Final = re.compile(rf"^kind: ({'|'.join(KINDS)})$", re.MULTILINE)
 _REQUESTS: Final = {
     "cpuConfig": ("dra.cpu", 'dra.cpu, capacity: {requests: {dra.cpu/cpu: "2"}}'),
@@ -76,7 +77,7 @@ def parameter(section: str, field: str, value: str) -> str:
 
 
 def _of_example(path: Path) -> Iterator[Manifest]:
-    for number, text in enumerate(re.split(r"^---$", path.read_text(), flags=re.MULTILINE), 1):
+    for number, text in enumerate(_SEPARATOR.split(path.read_text()), 1):
         if _KIND.search(text):
             yield Manifest(f"{path.relative_to(ROOT)} ({number})", text)
             head, comment, rest = text.partition("# config:\n")
@@ -91,8 +92,8 @@ def _of_page(path: Path) -> Iterator[Manifest]:
         text = textwrap.dedent(match[2])
         name = f"{path.relative_to(ROOT)}:{source.count(chr(10), 0, match.start()) + 1}"
         if _KIND.search(text):
-            parts = [part for part in re.split(r"^---$", text, flags=re.MULTILINE) if _KIND.search(part)]
-            yield from (Manifest(name, part) for part in parts)
+            parts = enumerate(_SEPARATOR.split(text), 1)
+            yield from (Manifest(f"{name} ({number})", part) for number, part in parts if _KIND.search(part))
         elif text.startswith("devices:"):
             yield Manifest(name, _HEADER + textwrap.indent(text, "  "))
         elif text.startswith("config:"):

@@ -110,7 +110,7 @@ def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
     # What the runtime says is no proof: its shim may come to read the group's events after the group has gone.
     assert "oom_kill 1" in db.sandbox.cgroup.read("memory.events").splitlines()
     (note,) = until(lambda: told(cluster, db), "an event")
-    assert "container main was killed" in note
+    assert "Container main was OOM-killed" in note
     assert "48Mi on NUMA node 1" in note
     assert neighbour.state == "running"
     fits = db.run("main", [*TOUCH, "4K:6000"], image="python", cdi=[tight])

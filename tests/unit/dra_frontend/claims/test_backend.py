@@ -241,7 +241,8 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert [one.code for one in live.conditions] == ["KubeletManagerStatic"]
     (warning,) = live.warnings
-    assert warning.text.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns")
+    assert warning.text.startswith("Guaranteed pods may be assigned CPUs of claims, ")
+    assert "the kubelet's static cpu and memory manager or another NRI plugin assigns" in warning.text
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning.text
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == ()

@@ -36,15 +36,23 @@ class Kills:
         return self.observed[before:]
 
 
-def test_the_note_names_node_claim_and_rule() -> None:
-    """Who reads the pod's events learns which NUMA node was full and what the claim allowed there."""
+def test_the_note_has_effect_cause_and_remedy() -> None:
+    """The reader learns which container was killed, what the claim allowed on that NUMA node, and what to change."""
+    effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
-        "container work was killed by the kernel, out of memory on NUMA node 1 of node-a: "
-        "claim ns/claim-u gives it 48Mi on NUMA node 1, it may use no more (limit: claim)"
+        f"{effect}Claim ns/claim-u gives it 48Mi on NUMA node 1 and no more (limit: claim): claim more memory, or "
+        "remove the limit."
     )
-    unlimited = RECORD.model_copy(update={"memory_parameters": {}})
-    assert kill_note(report(1), [unlimited], "node-a").endswith("48Mi on NUMA node 1, binding: strict")
-    assert kill_note(report(7), [], "node-a").endswith("by the kernel, out of memory on NUMA node 1 of node-a")
+    strict = RECORD.model_copy(update={"memory_parameters": {}})
+    assert kill_note(report(1), [strict], "node-a") == (
+        f"{effect}Claim ns/claim-u binds it to 48Mi on NUMA node 1 (binding: strict), so it is also killed when that "
+        "node is full: claim memory on another NUMA node, or set binding: preferred."
+    )
+    loose = memory_record("u", ("memory", 1, 48 * MI, 4096), memory={"binding": "preferred"})
+    assert kill_note(report(1), [loose], "node-a").endswith(
+        "(binding: preferred) and does not limit it: raise the memory limit of the container or of its pod."
+    )
+    assert kill_note(report(7), [], "node-a") == f"{effect}Raise the memory limit of the container or of its pod."
 
 
 async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
     assert node.reported(report(1)) == []
     assert kill.regarding == ObjectReference("Pod", "ns", "p", "pod-1")
     assert (kill.reason, kill.source, kill.total, kill.urgent) == (REASON, "c1", 1, True)
-    assert "claim ns/claim-u" in kill.note
+    assert "Claim ns/claim-u" in kill.note
     (more,) = node.reported(report(7))
     assert (more.condition, more.total) == (kill.condition, 7)
 

@@ -95,7 +95,8 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
         report("p", BURSTABLE, exclusivity="pool", pooled="the kernel refused"),
     )
     assert [(one.regarding.uid, one.reason) for one in pods.observed] == [("p", KEPT_BY_POOL)]
-    assert "the kernel refused" in pods.observed[0].note
+    assert pods.observed[0].note.startswith("Container work has weaker CPU isolation: ")
+    assert "refused a cpuset partition: the kernel refused. Remove this cause; " in pods.observed[0].note
 
 
 def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:

@@ -224,3 +224,65 @@ def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
     assert notes(reasons, []) == {}
     full["spec"]["devices"][0]["attributes"]["p"] = {"strings": ["x"]}
     assert variants([full])[1][1] == ("ResourceSliceListsRefused",)
+
+
+@pytest.mark.parametrize(
+    ("refused", "dropped", "conditions", "reason", "parts"),
+    [
+        (
+            ["ResourceSliceListsRefused"],
+            [],
+            True,
+            "ResourceSliceListsRefused",
+            [
+                "devices lack attributes that are lists",
+                "refuses list attributes",
+                "switch on the feature gate DRAListTyp",
+            ],
+        ),
+        (
+            ["NodeAllocatableMappingUnsupported"],
+            [],
+            True,
+            "NodeAllocatableMappingUnsupported",
+            ["claims are not counted", "refuses nodeAllocatable", "or remove publishNodeAllocatableResourceMapping"],
+        ),
+        (
+            [],
+            ["a.taints"],
+            True,
+            "ResourceSliceFieldsDropped",
+            [
+                "the scheduler does not avoid devices",
+                "dropped or changed a.taints",
+                "switch on DRADeviceTaints in the API",
+            ],
+        ),
+        (
+            [],
+            ["a.other"],
+            True,
+            "ResourceSliceFieldsDropped",
+            ["devices are not as this node", "dropped or changed a.other", "report this text"],
+        ),
+        (
+            [],
+            [],
+            False,
+            "BindingConditionsUnsupported",
+            [
+                "devices of hugepagesOnDemand are not published",
+                "drops bindingConditions",
+                "or remove hugepagesOnDemand",
+            ],
+        ),
+    ],
+)
+def test_notes_have_effect_cause_and_remedy_in_this_order(
+    refused: list[str], dropped: list[str], conditions: bool, reason: str, parts: list[str]
+) -> None:
+    """The first words of an Event are what kubectl shows without a wide terminal."""
+    (text,) = (found := notes(refused, dropped, conditions=conditions)).values()
+    assert list(found) == [reason]
+    assert text.startswith(parts[0])
+    assert sorted(parts, key=text.index) == parts

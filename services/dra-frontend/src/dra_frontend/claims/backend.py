@@ -39,9 +39,9 @@ _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
-    "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers: claims keep their "
-    "CPUs, since the driver answers and audits, but Guaranteed pods may be given CPUs of claims, and then share the "
-    "pool; set cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
+    "Guaranteed pods may be assigned CPUs of claims, and then run in the shared pool instead; claims keep their CPUs: "
+    "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers; set "
+    "cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
 )
 _BY_POOL: Final = (
     "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}"

@@ -20,8 +20,22 @@ MAX_NEW: Final = 1024
 """Containers with kills that are observed at one report of the backend; a node has fewer containers."""
 
 
+_NO_CLAIM: Final = "Raise the memory limit of the container or of its pod."
+_LIMITED: Final = (
+    "Claim {} gives it {} on NUMA node {} and no more (limit: claim): claim more memory, or remove the limit."
+)
+_STRICT: Final = (
+    "Claim {} binds it to {} on NUMA node {} (binding: strict), so it is also killed when that node is full: claim "
+    "memory on another NUMA node, or set binding: preferred."
+)
+_OTHERS: Final = (
+    "Claim {} gives it {} on NUMA node {} (binding: {}) and does not limit it: raise the memory limit of the container "
+    "or of its pod."
+)
+
+
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
-    """Returns what happened to a container, with every memory claim that it holds."""
+    """Returns what happened to a container, with a cause and a remedy for every memory claim that it holds."""
     held = []
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]
@@ -31,12 +45,10 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
             where = format_cpu_list(part.numa_node for part in plain)
             size = format_quantity(sum(part.size for part in plain), binary=True)
             limited = any(parameters.limit == "claim" for parameters in asked)
-            rule = "it may use no more (limit: claim)" if limited else f"binding: {asked[0].binding}"
-            name = record.claim.full_name
-            held.append(f"claim {name} gives it {size} on NUMA node {where}, {rule}")
-    claims = f": {'; '.join(held)}" if held else ""
+            text = _LIMITED if limited else _STRICT if asked[0].binding == "strict" else _OTHERS
+            held.append(text.format(record.claim.full_name, size, where, asked[0].binding))
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""
-    return f"container {report.name} was killed by the kernel, out of memory{nodes} of {node}{claims}"
+    return f"Container {report.name} was OOM-killed{nodes} of {node}. {' '.join(held) or _NO_CLAIM}"
 
 
 @dataclass(slots=True, eq=False)

@@ -17,9 +17,14 @@ from dra_frontend.events.event import Observation
 BEST_EFFORT: Final = "BestEffortWithClaim"
 KEPT_BY_POOL: Final = "CPUsKeptByPool"
 _BEST_EFFORT_NOTE: Final = (
-    "the pod has a claim and no requests, so its QoS class is BestEffort: it is evicted and killed first when the node "
-    "runs short of memory; request the CPUs and the memory of the claim in its containers as well, or a little of each "
-    "where claims are counted against the node (KEP-5517)"
+    "The pod is evicted and killed first when the node runs short of memory: it has a claim but no requests, so its "
+    "QoS class is BestEffort. Set resources.requests of its containers to the claimed CPUs and memory, or to a little "
+    "of each if claims are counted against the node (publishNodeAllocatableResourceMapping)."
+)
+_KEPT_BY_POOL_NOTE: Final = (
+    "Container {} has weaker CPU isolation: the driver keeps other containers off its CPUs, but the kernel "
+    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove this cause; the driver tries again "
+    "every minute."
 )
 # As the kubelet names the cgroup of the class, with either driver, in a root cgroup of its own, too.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
@@ -32,7 +37,7 @@ def _observations(report: ContainerReport) -> Iterator[Observation]:
     if _BEST_EFFORT_CGROUP.search(report.cgroup):
         yield Observation(pod, BEST_EFFORT, _BEST_EFFORT_NOTE, source=report.pod_uid, total=1)
     if report.pooled:
-        note = f"container {report.name}: its CPUs are kept by the shared pool instead of the kernel: {report.pooled}"
+        note = _KEPT_BY_POOL_NOTE.format(report.name, report.pooled)
         yield Observation(pod, KEPT_BY_POOL, note, source=report.id, total=1)
 
 

@@ -97,21 +97,36 @@ def _without_mapping(device: Document) -> Document:
 
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
-# Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
-# attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and from 1.37 on while
-# the node's kubelet does not count claims.
-_REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str, str]]] = {
-    LISTS_REFUSED: (_without_lists, "list attributes", LISTS),
-    MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING} in this node's kubelet,"),
+_NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
+# Fields that a server may refuse, by reason of the Event, with the note. With its gate off it refuses a whole slice
+# because of a list attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and
+# from 1.37 on while the node's kubelet does not count claims.
+_REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
+    LISTS_REFUSED: (
+        _without_lists,
+        (
+            "devices lack attributes that are lists, such as the PCIe roots near their CPUs: the API server refuses "
+            f"list attributes; switch on the feature gate {LISTS} in the API server and the scheduler"
+        ),
+    ),
+    MAPPING_REFUSED: (
+        _without_mapping,
+        (
+            f"{_NOT_COUNTED}: the API server refuses {ALLOCATABLE}; switch on the feature gate {COUNTING} in this "
+            "node's kubelet, the API server and the scheduler, or remove publishNodeAllocatableResourceMapping"
+        ),
+    ),
 }
+# Fields that a server drops, with what follows and the gate.
 _DROPPED: Final = {
-    f".{ALLOCATABLE}": f"{COUNTING} (Kubernetes 1.37)",
-    f".{TAINTS_FIELD}": TAINTS,
+    f".{ALLOCATABLE}": (_NOT_COUNTED, f"{COUNTING} (Kubernetes 1.37)"),
+    f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or may not be used", TAINTS),
 }
 CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (
-    f"drops bindingConditions; devices of hugepagesOnDemand are not published, they need {BINDING} there and in the "
-    "scheduler (on by default from Kubernetes 1.36)"
+    "devices of hugepagesOnDemand are not published: the API server drops bindingConditions; switch on the feature "
+    f"gate {BINDING} in the API server and the scheduler (on by default from Kubernetes 1.36), or remove "
+    "hugepagesOnDemand"
 )
 
 
@@ -135,7 +150,7 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
     A reason is empty where nobody will miss what is left out.
     """
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
-    for reason, (without, _, _) in _REFUSED.items():
+    for reason, (without, _) in _REFUSED.items():
         for before, reasons in tuple(found):
             after = [
                 {**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before
@@ -148,14 +163,17 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
 def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = True) -> dict[str, str]:
     """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server.
 
+    A note contains the effect, then the cause and the remedy.
+
     ``conditions`` is False if the server drops binding conditions, so that their devices are left out.
     """
     found: dict[str, str] = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
-    for reason in sorted(filter(None, refused)):
-        _, what, gate = _REFUSED[reason]
-        found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
+    found |= {reason: _REFUSED[reason][1] for reason in sorted(filter(None, refused))}
     if dropped:
-        gates = sorted({gate for path in dropped for field, gate in _DROPPED.items() if field in path})
-        remedy = f"; they need {', '.join(gates)} there and in the scheduler" if gates else ""
-        found[StatusCode.SLICE_FIELDS_DROPPED] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
+        known = sorted({known for path in dropped for field, known in _DROPPED.items() if field in path})
+        effects = " and ".join(effect for effect, _ in known) or "devices are not as this node describes them"
+        gates = " and ".join(gate for _, gate in known)
+        remedy = f"switch on {gates} in the API server and the scheduler" if known else "report this text"
+        text = f"{effects}: the API server dropped or changed {', '.join(dropped)}; {remedy}"
+        found[StatusCode.SLICE_FIELDS_DROPPED] = text
     return found

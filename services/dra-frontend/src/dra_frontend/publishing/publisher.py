@@ -131,22 +131,22 @@ class Publisher:
         self._wake.clear()
         async with self._writing:
             await self._writer.write(self._pools)
-        self.notes = {reason: f"{self._driver}: the API server {what}" for reason, what in self._writer.notes().items()}
+        self.notes = {reason: f"{self._driver}: {text}" for reason, text in self._writer.notes().items()}
         for reason, text in self.notes.items():
             self._notify(reason, text)
         self.ready, self.error, self._failures = True, "", 0
 
     def _failed(self, error: Exception) -> None:
         """Records a failed round, and notifies of one that will not pass by itself."""
-        self.error = str(error)
+        gate_off = isinstance(error, GateOffError)
+        self.error = error.detail if isinstance(error, GateOffError) else str(error)
         self._failures += 1
         figures = {"driver": self._driver, "failures": self._failures, "error": self.error}
         _log.warning(
             "cannot publish ResourceSlices", extra=figures, exc_info=None if isinstance(error, KubeError) else error
         )
-        gate_off = isinstance(error, GateOffError)
         self.ready = self.ready and not gate_off
         self.reason = StatusCode.FEATURE_GATE_MISSING if gate_off else StatusCode.SLICES_NOT_PUBLISHED
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
         if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
-            self._notify(self.reason, f"{self._driver}: {error}")
+            self._notify(self.reason, f"{self._driver}: slices not published: {self.error}")

@@ -40,7 +40,7 @@ def of_nodes() -> list[tuple[str, str]]:
     """The Events of nodes with their texts, apart from those that contain an answer of the API server alone."""
     found = list[tuple[str, str]]()
     for exclusivity in ("auto", "partition"):
-        view = BackendView(time.monotonic, Config(cpuExclusivity=exclusivity))
+        view = BackendView(time.monotonic, Config(cpu_exclusivity=exclusivity))
         status = BackendStatus(instance="b", exclusivity="pool", exclusivity_reason="x", kubelet_pins=("cpu",))
         view.renew(status, [])
         found += [(str(one.code), one.text) for one in view.conditions]

@@ -58,6 +58,23 @@ async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(nod
     assert node.counts.counters["repaired_cpu"] == 0, "changes that claims cause are not counted as repairs"
 
 
+@pytest.mark.parametrize("reported", [False, True], ids=["found by the audit", "reported by RemoveContainer"])
+async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_ends(node: Node, reported: bool) -> None:
+    """A process was left when the runtime reported the end, so the claim still counted. All limits: every 60 s."""
+    await node.run("side", name="side", quota=100_000)
+    path = await node.run("claim", *node.claim(ONE), quota=200_000)
+    await node.enforcer.stop_container(pod(), container("claim"))
+    waited = node.ahead + 20
+    await node.until(lambda: node.ahead >= waited)
+    assert node.quota(POD) == "500000"
+    node.kernel.remove(path)
+    if reported:
+        await node.enforcer.remove_container(pod(), container("claim"))
+    ended = node.ahead
+    await node.until(lambda: node.quota(POD) == "300000")
+    assert node.ahead - ended <= 15
+
+
 async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(memory: Path) -> None:
     """The original limit is stored on the cgroup of the pod.
 

@@ -434,6 +434,9 @@ class Auditor:
             await self._reconciler.reap(before.id)
             after = self._state.containers.get(before.id)
             if after is None or after.phase not in OCCUPYING:
+                if before.entitlement.claims and before.phase in OCCUPYING:
+                    # Its claims count for the limits of its pod, and above, until its last process has ended.
+                    self.request_full()
                 continue
             if before.phase is Phase.VANISHED:
                 self._state.put(self._state.authorized(after.seen(cpus=None)))

@@ -232,9 +232,6 @@ class Enforcer:
         if tracked.phase in ENDED | OVER:
             return []
         await self._end(container.id, Event.STOP)
-        if tracked.entitlement.claims:
-            # The next full audit lowers the limits of the pod, and above, that its claims have raised.
-            self._auditor.request_full()
         return []
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
@@ -258,8 +255,12 @@ class Enforcer:
 
     async def _end(self, container_id: str, event: Event) -> None:
         """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
+        before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap(container_id)
+        if before is not None and before.entitlement.claims and before.phase in OCCUPYING:
+            # The next full audit lowers the limits of the pod, and above, that its claims have raised.
+            self._auditor.request_full()
             if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
                 self.signals.audit.set()
 

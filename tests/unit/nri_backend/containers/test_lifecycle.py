@@ -31,6 +31,11 @@ KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
 """START_REJECTED is raised after ``cgroup.kill`` was written and before the process has run."""
 
 
+def test_phases_and_events_are_hashed_in_c() -> None:
+    """A change of the pool looks up phases tens of thousands of times."""
+    assert {type(one).__hash__ for one in (*Phase, *Event)} == {object.__hash__}
+
+
 @pytest.mark.parametrize(("phase", "event"), list(product(Phase, Event)))
 def test_every_phase_has_an_entry_for_every_event(phase: Phase, event: Event) -> None:
     assert TRANSITIONS[phase][event] in Phase

@@ -20,10 +20,13 @@ class CountingTree(KernelTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.reads = Counter[str]()
+        self.read_below = set[str]()
+        """Paths of the cgroups of which a file was read."""
 
     def read(self, path: str, name: str) -> str:
         """Counts the read under the name of the file."""
         self.reads[name] += 1
+        self.read_below.add(path)
         return super().read(path, name)
 
 
@@ -102,8 +105,49 @@ async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memor
             assert node.cpus(path) == "1,4-7"
 
 
-async def test_after_a_change_of_the_state_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
-    """Another content may be desired now."""
+async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(memory: Path) -> None:
+    """The move has read back what it wrote. Only a change by another process makes the tick read the cgroup."""
+    node = Node(memory, tree=CountingTree)
+    tree, auditor = node.kernel, node.enforcer._auditor
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    plain = await node.run("plain", of="p2")
+    node.claim(cpu_record("c1", "cpus=2-3"))
+    await node.enforcer.claim_files.refresh()
+    await auditor.move()
+    assert node.cpus(plain) == "1,4-7"
+    tree.read_below.clear()
+    await auditor.audit(full=False)
+    assert plain not in tree.read_below
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    await auditor.audit(full=False)
+    assert node.cpus(plain) == "1,4-7"
+
+
+async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_others(memory: Path) -> None:
+    """Their plans are the same: in pool mode, the CPUs of a claim are held while its record exists."""
+    node = Node(memory, tree=CountingTree)
+    tree, auditor = node.kernel, node.enforcer._auditor
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    plain = await node.run("plain", of="p2")
+    env = node.claim(cpu_record("c1", "cpus=2-3"))
+    await node.enforcer.claim_files.refresh()
+    await auditor.move()
+    for full in (False, True):
+        await auditor.audit(full=full)
+    tree.read_below.clear()
+    await node.run("claim", *env)
+    for full in (False, True):
+        await auditor.audit(full=full)
+    await node.stop("claim")
+    for full in (False, True):
+        await auditor.audit(full=full)
+    assert {plain, plain.rpartition("/")[0]}.isdisjoint(tree.read_below)
+
+
+async def test_after_a_change_of_the_plan_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
+    """Another content is desired now."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.run("plain")

@@ -125,7 +125,7 @@ def test_a_file_that_appears_is_a_change(tree: KernelTree, stay_open: bool) -> N
 
 def test_contents_are_comparable_only_for_the_state_they_were_read_in(tree: KernelTree) -> None:
     cache = cache_of(tree, CPUS, stay_open=True)
-    assert (cache.comparable(["c", "d"], 1), cache.comparable(["c"], 2)) == (["c"], [])
+    assert (cache.comparable({"c": 1, "d": 1}), cache.comparable({"c": 2})) == (["c"], [])
 
 
 def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None:

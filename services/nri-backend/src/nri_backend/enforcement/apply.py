@@ -323,6 +323,8 @@ def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan
 ) -> tuple[dict[str, DesiredLimit], dict[str, Limit]]:
     """Returns the desired hugepage limits of a container, and the present ones that were read to determine them."""
+    if not plan.full:
+        return {}, {}
     pod_own, asked = partial(_pod_own, tree, notes, plan), plan.tracked.asked.hugepages
     if plan.claimed is not None:
         limits = hugepage_limits(plan.claimed, asked, pod_own())

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the cgroups that an audit can skip, because neither the plan nor the content of a file has changed.
 
-An audit that finds no problem stores the content of the files it has read, with the number of changes of the state at
-that time (``NodeState.changes``). If the state has not changed since, the next audit only compares the files with the
-stored content, without parsing them or computing a plan.
+An audit that finds no problem stores the content of the files it has read, with the plan that it has applied. If the
+plan is still the same, the next audit only compares the files with the stored content, without parsing them. The plan
+of a container contains its state, and so its last observation. The audit changes that observation itself: the reading
+is then stored with the new one (``follow``). While the state of the node does not change, no plan is computed either.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.plan import Plan
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.node.file_cache import FileCache
@@ -22,14 +26,26 @@ COMPARED_OPEN: Final = 512
 thread and back takes as long as comparing a hundred files."""
 _Batches = dict[str, list[str]]
 """Cgroups to compare in one step, by the first one."""
+Plans = Mapping[str, object]
+"""Plans by container id, or raises by the path of a cgroup above containers."""
 
 
 class ChangeDetector:
     """The last readings of one kind of audit, as far as they found no problem; ``stay_open`` is as in FileCache."""
 
-    def __init__(self, state: NodeState, worker: CgroupWorker, root: str, *, stay_open: bool) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        worker: CgroupWorker,
+        root: str,
+        plans: Callable[[Collection[str]], Plans],
+        *,
+        stay_open: bool,
+    ) -> None:
+        """``plans`` returns the present plans of containers or cgroups."""
         self._state = state
         self._worker = worker
+        self._plans = plans
         self._readings = FileCache(root, stay_open=stay_open)
         self._compared = COMPARED_OPEN if stay_open else COMPARED
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
@@ -38,27 +54,45 @@ class ChangeDetector:
         As long as these two are the same, so are the batches."""
 
     async def audited(
-        self, plan: Callable[[], Sequence[Step[Outcome]]], late: Callable[[list[Outcome]], object]
+        self,
+        plan: Callable[[], tuple[Plans, Sequence[Step[Outcome]]]],
+        late: Callable[[list[Outcome]], object],
     ) -> list[Outcome]:
         """Runs steps of an audit as CgroupWorker.work() does, and stores the content of the files that they have read.
 
-        ``late`` is called with the outcome of a hung step once it has ended, as in CgroupWorker.work().
+        ``plan`` returns the plans and the steps that apply them. ``late`` is called with the outcome of a hung step
+        once it has ended, as in CgroupWorker.work().
         """
-        as_of = 0
+        plans: Plans = {}
 
         def begun() -> Sequence[Step[Outcome]]:
-            nonlocal as_of
-            as_of = self._state.changes
-            return plan()
+            nonlocal plans
+            plans, steps = plan()
+            return steps
 
-        outcomes = await self._worker.work(begun, lambda outcomes: late(self._stored(outcomes, as_of)))
-        return self._stored(outcomes, as_of)
+        outcomes = await self._worker.work(begun, lambda outcomes: late(self._stored(outcomes, plans)))
+        return self._stored(outcomes, plans)
 
-    def _stored(self, outcomes: list[Outcome], as_of: int) -> list[Outcome]:
-        """Stores the content of the files that were read, as of the number of changes; returns the outcomes."""
+    def follow(self, before: Tracked, after: Tracked) -> None:
+        """Stores a container's reading with its new state: what the reading has shown was stored in the state."""
+        plan = self._readings.plan(before.id)
+        if isinstance(plan, Plan) and plan.tracked is before:
+            self._readings.replace_plan(before.id, replace(plan, tracked=after))
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Forgets readings, so that the next audit reads the files. Any thread may call this."""
+        self._readings.forget(tuple(ids))
+
+    def outdated(self, ids: Sequence[str]) -> list[str]:
+        """Returns the containers or cgroups among ``ids`` whose plan is not that of a stored reading."""
+        known = frozenset(self._readings.comparable(self._plans(ids)))
+        return [i for i in ids if i not in known]
+
+    def _stored(self, outcomes: list[Outcome], plans: Plans) -> list[Outcome]:
+        """Stores the content of the files that were read, with the plans; returns the outcomes."""
         for outcome in outcomes:
             if outcome.seen is not None:
-                self._readings.keep(outcome.id, as_of, outcome.seen)
+                self._readings.keep(outcome.id, plans[outcome.id], outcome.seen)
             else:
                 # The stored content is not that of the present observation any more.
                 self._readings.forget([outcome.id])
@@ -77,7 +111,7 @@ class ChangeDetector:
         before, before_as_of, batches = self._last
         if before is not ids or before_as_of != as_of:
             self._readings.retain(ids)
-            known = self._readings.comparable(ids, as_of)
+            known = self._readings.comparable(self._plans(ids))
             batches = {known[at]: known[at : at + self._compared] for at in range(0, len(known), self._compared)}
             differing.update(set(ids).difference(known))
         left = batches.copy()

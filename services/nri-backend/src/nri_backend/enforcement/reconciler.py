@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from nri_backend.containers.plan import (
     Observed,
     Plan,
     group_plans,
+    groups_above,
     needs_no_thread,
     plan_at_start,
     plan_of,
@@ -40,7 +41,7 @@ from nri_backend.enforcement.apply import (
     observe_sets,
     with_partition,
 )
-from nri_backend.enforcement.change_detector import ChangeDetector
+from nri_backend.enforcement.change_detector import ChangeDetector, Plans
 from nri_backend.enforcement.recorder import EnforcementRecords, Recorder
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree, CpusetWriteError, OriginalLimits
 from nri_backend.node.heartbeat import Leadership
@@ -106,9 +107,9 @@ class Reconciler:
         """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""
         self._unreported: set[str] = set()
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
-        self.detectors = {full: detector(stay_open=not full) for full in (False, True)}
+        self.detectors = {full: detector(partial(self._plans, full=full), stay_open=not full) for full in (False, True)}
         """Change detectors for audits of containers, with limits (True) or without."""
-        self.group_detector = detector(stay_open=False)
+        self.group_detector = detector(self._group_plans, stay_open=False)
         """Change detector for audits of cgroups above containers."""
 
     @property
@@ -208,7 +209,16 @@ class Reconciler:
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan) if plan.partition else []
         record = self.recorder.at_start(now, partition=bool(plan.partition))
-        return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
+
+        def start() -> Outcome:
+            try:
+                return apply_at_start(tree, self._notes, plan, seen, before, record)
+            finally:
+                # The start has raised limits of these cgroups. Even if the audit desires the same as before, there may
+                # now be original limits to restore.
+                self.group_detector.forget(plan.groups)
+
+        return now.id, start
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
@@ -224,17 +234,20 @@ class Reconciler:
 
         If a kernel call hangs, ``late`` is called with the outcome of its container once the call has returned.
         """
-        state = self._state
-        return await self.detectors[full].audited(
-            lambda: self._steps(audit, [plan_of(state, one, full=full, again=again) for one in state.started(ids)]),
-            late,
-        )
 
-    def _steps(
-        self, how: Callable[[CgroupTree, OriginalLimits, Plan], Outcome], plans: Sequence[Plan]
-    ) -> list[Step[Outcome]]:
-        self._aims = {plan.tracked.id: plan.desired.cpus for plan in plans}
-        return [(plan.tracked.id, partial(how, self._tree, self._notes, plan)) for plan in plans]
+        def planned() -> tuple[Plans, list[Step[Outcome]]]:
+            plans = self._plans(ids, full=full, again=again)
+            self._aims = {container_id: plan.desired.cpus for container_id, plan in plans.items()}
+            return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
+
+        return await self.detectors[full].audited(planned, late)
+
+    def _plans(self, ids: Iterable[str], *, full: bool, again: bool = False) -> dict[str, Plan]:
+        state = self._state
+        return {one.id: plan_of(state, one, full=full, again=again) for one in state.started(ids)}
+
+    def _group_plans(self, paths: Collection[str]) -> Plans:
+        return group_plans(self._state, {path: uid for path, uid in groups_above(self._state).items() if path in paths})
 
     def _lose_sight(self, name: str) -> None:
         """Adds the CPUs that a hung job writes to the observed CPUs of its container: it may be on any of these.
@@ -251,11 +264,12 @@ class Reconciler:
         """Audits cgroups above containers for 10 ms, as apply_some(). ``groups`` is as returned by groups_above()."""
         step = partial(audit_group, self._tree, self._notes)
 
-        def steps() -> list[Step[Outcome]]:
+        def planned() -> tuple[Plans, list[Step[Outcome]]]:
             self._aims = dict.fromkeys(groups, frozenset[int]())
-            return [(path, partial(step, path, raises)) for path, raises in group_plans(self._state, groups).items()]
+            plans = group_plans(self._state, groups)
+            return plans, [(path, partial(step, path, raises)) for path, raises in plans.items()]
 
-        return await self.group_detector.audited(steps, late)
+        return await self.group_detector.audited(planned, late)
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Stores a job's observation of a running container in the state."""
@@ -275,7 +289,7 @@ class Reconciler:
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
             return
-        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
+        given, problem = tracked, joined(outcome.left) if outcome.left else NO_PROBLEM
         if problem and problem != tracked.problem:
             _log.warning("cannot apply settings of cgroup", extra={**tracked.identity.names, "error": problem})
         if outcome.partition or outcome.fallback:
@@ -288,6 +302,8 @@ class Reconciler:
         observed = replace(before, cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         applied = claims and not problem and tracked.rejection is None
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
+        if (now := self._state.containers.get(tracked.id)) is not None:
+            self.detectors[seen.limits is not None].follow(given, now)
 
     async def work(
         self, name: str, job: Callable[[], Result], late: Callable[[list[Result]], object] | None = None

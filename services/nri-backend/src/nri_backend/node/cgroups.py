@@ -182,6 +182,10 @@ class CgroupTree:
             self.files.write(f"{self.root}/{path}/{name}", text)
         except OSError as error:
             raise self._translated(error, path, name, text) from error
+        finally:
+            if self.seen is not None:
+                # The content is not the one that was read before, and is not known until it is read again.
+                self.seen.pop((path, name), None)
 
     def clear_exclusive(self, path: str) -> None:
         """Removes all CPUs from ``cpuset.cpus.exclusive`` of a cgroup. Raises the errors of read()."""

@@ -23,8 +23,8 @@ lower. For most containers one file is read."""
 
 @dataclass(slots=True)
 class _Look:
-    as_of: int
-    """Number of changes of the state when the desired values were computed."""
+    plan: object
+    """The desired values with which the content was compared."""
     seen: Seen
     opened: dict[tuple[str, str], int] = field(default_factory=dict)
     """Descriptors of the files, after their first comparison; empty if the files do not stay open."""
@@ -66,22 +66,32 @@ class FileCache:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
-    def keep(self, key: str, as_of: int, seen: Seen) -> None:
-        """Stores a reading that showed no problem. ``as_of`` identifies the desired values it was compared with."""
+    def keep(self, key: str, plan: object, seen: Seen) -> None:
+        """Stores a reading that showed no problem, with the desired values with which it was compared."""
         before = self._looks.get(key)
         if before is not None and before.seen == seen:
-            before.as_of = as_of
+            before.plan = plan
             return
         self._comparisons = {}
-        look = self._looks[key] = _Look(as_of, seen)
+        look = self._looks[key] = _Look(plan, seen)
         if before is not None:
             # Descriptors of files that are in both readings stay open.
             look.opened = {file: before.opened.pop(file) for file in tuple(before.opened) if file in seen}
             self._close(before)
 
-    def comparable(self, keys: Collection[str], as_of: int) -> list[str]:
+    def plan(self, key: str) -> object:
+        """Returns the desired values with which the last reading was compared, or None if there is no reading."""
+        look = self._looks.get(key)
+        return None if look is None else look.plan
+
+    def replace_plan(self, key: str, plan: object) -> None:
+        """Replaces the desired values of a reading, which would have shown no problem with these either."""
+        self._looks[key].plan = plan
+
+    def comparable(self, plans: Mapping[str, object]) -> list[str]:
         """Returns the keys whose desired values are the same as at their last reading."""
-        return [key for key in keys if (look := self._looks.get(key)) is not None and look.as_of == as_of]
+        looks = self._looks
+        return [key for key, plan in plans.items() if (look := looks.get(key)) is not None and look.plan == plan]
 
     def forget(self, keys: Collection[str]) -> None:
         """Forgets the readings of these keys and closes their files."""

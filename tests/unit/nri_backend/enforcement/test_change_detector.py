@@ -9,7 +9,7 @@ from nri_backend.node.cgroups import EXCLUSIVE
 
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import TOP
-from tests.rigs.enforcement import Node
+from tests.rigs.enforcement import Node, auditing
 from tests.rigs.kernel_tree import KernelTree
 from tests.rigs.partition_tree import PartitionTree
 
@@ -143,6 +143,29 @@ async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_othe
     await node.stop("claim")
     for full in (False, True):
         await auditor.audit(full=full)
+    assert {plain, plain.rpartition("/")[0]}.isdisjoint(tree.read_below)
+
+
+async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod_alone(memory: Path) -> None:
+    """The limits that the claim has raised in its pod are lowered. The rest is compared in the audits of all."""
+    node = Node(memory, tree=CountingTree)
+    tree, auditor = node.kernel, node.enforcer._auditor
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    plain = await node.run("plain", of="p2")
+    await node.run("side", name="side")
+    path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
+    above = path.rpartition("/")[0]
+    await auditor.audit(full=True, everyone=True)
+    assert node.kernel.get(above, "hugetlb.2MB.max") == str(64 * MI)
+    async with auditing(node):
+        await node.until(lambda: node.counts.counters["audits"] >= 3)
+        tree.read_below.clear()
+        await node.stop("claim")
+        await node.until(lambda: node.kernel.get(above, "hugetlb.2MB.max") == "0")
+        audits = node.counts.counters["audits"]
+        await node.until(lambda: node.counts.counters["audits"] >= audits + 2)
+    assert above in tree.read_below
     assert {plain, plain.rpartition("/")[0]}.isdisjoint(tree.read_below)
 
 

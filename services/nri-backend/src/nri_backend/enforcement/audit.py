@@ -13,16 +13,17 @@ A round does this, in this order:
 2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this. Those of ended
    containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on wrong CPUs (``move``).
-4. At a tick it releases the exclusive CPUs of ended partitions, and compares cgroups with their plans (``audit``).
+4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
+   applies the limits of pods in which a container with a claim has ended.
 5. It counts killed processes in pods with a memory event.
 6. It marks containers as stopped whose last process has ended (``_reap``).
 
 A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
 containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is due
 at the tick after a repair. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) an audit is full, covers
-all running containers, and retries partitions that the kernel has refused. All of them skip containers whose files have
-not changed since their last reading, except every READ_SECONDS. Claim files and enforcement records are compared every
-RECORDS_SECONDS.
+all running containers, and retries partitions that the kernel has refused. All of them skip containers whose plan and
+files have not changed since their last reading, except every READ_SECONDS. Claim files and enforcement records are
+compared every RECORDS_SECONDS.
 
 The lists of containers that a round needs are computed again only after a change of the state (AuditScope): on a quiet
 node a tick is the comparison of the files, and little else.
@@ -33,7 +34,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -62,6 +63,7 @@ from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.reconciler import Deps, Reconciler
 from nri_backend.enforcement.recorder import Recorder
+from nri_backend.limits.claimed import ancestors
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
 from nri_backend.problems import NO_PROBLEM, Problem, joined
@@ -155,6 +157,8 @@ class Auditor:
         self._ends = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
+        self._pods: dict[str, str] = {}
+        """Pods whose limits the next tick applies: the UID of each with the cgroup of one of its containers."""
         self._group_problems: dict[str, Problem] = {}
         self._failure = NO_PROBLEM
         """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
@@ -188,6 +192,10 @@ class Auditor:
     def request_full(self) -> None:
         """Makes the audit at the next tick a full one."""
         self._next.full = 0.0
+
+    def request_limits_of(self, tracked: Tracked) -> None:
+        """Makes the next tick apply the limits of a container's pod, and of the cgroups above it."""
+        self._pods[tracked.identity.pod.uid] = tracked.identity.cgroup
 
     def _end_idle(self) -> None:
         """Ends the idle pace after a change of the state, and wakes the loop, which is waiting for a later tick."""
@@ -296,7 +304,10 @@ class Auditor:
             await self.move()
             if due.tick:
                 await self.partitions.settle(always=due.everyone)
+                pods, self._pods = self._pods, {}
                 await self.audit(full=due.full, everyone=due.everyone, reading=due.reading)
+                if not due.full:
+                    await self._audit_limits_of(pods)
                 if due.records and not due.full:
                     await self._keep_records(everyone=False)
             self.partitions.follow()
@@ -383,10 +394,25 @@ class Auditor:
                 outcome.fallback = NO_PROBLEM
         return self._taken(batch, outcomes)
 
+    async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
+        """Applies the limits of pods and of the cgroups above them after claims of these pods have ended."""
+        if not pods:
+            return
+        above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
+        groups = {
+            path: uid for path, uid in groups_above(self._state).items() if (uid in pods if uid else path in above)
+        }
+        await self._apply_groups(groups, self._reconciler.group_detector.outdated(list(groups)))
+        ids = [one.id for uid in pods for one in self._state.containers.of_pod(uid)]
+        await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
+
     async def _audit_groups(self) -> None:
         groups = groups_above(self._state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
-        plan = await self._reconciler.group_detector.unsettled(list(groups))
+        await self._apply_groups(groups, await self._reconciler.group_detector.unsettled(list(groups)))
+
+    async def _apply_groups(self, groups: Mapping[str, str | None], plan: Sequence[str]) -> None:
+        """Audits the cgroups in ``plan``. ``groups`` is as returned by groups_above()."""
         while plan:
             batch = {path: groups[path] for path in plan[:LOOKS]}
             outcomes = await self._reconciler.apply_groups(batch, self._store_groups)
@@ -436,7 +462,7 @@ class Auditor:
             if after is None or after.phase not in OCCUPYING:
                 if before.entitlement.claims and before.phase in OCCUPYING:
                     # Its claims count for the limits of its pod, and above, until its last process has ended.
-                    self.request_full()
+                    self.request_limits_of(before)
                 continue
             if before.phase is Phase.VANISHED:
                 self._state.put(self._state.authorized(after.seen(cpus=None)))

@@ -259,8 +259,8 @@ class Enforcer:
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap(container_id)
         if before is not None and before.entitlement.claims and before.phase in OCCUPYING:
-            # The next full audit lowers the limits of the pod, and above, that its claims have raised.
-            self._auditor.request_full()
+            # The next tick lowers the limits of the pod, and above, that its claims have raised.
+            self._auditor.request_limits_of(before)
             if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
                 self.signals.audit.set()
 

@@ -331,10 +331,14 @@ class Auditor:
     async def move(self) -> None:
         """Moves running containers that were last seen on wrong CPUs to their desired CPUs; tries each one once."""
         done: set[str] = set()
-        started = time.monotonic()
-        # The list is computed again after each job, so that it follows changes of the pool.
-        while plan := [i for i in self._scope.misplaced.value if i not in done][:MOVES]:
-            done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
+        started, state = time.monotonic(), self._state
+        while left := [i for i in self._scope.misplaced.value if i not in done]:
+            pool, host = state.pool, state.host
+            # The list is computed again after a change of the pool only: it takes as long as the moves of a job.
+            while left and (state.pool, state.host) == (pool, host):
+                plan = left[:MOVES]
+                done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
+                left = [i for i in left if i not in done]
         if done:
             self._deps.observer.moved(len(done), time.monotonic() - started)
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reconciler asks the kernel whether a process of a container lives."""
 
+import asyncio
 import errno
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nri_backend.containers.container import Identity, Tracked
@@ -31,7 +34,38 @@ async def test_a_container_whose_cgroup_cannot_be_read_counts_as_alive(
     for _ in range(2):
         caplog.clear()
         tree.unreadable[CGROUP, "cgroup.events"] = errno.EMFILE
-        assert [await reconciler.populated(tracked) for _ in range(3)] == [True] * 3
+        assert [await reconciler.populated([tracked]) for _ in range(3)] == [[True]] * 3
         assert caplog.text.count("cannot tell whether") == 1
         tree.unreadable.clear()
-        assert not await reconciler.populated(tracked)
+        assert await reconciler.populated([tracked]) == [False]
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts the calls that are given to a thread."""
+
+    calls = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        """Counts the call."""
+        self.calls += 1
+        return super().submit(*args, **kwargs)
+
+
+async def test_the_ends_of_many_containers_are_read_in_one_thread(tmp_path: Path) -> None:
+    """Synchronize waits for it. A switch to a thread takes 20 times as long as reading the file of one container."""
+    tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
+    for number in range(20):
+        path = f"{CGROUP}-{number}"
+        tree.make(path)
+        tree.set(path, "cgroup.events", f"populated {number % 2}")
+        state.put(Tracked(Identity(f"c{number}", "main", pod(), path), phase=Phase.LINGERING))
+    state.put(Tracked(Identity("unknown", "main", pod()), phase=Phase.ENDING))
+    executor = CountingExecutor()
+    asyncio.get_running_loop().set_default_executor(executor)
+    deps = deps_of(ClaimDirectory(str(tmp_path)), tree, lambda: state.host)
+    await Reconciler(state, deps, Signals()).reap([one.id for one in state])
+    assert executor.calls == 1
+    assert {one.id: one.phase for one in state} == {
+        **{f"c{number}": Phase.LINGERING for number in range(1, 20, 2)},
+        "unknown": Phase.STOPPED,
+    }

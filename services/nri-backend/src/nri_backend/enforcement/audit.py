@@ -458,10 +458,9 @@ class Auditor:
         ``vanished``, it includes containers that were taken for ended because their cgroup was gone: a mount may have
         hidden it.
         """
-        for before in self._scope.ended.value:
-            if before.phase is Phase.VANISHED and not vanished:
-                continue
-            await self._reconciler.reap(before.id)
+        ended = [one for one in self._scope.ended.value if vanished or one.phase is not Phase.VANISHED]
+        await self._reconciler.reap(one.id for one in ended)
+        for before in ended:
             after = self._state.containers.get(before.id)
             if after is None or after.phase not in OCCUPYING:
                 if before.entitlement.claims and before.phase in OCCUPYING:

@@ -140,9 +140,7 @@ class Enforcer:
                 running.add(described.identity.user)
                 found.append(described.after(Event.LIST_RUNNING))
         self.state.replace_containers(await self._recall([*await self._recorder.lingering(found), *found]))
-        for tracked in self.state:
-            if tracked.phase is Phase.LINGERING:
-                await self.reconciler.reap(tracked.id)
+        await self.reconciler.reap(one.id for one in self.state if one.phase is Phase.LINGERING)
         self._auditor.request_audit()
         return stored_updates(containers, self.state) if self.signals.active else []
 
@@ -257,12 +255,12 @@ class Enforcer:
         """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
         before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:
-            await self.reconciler.reap(container_id)
+            await self.reconciler.reap([container_id])
+            if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
+                self.signals.audit.set()
         if before is not None and before.entitlement.claims and before.phase in OCCUPYING:
             # The next tick lowers the limits of the pod, and above, that its claims have raised.
             self._auditor.request_limits_of(before)
-            if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
-                self.signals.audit.set()
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
         """Returns the container as one whose process has not run, authorized by the present records."""

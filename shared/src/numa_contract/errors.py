@@ -53,6 +53,8 @@ def printable(text: object) -> str:
 
 def cut_answer(text: str) -> str:
     """Returns an answer to kubelet or runtime in at most 1 KiB of UTF-8; a lone surrogate is written as an escape."""
+    if len(text) <= _ANSWER_BYTES and text.isascii():
+        return str(text)
     data = text.encode(errors="backslashreplace")
     if len(data) <= _ANSWER_BYTES:
         return data.decode()

@@ -15,7 +15,9 @@ from nri_backend.containers.plan import cpuset_of, misplaced
 from nri_backend.containers.pool import claimed_cpus, divide
 from nri_backend.containers.state import NodeState, weight
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
+from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.model import Host
+from nri_backend.problems import NO_PROBLEM, Problem
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, Owner
 
@@ -361,3 +363,23 @@ def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:
     reported = report(tracked).unknown_claims
     assert [use.uid for use in reported] == ["u0", "u1"]
     assert sum(len(use.requests) for use in reported) == MAX_UNKNOWN
+
+
+def test_problems_and_pins_of_containers_follow_their_changes() -> None:
+    """They are those of the present containers, in order of insertion, whatever has happened before."""
+    state = NodeState()
+    pinned = RuntimeLimits(kubelet_pins=frozenset({"cpu"}))
+    for id_ in ("a", "b", "c"):
+        one = started(state, id_, of=f"p-{id_}")
+        state.put(replace(one, stated=pinned).seen(failure=Problem(f"failure of {id_}", None)))
+    assert [problem.rpartition(" ")[2] for problem in state.problems] == ["a", "b", "c"]
+    assert state.kubelet_pins == {"cpu"}
+    state.put(state.containers.by_id["b"].seen(failure=NO_PROBLEM))
+    state.drop("c")
+    assert [problem.rpartition(" ")[2] for problem in state.problems] == ["a"]
+    state.put(replace(state.containers.by_id["a"], phase=Phase.STOPPED))
+    assert (state.problems, state.kubelet_pins) == ([], {"cpu"})
+    state.replace_containers([])
+    assert state.kubelet_pins == {"cpu"}, "a process of an unlisted container may be left"
+    state.drop("b")
+    assert (state.problems, state.kubelet_pins) == ([], set())

@@ -2,13 +2,14 @@
 """The serialized reports of containers, and their generation."""
 
 import json
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.state import MAX_REJECTED, NodeState
+from nri_backend.containers.state import MAX_REJECTED, MAX_TOUCHED, NodeState
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
 from nri_backend.limits.runtime import RuntimeLimits
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
@@ -43,13 +44,13 @@ def reported(state: NodeState) -> list[str]:
 
 
 class CountingState(NodeState):
-    """A state that counts the loops over its containers."""
+    """A state that counts how often its changes are requested."""
 
-    loops = 0
+    requests = 0
 
-    def __iter__(self) -> Iterator[Tracked]:
-        self.loops += 1
-        return super().__iter__()
+    def touched_since(self, touches: int) -> list[str] | None:
+        self.requests += 1
+        return super().touched_since(touches)
 
 
 def test_an_unchanged_state_is_not_compared_again() -> None:
@@ -58,9 +59,9 @@ def test_an_unchanged_state_is_not_compared_again() -> None:
     reports, generations = Reports(state), [0]
 
     def compares() -> bool:
-        before = state.loops
+        before = state.requests
         generations.append(reports.refresh())
-        return state.loops > before
+        return state.requests > before
 
     assert not compares()
     state.replace_containers([one("a")])
@@ -293,3 +294,40 @@ def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
     state.put(one("d"))
     assert reports.refresh() == 3
     assert changes_of(reports.body(STATUS, 1, reads_changes=True)) == (1, 3, [], ["b", "d"])
+
+
+def test_merged_changes_of_single_containers_are_the_reports_of_all() -> None:
+    """Random changes: a reader that only looks at the changed containers has the same reports as a new one."""
+    rng, state = random.Random(1), synchronized()
+    reports = Reports(state)
+    ids = [f"c{number}" for number in range(12)]
+    changes: list[Callable[[str], object]] = [
+        lambda id_: state.put(one(id_, rng.choice([Phase.RUNNING, Phase.STOPPED]), name=id_)),
+        state.drop,
+        lambda id_: state.reject(refused(rng.choice(ids), of=rng.choice("pq"), name=id_)),
+        lambda id_: state.forget_rejected(rng.choice("pq")),
+        lambda id_: state.replace_containers([one(other, name=other) for other in rng.sample(ids, 3)]),
+    ]
+    for _ in range(300):
+        for change in rng.choices(changes, [6, 3, 3, 1, 1], k=rng.randint(1, 4)):
+            change(rng.choice(ids))
+        generation, before = reports.generation, reports.containers()
+        reports.refresh()
+        found, fresh = json.loads(reports.containers()), Reports(state)
+        fresh.refresh()
+        by_id = {document["id"]: document for document in json.loads(fresh.containers())}
+        assert {document["id"]: document for document in found} == by_id
+        assert len(found) == len(by_id)
+        assert (reports.generation == generation) == (reports.containers() == before)
+
+
+def test_all_reports_are_compared_if_more_has_changed_than_is_stored() -> None:
+    state = synchronized(one("a"), one("b"))
+    reports = Reports(state)
+    reports.refresh()
+    state.put(one("a", Phase.STOPPED))
+    for number in range(MAX_TOUCHED):
+        state.put(one("b", (Phase.RUNNING, Phase.ENDING)[number % 2]))
+    assert state.touched_since(state.touches - MAX_TOUCHED - 1) is None
+    reports.refresh()
+    assert [document["state"] for document in json.loads(reports.containers())] == ["stopped", "running"]

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nri_backend.containers.container import Tracked, problem_of
+from nri_backend.containers.container import Tracked
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.lifecycle import ENDED, Phase
 from nri_backend.containers.plan import misplaced
@@ -30,7 +30,7 @@ class AuditScope:
         """Cgroups of containers that have ended for the runtime."""
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if a container's CPUs, memory or limits depend on ticks."""
-        self.problems = Derived(state, lambda: tuple(filter(None, map(problem_of, state))))
+        self.problems = Derived(state, lambda: tuple(state.problems))
         """Problems of containers, for the operator."""
 
     def _started(self) -> list[Tracked]:

@@ -10,8 +10,10 @@ container is misplaced or occupies the CPUs of a claim, so both are computed onc
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 from numa_contract.cdi import ClaimFile
@@ -22,7 +24,7 @@ from numa_contract.records import Owner
 
 from nri_backend.claims.authorization import authorize
 from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
-from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
 from nri_backend.containers.pool import NodeClaims, Pool, Weight, divide
 from nri_backend.node.model import Host
@@ -31,6 +33,8 @@ from nri_backend.problems import NO_PROBLEM, Problem
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
 """Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
+MAX_TOUCHED: Final = 4096
+"""Number of the latest changes of containers that are stored: about those of two changes of the pool on a full node."""
 
 
 class CpusetClass(NamedTuple):
@@ -59,6 +63,10 @@ class ContainerIndex:
         self.weights: dict[str, Weight] = {}
         """Weights of the containers that have one."""
         self.by_id: dict[str, Tracked] = {}
+        self.with_problem: set[str] = set()
+        """Ids of the containers that have a problem for the operator."""
+        self.with_pins: set[str] = set()
+        """Ids of the containers for which a request has shown a static manager of the kubelet."""
         self._by_pod: dict[str, dict[str, Tracked]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -80,6 +88,10 @@ class ContainerIndex:
             self._leave(before, stays_in=pod_uid)
         self.by_id[container_id] = tracked
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
+        if problem_of(tracked):
+            self.with_problem.add(container_id)
+        if tracked.stated.kubelet_pins:
+            self.with_pins.add(container_id)
         if tracked.phase in OCCUPYING:
             cgroup = tracked.identity.cgroup
             self.classes.setdefault(class_of(tracked), {})[container_id] = cgroup
@@ -97,6 +109,8 @@ class ContainerIndex:
 
     def _leave(self, before: Tracked, stays_in: str | None = None) -> None:
         container_id, pod_uid = before.identity.id, before.identity.pod.uid
+        self.with_problem.discard(container_id)
+        self.with_pins.discard(container_id)
         if before.phase in OCCUPYING:
             ids = self.classes[key := class_of(before)]
             ids.pop(container_id, None)
@@ -123,6 +137,9 @@ class NodeState:
         self.pool = Pool()
         self.changes = 0
         """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
+        self.touches = 0
+        """Number of changes of single containers and rejected attempts so far."""
+        self._touched = deque[str](maxlen=MAX_TOUCHED)
         self.told = False
         """True after the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
@@ -170,10 +187,12 @@ class NodeState:
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
+        self._touch(container_id)
         self._notify()
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
+            self._touch(attempt.id)
             del self.rejected[user]
         if alive:
             self.claims.note_users(tracked)
@@ -194,6 +213,7 @@ class NodeState:
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
+            self._touch(container_id)
             self._notify()
             if weighs:
                 self._recompute()
@@ -208,16 +228,19 @@ class NodeState:
         It is stored until the pod is removed or the container is created: the frontend reads the records of the claims
         that it names again. Its evidence is dropped, since that of MAX_REJECTED attempts may be megabytes.
         """
-        self.rejected.pop(tracked.identity.user, None)
+        if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
+            self._touch(earlier.id)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
         self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
+        self._touch(tracked.id)
         if len(self.rejected) > MAX_REJECTED:
-            del self.rejected[next(iter(self.rejected))]
+            self._touch(self.rejected.pop(next(iter(self.rejected))).id)
         self._notify()
 
     def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
-        self.rejected = {attempt: one for attempt, one in self.rejected.items() if attempt.pod_uid != pod_uid}
+        for attempt in [attempt for attempt in self.rejected if attempt.pod_uid == pod_uid]:
+            self._touch(self.rejected.pop(attempt).id)
         self._notify()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
@@ -230,6 +253,8 @@ class NodeState:
         unlisted = [known.after(Event.UNLISTED) for known in self if known.id not in listed]
         lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
+        for container_id in (*before, *(one.id for one in self.rejected.values())):
+            self._touch(container_id)
         self.containers = ContainerIndex()
         self.rejected.clear()
         self.told = True
@@ -355,7 +380,28 @@ class NodeState:
     @property
     def kubelet_pins(self) -> frozenset[str]:
         """Static managers of the kubelet that a request for a living container has shown."""
-        return frozenset[str]().union(*(tracked.stated.kubelet_pins for tracked in self if tracked.phase in ALIVE))
+        pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
+        return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Problems of containers, for the operator."""
+        found = self.containers.with_problem
+        return [problem_of(tracked) for tracked in self if tracked.id in found] if found else []
+
+    def touched_since(self, touches: int) -> list[str] | None:
+        """Returns the ids of containers and attempts that have changed since there were ``touches`` changes.
+
+        They are in the order of their first change. None if these changes are not stored any more.
+        """
+        count = self.touches - touches
+        if count > len(self._touched):
+            return None
+        return list(dict.fromkeys(islice(self._touched, len(self._touched) - count, None)))
+
+    def _touch(self, container_id: str) -> None:
+        self.touches += 1
+        self._touched.append(container_id)
 
     @property
     def lazy(self) -> bool:

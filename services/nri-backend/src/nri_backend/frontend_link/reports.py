@@ -65,8 +65,8 @@ class Reports:
         self._state = state
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
-        self._as_of: tuple[int, tuple[Tracked, ...]] | None = None
-        """Number of changes of the state, and its rejected attempts, at the last refresh()."""
+        self._touches = -1
+        """``NodeState.touches`` at the last refresh(); -1 before the first one."""
         self._sent: tuple[int, _Serialized] = (0, {})
         """Generation and containers of the last body with containers or changes, the base of the next changes."""
 
@@ -74,20 +74,26 @@ class Reports:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
         if not self._state.told:
             return 0
-        # The state is compared at each tick. On a quiet node a loop over all containers would take most of that time.
-        as_of = self._state.changes, tuple(self._state.rejected.values())
-        if as_of == self._as_of:
+        state = self._state
+        if self._touches == state.touches:
+            # At each tick of a quiet node, even a copy of the reports would take most of the time.
             return self.generation
-        self._as_of, before = as_of, self._cache
+        cache = dict(self._cache)
+        changed = state.touched_since(self._touches)
+        differs, self._touches = not self.generation, state.touches
         # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
-        present = {one.id: one for one in (*self._state, *self._state.rejected.values())}
-        ordered = [present[id_] for id_ in _merged_order(before, present)]
-        self._cache = {
-            one.id: before[one.id] if one.id in before and before[one.id][0] is one else (one, _serialize(one))
-            for one in ordered
-        }
-        if not self.generation or [data for _, data in before.values()] != [data for _, data in self._cache.values()]:
-            self.generation += 1
+        rejected = {one.id: one for one in state.rejected.values()}
+        if changed is None:
+            changed = list(dict.fromkeys((*state.containers.by_id, *rejected, *cache)))
+        for id_ in changed:
+            now, before = rejected.get(id_) or state.containers.get(id_), cache.get(id_)
+            if now is None:
+                differs |= cache.pop(id_, None) is not None
+            elif before is None or before[0] is not now:
+                cache[id_] = now, _serialize(now)
+                differs |= before is None or before[1] != cache[id_][1]
+        self._cache = cache
+        self.generation += differs
         return self.generation
 
     def containers(self) -> bytes:

@@ -67,7 +67,7 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
 
 
 async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
-    """Otherwise every restart of the runtime would leave a second copy of each record in memory."""
+    """Otherwise every restart of the runtime would compute a second copy of each claim and keep it in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -76,6 +76,7 @@ async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Pa
         assert tracked is not None
         (held,) = tracked.enforced
         assert held.record is node.enforcer.state.files[held.key].record
+        assert held is node.enforcer.state.claims.known[held.key]
 
 
 @pytest.mark.fault("backend A3", "security S2")

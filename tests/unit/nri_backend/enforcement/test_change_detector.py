@@ -2,6 +2,7 @@
 """An audit skips cgroups whose files and desired contents have not changed."""
 
 import errno
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,8 @@ class CountingTree(KernelTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.reads = Counter[str]()
+        self.delay = 0.0
+        """Seconds that each read takes."""
         self.read_below = set[str]()
         """Paths of the cgroups of which a file was read."""
 
@@ -27,6 +30,7 @@ class CountingTree(KernelTree):
         """Counts the read under the name of the file."""
         self.reads[name] += 1
         self.read_below.add(path)
+        time.sleep(self.delay)
         return super().read(path, name)
 
 
@@ -122,6 +126,50 @@ async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(mem
     node.kernel.set(plain, "cpuset.cpus", "0-7")
     await auditor.audit(full=False)
     assert node.cpus(plain) == "1,4-7"
+
+
+async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
+    """The state contains the CPUs on which it was seen. If it only gains CPUs, its file may contain them already."""
+    node = Node(memory, tree=CountingTree)
+    tree, auditor = node.kernel, node.enforcer._auditor
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    plain = await node.run("plain", of="p2")
+    record = cpu_record("c1", "cpus=2-3")
+    node.claim(record)
+    await node.enforcer.claim_files.refresh()
+    tree.reads.clear()
+    await auditor.move()
+    assert node.cpus(plain) == "1,4-7"
+    assert tree.reads == {"cpuset.cpus.effective": 1}
+    node.unprepare(record)
+    await node.enforcer.claim_files.refresh()
+    tree.reads.clear()
+    await auditor.move()
+    assert node.cpus(plain) == "1-7"
+    assert tree.reads == {"cpuset.cpus.effective": 2, "cpuset.cpus": 1}
+
+
+async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> None:
+    """Plans that a job does not reach in its time are computed in vain. A fast job ends that."""
+    node = Node(memory, tree=CountingTree)
+    tree, reconciler = node.kernel, node.enforcer.reconciler
+    assert isinstance(tree, CountingTree)
+    await node.enforcer.activate()
+    ids = [f"c{number}" for number in range(40)]
+    for number, id_ in enumerate(ids):
+        await node.run(id_, of=f"p{number + 2}")
+
+    async def plans(delay: float) -> int:
+        tree.delay = delay
+        await reconciler.apply_some(ids, lambda _: None, full=False)
+        return len(reconciler._aims)
+
+    assert await plans(0.02) == len(ids)
+    assert await plans(0.0) <= 4
+    for _ in range(8):
+        reached = await plans(0.0)
+    assert reached > 4
 
 
 async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_others(memory: Path) -> None:

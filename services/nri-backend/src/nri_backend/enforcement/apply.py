@@ -7,8 +7,9 @@ exception is the start of a container without claims whose cpuset is already rig
 
 Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
 the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
-effective sets from it. A container's limit has no effect while a limit above it is lower, so the cgroups above come
-first. They get the original limit of the kubelet plus the amount that claims need.
+effective sets from it. A container that has to leave CPUs is not read before the write (``_last_seen``). A container's
+limit has no effect while a limit above it is lower, so the cgroups above come first. They get the original limit of the
+kubelet plus the amount that claims need.
 """
 
 import contextlib
@@ -206,7 +207,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         hugepages, known = _hugepage_limits(tree, notes, plan)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
-        done.observed = _repair(tree, path, desired, look(known=known), done, look)
+        done.observed = _repair(tree, path, desired, _last_seen(plan) or look(known=known), done, look)
         _apply_leaf(tree, path, desired, done, full=plan.full)
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
@@ -222,6 +223,19 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
+
+
+def _last_seen(plan: Plan) -> Observed | None:
+    """Returns the last observation of a container that has to leave CPUs, or None if its cgroup has to be read first.
+
+    Its cpuset is written in any case, and the reading after the write verifies it, so a reading before would only delay
+    the container that waits for the CPUs. If it only gains CPUs, the file may contain them already.
+    """
+    seen, desired = plan.tracked.observed, plan.desired
+    leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.shown
+    if not leaves or plan.full or plan.partition or desired.online or (desired.mems and seen.mems != desired.mems):
+        return None
+    return Observed(seen.cpus, seen.mems)
 
 
 def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from numa_contract.backend_codes import BackendCode
 from numa_node.claim_directory import ClaimDirectory
@@ -52,6 +53,8 @@ from nri_backend.problems import NO_PROBLEM, Problem, joined
 from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
+_LEAST_PLANS: Final = 4
+_MOST_PLANS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class Reconciler:
         self._aims: dict[str, frozenset[int]] = {}
         """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""
         self._unreported: set[str] = set()
+        self._batch = _MOST_PLANS
+        """Maximum number of containers for which the next job of apply_some() gets a plan."""
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(partial(self._plans, full=full), stay_open=not full) for full in (False, True)}
         """Change detectors for audits of containers, with limits (True) or without."""
@@ -235,12 +240,17 @@ class Reconciler:
         If a kernel call hangs, ``late`` is called with the outcome of its container once the call has returned.
         """
 
+        batch = ids[: self._batch]
+
         def planned() -> tuple[Plans, list[Step[Outcome]]]:
-            plans = self._plans(ids, full=full, again=again)
+            plans = self._plans(batch, full=full, again=again)
             self._aims = {container_id: plan.desired.cpus for container_id, plan in plans.items()}
             return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
 
-        return await self.detectors[full].audited(planned, late)
+        outcomes = await self.detectors[full].audited(planned, late)
+        # Plans that a job does not reach are computed again for the next one. On a busy machine these would be most.
+        self._batch = min(max(2 * len(outcomes), _LEAST_PLANS), _MOST_PLANS)
+        return outcomes
 
     def _plans(self, ids: Iterable[str], *, full: bool, again: bool = False) -> dict[str, Plan]:
         state = self._state

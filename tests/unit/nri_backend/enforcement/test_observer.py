@@ -122,7 +122,7 @@ class Observed:
     def __init__(self, root: Path, reserved: str = "0") -> None:
         self.files = ObservedFiles()
         self.node = Node(root, reserved)
-        self.node.kernel.files = self.files
+        self.node.kernel.files, self.node.kernel.observes = self.files, True
 
     @property
     def enforcer(self) -> Enforcer:

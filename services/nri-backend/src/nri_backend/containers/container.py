@@ -231,7 +231,9 @@ def tracked_as(
 
 def problem_of(tracked: Tracked) -> Problem:
     """Returns the container's problem for the operator, or NO_PROBLEM if it has none."""
-    found = tracked.problem or (tracked.rejection.problem if tracked.rejection else NO_PROBLEM)
+    found = tracked.observed.failure or tracked.identity.cgroup_error
+    if not found and tracked.rejection is not None:
+        found = tracked.rejection.problem
     if tracked.phase in OVER or not found:
         return NO_PROBLEM
     return Problem(f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {found}", found.code)

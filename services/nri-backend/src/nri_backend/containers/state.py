@@ -187,8 +187,7 @@ class NodeState:
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
-        self._touch(container_id)
-        self._notify()
+        self._notify(container_id)
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
@@ -213,8 +212,7 @@ class NodeState:
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
-            self._touch(container_id)
-            self._notify()
+            self._notify(container_id)
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
@@ -232,10 +230,9 @@ class NodeState:
             self._touch(earlier.id)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
         self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
-        self._touch(tracked.id)
         if len(self.rejected) > MAX_REJECTED:
             self._touch(self.rejected.pop(next(iter(self.rejected))).id)
-        self._notify()
+        self._notify(tracked.id)
 
     def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
@@ -354,7 +351,10 @@ class NodeState:
             for tracked in self.containers.of_pod(user.pod_uid)
         )
 
-    def _notify(self) -> None:
+    def _notify(self, *touched: str) -> None:
+        """Stores the ids of the containers and attempts that have changed, and reports a change of the state."""
+        self.touches += len(touched)
+        self._touched.extend(touched)
         self._changed()
         if self.end_idle is not None:
             self.end_idle()
@@ -399,9 +399,9 @@ class NodeState:
             return None
         return list(dict.fromkeys(islice(self._touched, len(self._touched) - count, None)))
 
-    def _touch(self, container_id: str) -> None:
-        self.touches += 1
-        self._touched.append(container_id)
+    def _touch(self, *ids: str) -> None:
+        self.touches += len(ids)
+        self._touched.extend(ids)
 
     @property
     def lazy(self) -> bool:

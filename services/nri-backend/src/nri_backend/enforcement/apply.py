@@ -207,7 +207,9 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         hugepages, known = _hugepage_limits(tree, notes, plan)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
-        done.observed = _repair(tree, path, desired, _last_seen(plan) or look(known=known), done, look)
+        # A full plan has limits, which are read in any case.
+        seen = None if plan.full else _last_seen(plan)
+        done.observed = _repair(tree, path, desired, seen or look(known=known), done, look)
         _apply_leaf(tree, path, desired, done, full=plan.full)
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
@@ -233,7 +235,7 @@ def _last_seen(plan: Plan) -> Observed | None:
     """
     seen, desired = plan.tracked.observed, plan.desired
     leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.shown
-    if not leaves or plan.full or plan.partition or desired.online or (desired.mems and seen.mems != desired.mems):
+    if not leaves or plan.partition or desired.online or (desired.mems and seen.mems != desired.mems):
         return None
     return Observed(seen.cpus, seen.mems)
 

@@ -402,6 +402,7 @@ class Auditor:
         """Applies the limits of pods and of the cgroups above them after claims of these pods have ended."""
         if not pods:
             return
+        self._reconciler.forget_raised()
         above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
         groups = {
             path: uid for path, uid in groups_above(self._state).items() if (uid in pods if uid else path in above)
@@ -411,6 +412,7 @@ class Auditor:
         await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
 
     async def _audit_groups(self) -> None:
+        self._reconciler.forget_raised()
         groups = groups_above(self._state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
         await self._apply_groups(groups, await self._reconciler.group_detector.unsettled(list(groups)))
@@ -446,7 +448,7 @@ class Auditor:
         """
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
-                self._reconciler.take_outcome(tracked, outcome)
+                self._reconciler.take_audited(tracked, outcome)
         self._reconciler.signals.progressed()
         running = {tracked.id for tracked in self._state.started(batch)}
         return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}

@@ -125,7 +125,8 @@ class Enforcer:
         """Replaces the state by the runtime's list of containers; the audit compares their cgroups afterwards."""
         await self.claim_files.refresh(thorough=True)
         self.listed = {}
-        self._list(containers)
+        if self._deps.tree.observes:
+            self._list(containers)
         by_id = {pod.id: pod for pod in pods}
         found: list[Tracked] = []
         running: set[Owner] = set()
@@ -159,7 +160,8 @@ class Enforcer:
             self.reconciler.advance(tracked.id, Event.CREATE_REJECTED)
             raise self._rejected_error(tracked, rejection)
         self.state.put(tracked)
-        self._list([container])
+        if self._deps.tree.observes:
+            self._list([container])
         await self._supersede(tracked)
         if not active:
             return Adjustment()
@@ -172,9 +174,8 @@ class Enforcer:
 
     def _list(self, containers: Sequence[Container]) -> None:
         """Stores containers for the observer, whose report includes updates that the next Synchronize would request."""
-        if self._deps.tree.observes:
-            self.listed = {i: one for i, one in self.listed.items() if self.state.containers.get(i) is not None}
-            self.listed |= {one.id: replace(one, env=()) for one in containers}
+        self.listed = {i: one for i, one in self.listed.items() if self.state.containers.get(i) is not None}
+        self.listed |= {one.id: replace(one, env=()) for one in containers}
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Applies the container's settings before its process runs. Kills it and raises RejectedError if that fails."""

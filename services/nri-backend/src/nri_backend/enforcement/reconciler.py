@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -116,6 +117,8 @@ class Reconciler:
         """Change detectors for audits of containers, with limits (True) or without."""
         self.group_detector = detector(self._group_plans, stay_open=False)
         """Change detector for audits of cgroups above containers."""
+        self._raised = deque[str]()
+        """Cgroups above containers whose limits starts have raised since the last forget_raised()."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -215,15 +218,9 @@ class Reconciler:
         before = plans_before_partition(self._state, plan) if plan.partition else []
         record = self.recorder.at_start(now, partition=bool(plan.partition))
 
-        def start() -> Outcome:
-            try:
-                return apply_at_start(tree, self._notes, plan, seen, before, record)
-            finally:
-                # The start has raised limits of these cgroups. Even if the audit desires the same as before, there may
-                # now be original limits to restore.
-                self.group_detector.forget(plan.groups)
-
-        return now.id, start
+        # The audits of these cgroups follow in the same queue, so they read what the start has written.
+        self._raised.extend(plan.groups)
+        return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
         """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
@@ -299,7 +296,7 @@ class Reconciler:
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
             return
-        given, problem = tracked, joined(outcome.left) if outcome.left else NO_PROBLEM
+        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
         if problem and problem != tracked.problem:
             _log.warning("cannot apply settings of cgroup", extra={**tracked.identity.names, "error": problem})
         if outcome.partition or outcome.fallback:
@@ -312,8 +309,19 @@ class Reconciler:
         observed = replace(before, cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         applied = claims and not problem and tracked.rejection is None
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
-        if (now := self._state.containers.get(tracked.id)) is not None:
-            self.detectors[seen.limits is not None].follow(given, now)
+
+    def take_audited(self, tracked: Tracked, outcome: Outcome) -> None:
+        """Does what take_outcome() does for an outcome of an audit, whose reading is stored with the new state."""
+        self.take_outcome(tracked, outcome)
+        if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
+            self.detectors[outcome.observed.limits is not None].follow(tracked, now)
+
+    def forget_raised(self) -> None:
+        """Makes the next audit read the cgroups above containers whose limits starts have raised.
+
+        Even if the audit desires the same as before, there may now be original limits to restore.
+        """
+        self.group_detector.forget([self._raised.popleft() for _ in range(len(self._raised))])
 
     async def work(
         self, name: str, job: Callable[[], Result], late: Callable[[list[Result]], object] | None = None

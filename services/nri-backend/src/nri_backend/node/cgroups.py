@@ -86,16 +86,13 @@ class CgroupTree:
         self.root = root.rstrip("/")
         self.files = files or NodeFiles()
         """Makes the changes of the tree, or only records them."""
+        self.observes = self.files.observes
+        """True if writes are recorded and not made (``enforcement: observe``)."""
         self.seen: Seen | None = None
         """Content of the files that were read, if this is a recording tree; else None."""
         self.writes_cpusets = True
         """False for a view that must not write files of the cpuset."""
         self._capable = False
-
-    @property
-    def observes(self) -> bool:
-        """True if writes are recorded and not made (``enforcement: observe``)."""
-        return self.files.observes
 
     def recording(self) -> Self:
         """Returns a view of the same tree that stores the content of every file it reads in ``seen``."""

@@ -223,6 +223,8 @@ def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
     if group_by != "coretype":
         shown = refused(view("u", cpus(2, "a", device), config=(named("1-2"),)), inventory=inventory)
         assert f"CPUs 1-2 are not of device {device}, which has 1,4-5: 2" in shown
+        shown = refused(view("u", cpus(2, "a", device), config=(named("2-3"),)), inventory=inventory)
+        assert shown.endswith(f"CPUs 2-3 are not of device {device}, which has 1,4-5"), "no CPU is named twice"
 
 
 def test_an_external_allocator_names_all_cpus() -> None:

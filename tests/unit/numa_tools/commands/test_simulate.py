@@ -258,6 +258,30 @@ def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.Capt
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "dra.hugepages-32m",
+            "this node has no hugepages of the size of DeviceClass dra.hugepages-32m (page sizes of its kernel: 2Mi",
+        ),
+        (
+            "dra.memory-far",
+            "this node has no memory of DeviceClass dra.memory-far: all of its NUMA nodes with such memory",
+        ),
+    ],
+)
+def test_a_class_of_this_driver_is_missing_because_of_the_machine(
+    name: str, why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chart has the class, so adding it to the files would not help."""
+    file = written(tmp_path / "c.yaml", claim("c", {"name": "a", "exactly": {"deviceClassName": name}}))
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
+    assert status == 3
+    assert why in reasons(outcome)
+    assert "add it to the files" not in reasons(outcome)
+
+
 def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
     """A slice with one device."""
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
@@ -340,7 +364,7 @@ def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: 
     [
         ([], "needs --claim FILE or --pod FILE"),
         (["--claim", "missing.yaml"], "missing.yaml: cannot be read"),
-        (["--pod", str(EXAMPLES / "kubevirt.yaml")], "has no Pod"),
+        (["--pod", str(EXAMPLES / "kubevirt.yaml")], "simulate the Pod virt-launcher-"),
         (["--claim", str(EXAMPLES / "existing-pods" / "extended-resource.yaml")], "has no ResourceClaim"),
     ],
 )

@@ -94,7 +94,7 @@ def test_the_first_that_fit_in_order() -> None:
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
     assert chosen(search, wish("r")) == {"r": ["a"]}
     assert missing(search, wish("r", **size("3Gi"))) == (
-        "request r: a is allocated to a claim, b 2Gi of 8Gi size free, 3Gi wanted, c 2Gi of 8Gi size free, 3Gi wanted"
+        "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi wanted; c 2Gi of 8Gi size free, 3Gi wanted"
     )
     # The default of the policy is what an empty request has; a fraction is rounded to the step.
     assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
@@ -123,7 +123,7 @@ def test_count_all_and_first_available() -> None:
     assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
     assert (
         missing(search, wish("r", count=2))
-        == "request r: 1 of 2 devices; a is allocated to a claim, b is allocated to a claim"
+        == "request r: 1 of 2 devices; a is allocated to a claim; b is allocated to a claim"
     )
     assert "a is allocated" in missing(search, wish("r", allocationMode="All"))
     two, one = ({"name": name, "deviceClassName": "any", "count": count} for name, count in (("two", 2), ("one", 1)))
@@ -489,7 +489,7 @@ def test_what_cannot_be_met_alone_is_named_without_a_search() -> None:
     """Whatever stands before it in the claim: nobody is told of combinations where one request is at fault."""
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
-    assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted, d1")
+    assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted; d1")
 
 
 _devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(

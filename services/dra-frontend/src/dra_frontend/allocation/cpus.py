@@ -254,6 +254,8 @@ class _Choice:
             (named & self.held, "conflict with already allocated claims: "),
         ]
         fault = next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
+        if fault.startswith(outside) and named.isdisjoint(device.cpus):
+            fault = outside.removesuffix(": ")  # all of them: the sentence has just listed these CPUs
         if len(named) != request.count:
             fault = f"({len(named)}) does not match requested capacity {request.count}"
         if fault:

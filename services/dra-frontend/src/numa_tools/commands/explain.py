@@ -66,7 +66,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
         return asyncio.run(_explain_pending(settings, known, kind, name))
     except KubeError as error:
         nothing = f"nothing called {name} is known on this node" + (f" ({known.silent})" if known.silent else "")
-        raise UnknownSubjectError(f"{nothing}, and the API server says: {error}") from error
+        raise UnknownSubjectError(f"{nothing}; looking it up in the API server failed: {error}") from error
 
 
 def read_known(settings: Settings) -> Known:

@@ -4,8 +4,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dra_frontend.machine.model import Machine
 from numa_contract.config import Config, ConfigError
 from numa_contract.names import DRIVERS
+from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.quantity import format_quantity
 
 from numa_tools.commands.classes import known_classes
@@ -19,6 +21,10 @@ from numa_tools.scheduling.reading import ManifestError, mapping
 from numa_tools.scheduling.simulation import Row, Simulation
 
 _ADD = "; add it to the files, and this node's ResourceSlices of its driver"
+_NO_PODS = (
+    "no Pod and no workload whose pods are known; for a VirtualMachine of KubeVirt, simulate the Pod virt-launcher-... "
+    "that it creates"
+)
 
 
 def prepared(
@@ -38,7 +44,7 @@ def prepared(
     except ManifestError as error:
         raise ConfigError("manifests", [str(error)]) from error
     if not workloads:
-        kinds = "no ResourceClaim or ResourceClaimTemplate" if claims else "no Pod, and nothing that makes pods"
+        kinds = "no ResourceClaim or ResourceClaimTemplate" if claims else _NO_PODS
         raise ConfigError(", ".join(claims or pods), [f"has {kinds}"])
     return Simulation(node.inventory, config, classes, dict(node.claims.files), others), workloads
 
@@ -64,9 +70,24 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
     ]
     for row in rows:
         if "reasons" in row:
-            row["reasons"] = [f"{why}{_ADD}" if why.startswith(NO_CLASS) else why for why in row["reasons"]]
+            machine = simulation.inventory.machine
+            row["reasons"] = [_explained(why, machine) if why.startswith(NO_CLASS) else why for why in row["reasons"]]
     counts = {"fit": sum(row["fits"] is True for row in rows), "unknown": sum(row["fits"] is None for row in rows)}
     return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool()}
+
+
+def _explained(why: str, machine: Machine) -> str:
+    """Returns the cause and the remedy of a missing DeviceClass.
+
+    The chart creates the classes of this driver for every page size, but a node has devices for its own sizes alone.
+    """
+    name = why.removeprefix(NO_CLASS).strip()
+    if name.startswith("dra.hugepages-") and not name.endswith("-far"):
+        sizes = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
+        return f"this node has no hugepages of the size of DeviceClass {name} (page sizes of its kernel: {sizes})"
+    if name.startswith(("dra.hugepages-", "dra.memory")):
+        return f"this node has no memory of DeviceClass {name}: all of its NUMA nodes with such memory have CPUs"
+    return f"{why}{_ADD}"
 
 
 def outcome_table(outcome: Row) -> str:

@@ -209,4 +209,4 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
         return ""
     wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return "; ".join([*wanted, *([", ".join(missing[:_MOST_NAMED]) + more] if missing else [])])
+    return "; ".join([*wanted, *missing[:_MOST_NAMED]]) + more

@@ -1,18 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands show of a cluster; "make plugin-check" runs these with a real kubectl, too."""
 
+import contextlib
+import io
 import json
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from kubectl_numa import cli
 
 from hack.plugin import archive, main, zipapp
 from tests.fakes.apiserver_store import CLAIMS, SLICES
-from tests.plugin.rig import TAKEN, TEMPLATES, Plugin, prepared
+from tests.plugin.rig import REAL, TAKEN, TEMPLATES, Plugin, prepared, write_executable
 from tests.rigs.builders import NODE, claim
 from tests.rigs.decisions import INVENTORY
 from tests.strategies.machines import GIB
 
+_CLAIM = {
+    **dict.fromkeys(("namespace", "node", "reason", "message"), "x"),
+    **dict.fromkeys(("memory", "pods"), ()),
+    **dict.fromkeys(("enforced", "reported"), True),
+    "cpus": [1],
+    "cpuCount": 1,
+}
 OFFERED = [device.amount for pool in INVENTORY.pools if pool.name == f"{NODE}-memory" for device in pool.devices]
 
 
@@ -21,7 +35,7 @@ async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
     [row] = await plugin.rows("nodes")
     assert (row["node"], row["numaNodes"], row["claims"], row["notEnforced"]) == (NODE, 2, 1, 0)
     total = sum(OFFERED)
-    assert (row["cpu"], row["memory"]) == ({"free": 5, "total": 7}, {"free": total - GIB, "total": total})
+    assert (row["cpus"], row["memoryBytes"]) == ({"free": 5, "total": 7}, {"free": total - GIB, "total": total})
     code, out, _ = await plugin.run("nodes")
     assert (code, out.splitlines()[0].split()[:4]) == (0, ["NODE", "NUMA", "NODES", "CPU"])
     assert "5 of 7" in out
@@ -58,7 +72,7 @@ async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: lis
 async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
     """What a claim has is gone from its NUMA node alone; a node that publishes nothing is an error."""
     rows = await plugin.rows("free", NODE)
-    told = [(row["numaNode"], row["cpu"], row["memory"]) for row in rows]
+    told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
     code, _, err = await plugin.run("free", "nobody")
     assert (code, "node nobody publishes nothing" in err) == (1, True)
@@ -66,14 +80,93 @@ async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
 
 async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plugin) -> None:
     """From the claim's own status, as the node has written it; wide adds the reason."""
-    [row] = await plugin.rows("claims")
-    told = {"claim": "train", "node": NODE, "cpus": "1,5", "memory": "1Gi memory", "enforced": "yes"}
+    memory = [{"device": "memory-numa000", "kind": "memory", "bytes": GIB}]
+    told = {"claim": "train", "node": NODE, "cpuCount": 2, "cpus": [1, 5], "memory": memory, "enforced": True}
+    [row] = await plugin.rows("claims", "-n", "ns")
     assert {name: row[name] for name in told} == told
-    assert "REASON" not in (await plugin.run("claims"))[1]
-    assert "Exclusive" in (await plugin.run("claims", "-o", "wide"))[1]
-    assert await plugin.rows("claims", "-n", "other") == []
-    for everywhere in ("-A", "--all-namespaces"):
-        assert [one["claim"] for one in await plugin.rows("claims", everywhere, "-n", "other")] == ["train"]
+    code, out, _ = await plugin.run("claims", "-n", "ns")
+    assert code == 0
+    assert re.search(r"^ns +train +node-a +1,5 +1Gi memory +name-pod-1 +yes$", out, re.MULTILINE), out
+    assert "REASON" not in out
+    assert "Exclusive" in (await plugin.run("claims", "-n", "ns", "-o", "wide"))[1]
+
+
+async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> None:
+    """As kubectl lists objects of a namespace: the context's, that of ``-n``, or all with ``-A``, which wins."""
+    code, out, err = await plugin.run("claims")
+    assert (code, out) == (0, "")
+    assert err == "no claim in namespace default has CPUs or memory; -A lists all namespaces\n"
+    spy, log = plugin.path / "spy", plugin.path / "log"
+    write_executable(spy, f'#!/bin/sh\necho "$@" >>{log}\nexec {REAL or plugin.path / "kubectl"} "$@"\n')
+    await plugin.run("claims", KUBECTL=str(spy))
+    asked = re.findall(r"/v1(\S*)/resourceclaims", log.read_text())
+    assert asked == ["/namespaces/default"], "no right in other namespaces is needed"
+    for flags in (["-A"], ["--all-namespaces"], ["-A", "-n", "other"], ["-n", "ns"]):
+        assert [one["claim"] for one in await plugin.rows("claims", *flags)] == ["train"]
+    file = plugin.path / "kubeconfig"
+    document = json.loads(file.read_text())
+    document["contexts"][0]["context"]["namespace"] = "ns"
+    file.write_text(json.dumps(document))
+    assert [one["claim"] for one in await plugin.rows("claims")] == ["train"]
+    assert await plugin.rows("claims", "-n", "default") == []
+
+
+async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
+    """YAML says the same as JSON, names can be handed to kubectl, and a table may go without headings."""
+    for words in (["nodes"], ["free"], ["claims", "-A"]):
+        rows = await plugin.rows(*words)
+        assert rows
+        code, out, _ = await plugin.run(*words, "-o", "yaml")
+        assert (code, yaml.safe_load(out)) == (0, rows)
+        with_headings, without = [(await plugin.run(*words, *more))[1] for more in ([], ["--no-headers"])]
+        assert without.split() == with_headings.partition("\n")[2].split()
+    assert (await plugin.run("nodes", "-o", "name"))[1] == f"node/{NODE}\n"
+    assert (await plugin.run("claims", "-A", "-o", "name"))[1] == "resourceclaim.resource.k8s.io/train\n"
+    narrow, wide = [(await plugin.run("nodes", *more))[1].partition("\n")[0] for more in ([], ["-o", "wide"])]
+    assert wide.split() == [*narrow.split(), "DEVICES", "TAINTED", "DEVICES"]
+
+
+async def test_claims_are_watched(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is new or has changed gets a row, below the first table and without headings."""
+    lists = [[{"claim": name, **_CLAIM} for name in names] for names in (["a"], ["a"], ["a", "b"])]
+    answers, printed, waits = iter(lists), io.StringIO(), list[float]()
+
+    def found(_: object) -> list[dict[str, Any]]:
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(cli, "claim_documents", found)
+    monkeypatch.setattr(cli.Request, "cluster", lambda *_: None)
+    monkeypatch.setattr("kubectl_numa.cli.time.sleep", waits.append)
+    with contextlib.redirect_stdout(printed), pytest.raises(KeyboardInterrupt):
+        cli.run(["claims", "-A", "--watch"], "kubectl")
+    assert [line.split()[1] for line in printed.getvalue().splitlines()] == ["CLAIM", "a", "b"]
+    assert waits == [5.0] * 3
+    code, out, err = await plugin.run("claims", "--watch", "-o", "json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in cli._COMMANDS)])
+async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, words: list[str]) -> None:
+    """With the exit statuses, as kubectl's own commands have examples."""
+    code, out, _ = await plugin.run(*words, "--help")
+    assert (code, "Exit status: " in out) == (0, True)
+    examples = re.findall(r"^  kubectl numa (.*?)(?: \|.*)?$", out.partition("examples:\n")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        cli._parser().parse_args(shlex.split(example))
+
+
+@pytest.mark.parametrize(
+    "words", [["nodes", "-o", "xml"], ["bogus"], [], ["explain"], ["free", "-A"], ["page", "n", "--port", "x"]]
+)
+async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> None:
+    """It names the help, and the exit status is 2."""
+    code, out, err = await plugin.run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("kubectl numa: ")
+    assert err.endswith("--help\n")
 
 
 async def test_a_pod_is_explained(plugin: Plugin) -> None:
@@ -125,8 +218,8 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
     text = "the shared pool leaves its CPUs out: nri-backend lacks the capability SYS_ADMIN"
-    [row] = [row for row in await plugin.rows("claims", "-o", "json") if row["claim"] == "pooled"]
-    assert (row["enforced"], row["message"]) == ("yes", text)
+    [row] = [row for row in await plugin.rows("claims", "-A") if row["claim"] == "pooled"]
+    assert (row["enforced"], row["message"]) == (True, text)
     plugin.add_pod("p", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "pooled"}]})
     assert f"enforced: yes: {text}\n" in (await plugin.run("explain", "p", "-n", "ns"))[1]
 
@@ -166,8 +259,8 @@ async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) ->
     condition = document["status"]["devices"][0]["conditions"][1]
     condition |= {"status": "False", "message": "\x1b]0;owned\x07\x1b[2J\u202e"}
     plugin.server.store.create(CLAIMS, "ns", document)
-    for arguments in (("claims", "-o", "wide"), ("claims", "-o", "json")):
-        code, out, _ = await plugin.run(*arguments)
+    for form in ("wide", "json", "yaml"):
+        code, out, _ = await plugin.run("claims", "-A", "-o", form)
         assert code == 0
         assert "\\u001b" in out or "\\x1b" in out
         assert all(one.isprintable() or one == "\n" for one in out)
@@ -178,7 +271,7 @@ async def test_lists_are_read_page_by_page(plugin: Plugin) -> None:
     for number in range(501):
         document = claim(f"u{number}", TAKEN, name=f"more-{number}")
         plugin.server.store.create(CLAIMS, "ns", document)
-    assert len(await plugin.rows("claims")) == 502
+    assert len(await plugin.rows("claims", "-A")) == 502
 
 
 async def test_what_kubectl_says_is_passed_on(plugin: Plugin) -> None:
@@ -191,7 +284,6 @@ async def test_what_kubectl_says_is_passed_on(plugin: Plugin) -> None:
         1,
         "kubectl numa: /nonexistent/kubectl: No such file or directory; set KUBECTL to the path of kubectl\n",
     )
-    assert (await plugin.run("nodes", "-o", "xml"))[0] == 2
 
 
 def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:

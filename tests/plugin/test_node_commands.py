@@ -33,6 +33,16 @@ async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugi
     assert (code, json.loads(out)) == (1, ["-n", "numa", "driver-1", "-c", "frontend", *command])
 
 
+@pytest.mark.parametrize(
+    ("words", "passed"), [(["-o", "yaml"], ["-o", "yaml"]), (["-w"], ["--watch"]), (["-o", "table"], [])]
+)
+async def test_forms_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
+    """The command on the node knows them; the table, which is its default, needs no flag."""
+    plugin.server.store.create(PODS, "numa", driver_pod())
+    _, out, _ = await plugin.run("status", NODE, *words)
+    assert json.loads(out)[5:] == ["--", "dra-frontend", "status", *passed]
+
+
 async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read(plugin: Plugin) -> None:
     """The driver has no right to nodes/proxy; without the user's own, the command runs as before."""
     plugin.server.store.create(PODS, "numa", driver_pod())

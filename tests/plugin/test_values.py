@@ -7,13 +7,22 @@ from math import ceil
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from kubectl_numa.cluster import ClaimName, read_cluster, read_pod
 from kubectl_numa.kubectl import MAX_NESTING, shallow
-from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
-from kubectl_numa.tables import document, safe, table
-from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
+from kubectl_numa.lists import (
+    claim_documents,
+    claim_row,
+    free_documents,
+    free_row,
+    node_documents,
+    node_row,
+)
+from kubectl_numa.quantity import format_bytes, format_cpus, parse_cpus, parse_quantity
+from kubectl_numa.tables import json_text, safe, table, yaml_text
+from kubectl_numa.views import explain, explain_missing, explain_pod
 from numa_contract import documents, quantity
 
 JSON = st.recursive(
@@ -75,16 +84,55 @@ def test_nothing_reaches_the_terminal_but_text(text: str) -> None:
     """No control character, no escape sequence, and nothing that turns the direction of writing round."""
     assert safe(text).isprintable()
     assert table([{"claim": text}]).count("\n") == 1
-    assert json.loads(document([{"claim": text}])) == [{"claim": text}]
-    assert document([{"claim": text}]).isascii()
+    for printed, read in ((json_text([{"claim": text}]), json.loads), (yaml_text([{"claim": text}]), yaml.safe_load)):
+        assert read(printed) == [{"claim": text}]
+        assert printed.isascii()
+        assert all(one.isprintable() or one == "\n" for one in printed)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=3), max_size=3))
+def test_yaml_and_json_say_the_same(documents: list[Any]) -> None:
+    """Also of texts that YAML would read as something else, such as ``no`` and ``0x1``."""
+    words = [{"text": text} for text in ("no", "On", "y", "null", "0x1", "1e3", "1:30", "", "- a", "a: b", "~")]
+    for one in (documents, words, [{"list": [], "map": {}, "lists": [[1], [{"a": [2]}]]}]):
+        assert yaml.safe_load(yaml_text(one)) == json.loads(json_text(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("0-3,8", [0, 1, 2, 3, 8]),
+        ("5", [5]),
+        ("", []),
+        ("3-1", []),
+        ("0-99999", []),
+        ("0-8191," * 9000 + "1", []),
+        ("0-8191,0", []),
+        ("a,1", []),
+    ],
+    ids=range(8),
+)
+def test_a_list_of_cpus_is_bounded_before_it_is_expanded(text: str, cpus: list[int]) -> None:
+    """Whoever may write the status of a claim chooses the text."""
+    assert parse_cpus(text) == cpus
+
+
+@given(st.sets(st.integers(0, 8191), max_size=40))
+def test_cpus_are_written_as_the_kernel_does(cpus: set[int]) -> None:
+    """Ranges, in ascending order."""
+    assert parse_cpus(format_cpus(sorted(cpus))) == sorted(cpus)
+    assert format_cpus([0, 1, 2, 8]) == "0-2,8"
 
 
 @given(st.lists(ODD.filter(lambda one: isinstance(one, dict)), max_size=3), st.lists(ODD, max_size=3))
 def test_an_odd_object_ends_no_command(slices: list[Any], claims: list[Any]) -> None:
     """Objects of other versions or hands are read as far as they can be."""
     cluster = read_cluster(slices, [one for one in claims if isinstance(one, dict)])
-    for rows in (node_rows(cluster), free_rows(cluster), claim_rows(cluster)):
-        assert table(rows) if rows else True
+    lists = ((node_documents, node_row), (free_documents, free_row), (claim_documents, claim_row))
+    for documents_of, row in lists:
+        found = documents_of(cluster)
+        assert table([row(one) for one in found]) if found else True
+        assert yaml.safe_load(yaml_text(found)) == json.loads(json_text(found))
     assert all(list(explain(cluster, claim)) for claim in cluster.claims)
 
 
@@ -124,7 +172,7 @@ def test_of_a_pool_the_newest_generation_counts() -> None:
     old = slice_of(1, {"name": "a", "capacity": {"dra.cpu/cpu": {"value": "8"}}})
     new = slice_of(2, {"name": "b", "capacity": {"dra.cpu/cpu": {"value": "4"}}})
     for slices in ([old, new], [new, old]):
-        assert [row["cpu"] for row in free_rows(read_cluster(slices, []))] == [Amount(4, is_bytes=False)]
+        assert [one["cpus"] for one in free_documents(read_cluster(slices, []))] == [4]
 
 
 def test_a_large_cluster_is_read_in_seconds() -> None:
@@ -138,7 +186,7 @@ def test_a_large_cluster_is_read_in_seconds() -> None:
         status = {"allocation": {"devices": {"results": [result]}}}
         claims += [{"metadata": {"name": f"c{number}-{one}"}, "status": status} for one in range(20)]
     cluster, began = read_cluster(slices, claims), time.process_time()
-    assert {row["claims"] for row in node_rows(cluster)} == {20}
+    assert {one["claims"] for one in node_documents(cluster)} == {20}
     assert time.process_time() - began < 3
 
 
@@ -150,7 +198,7 @@ def test_what_watches_a_device_takes_nothing_of_it() -> None:
         {"driver": "dra.cpu", "pool": "node-a", "device": "cpudev001"},
     ]
     claim = {"metadata": {"name": "c"}, "status": {"allocation": {"devices": {"results": results}}}}
-    assert [row["cpu"] for row in free_rows(read_cluster(slices, [claim]))] == [Amount(1, is_bytes=False)]
+    assert [one["cpus"] for one in free_documents(read_cluster(slices, [claim]))] == [1]
 
 
 @pytest.mark.parametrize(

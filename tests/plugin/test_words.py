@@ -10,7 +10,7 @@ import pytest
 from dra_frontend.state_endpoint import page
 from hypothesis import given
 from hypothesis import strategies as st
-from kubectl_numa import quantity, views
+from kubectl_numa import lists, quantity
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.state import words
 from numa_contract.state.node import PageCpu
@@ -41,7 +41,7 @@ def test_the_page_names_what_keeps_others_off_as_the_commands_do() -> None:
 
 def test_page_and_plugin_answer_alike_whether_a_claim_is_enforced() -> None:
     assert {status: word for status, (_, word) in table_of("lists.js", "ENFORCED").items()} == words.ENFORCED
-    assert views.ENFORCED == words.ENFORCED
+    assert lists.ENFORCED == words.ENFORCED
 
 
 def test_the_page_names_problems_as_status_does() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands. Exit status: 0; 1 when something is missing or kubectl fails; 2 for wrong usage.
+"""The commands. Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error.
 
 ``status`` and ``doctor`` pass on the exit status of the command on the node.
 """
@@ -7,22 +7,43 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from kubectl_numa import __version__
 from kubectl_numa.cluster import DRIVERS, Cluster, read_cluster, read_pod
 from kubectl_numa.kubectl import Kubectl, KubectlError, labels_of, path_of
-from kubectl_numa.tables import Row, document, safe, table
-from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
+from kubectl_numa.lists import (
+    Document,
+    claim_documents,
+    claim_row,
+    free_documents,
+    free_row,
+    node_documents,
+    node_row,
+)
+from kubectl_numa.tables import Row, json_text, safe, table, yaml_text
+from kubectl_numa.views import explain, explain_missing, explain_pod
 
 _DRA: Final = "resource.k8s.io"
-_PASSED: Final = ("kubeconfig", "context", "cluster", "user", "as", "request-timeout")
+_PROGRAM: Final = "kubectl numa"
+_PASSED: Final = {
+    "kubeconfig": ("FILE", "kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"),
+    "context": ("NAME", "context of the kubeconfig to use (default: its current context)"),
+    "cluster": ("NAME", "cluster of the kubeconfig to use (default: that of the context)"),
+    "user": ("NAME", "user of the kubeconfig to use (default: that of the context)"),
+    "as": ("USER", "user to impersonate"),
+    "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
+}
+"""Flags that kubectl is given as they are, with their values and help."""
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Of every pod of the chart, whatever group of nodes it is for."""
 _CONTAINER: Final = "frontend"
+_WATCH_SECONDS: Final = 5.0
+"""Time between two looks of ``claims --watch``, each of which lists slices and claims."""
 _USAGE: Final = 2
 """The exit status of a command that does not know its arguments."""
 _KUBELET_CONFIG: Final = "--kubelet-config"
@@ -39,45 +60,84 @@ class Request:
     kubectl: Kubectl
     given: argparse.Namespace
 
-    def cluster(self) -> Cluster:
-        """Reads every slice of our drivers and every claim."""
+    def cluster(self, namespace: str = "") -> Cluster:
+        """Reads every slice of our drivers, and the claims of a namespace or of all."""
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
-        return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims")))
+        return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims", namespace)))
 
-    def show(self, rows: Sequence[Row], nothing: str) -> int:
-        """Prints rows in the form that was asked for."""
+    def namespace(self) -> str:
+        """Returns the namespace of ``-n``, or that of the user's context."""
+        return self.given.namespace or self.kubectl.namespace()
+
+    def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
+        """Prints a list in the form that was asked for. Without items, a table is one line on standard error."""
         if self.given.output == "json":
-            print(document(rows))
+            print(json_text(documents))
+        elif self.given.output == "yaml":
+            print(yaml_text(documents))
+        elif documents:
+            print(self.rows([row(document) for document in documents]), flush=True)
         else:
-            print(table(rows, wide=self.given.output == "wide") if rows else nothing)
+            print(nothing, file=sys.stderr)
         return 0
+
+    def rows(self, rows: Sequence[Row]) -> str:
+        """Returns a table as the flags ask for it."""
+        return table(rows, wide=self.given.output == "wide", headers=not self.given.no_headers)
+
+
+def _names(resource: str, names: Sequence[str]) -> int:
+    for name in names:
+        print(f"{resource}/{safe(name)}")
+    return 0
 
 
 def _nodes(request: Request) -> int:
-    return request.show(node_rows(request.cluster()), "no node publishes CPUs or memory")
+    found = node_documents(request.cluster())
+    if request.given.output == "name":
+        return _names("node", [one["node"] for one in found])
+    return request.show(found, node_row, "no node publishes CPUs or memory")
 
 
 def _claims(request: Request) -> int:
-    namespace = "" if request.given.all_namespaces else request.given.namespace or ""
-    return request.show(claim_rows(request.cluster(), namespace), "no claim has CPUs or memory")
+    namespace = "" if request.given.all_namespaces else request.namespace()
+    found = claim_documents(request.cluster(namespace))
+    if request.given.output == "name":
+        return _names(f"resourceclaim.{_DRA}", [one["claim"] for one in found])
+    nothing = f"no claim in namespace {namespace} has CPUs or memory; -A lists all namespaces"
+    status = request.show(found, claim_row, safe(nothing) if namespace else "no claim has CPUs or memory")
+    return _watch_claims(request, namespace, found) if request.given.watch else status
+
+
+def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -> int:
+    """Prints the rows of claims that are new or have changed, as kubectl does, until the user ends it."""
+    while True:
+        time.sleep(_WATCH_SECONDS)
+        found = claim_documents(request.cluster(namespace))
+        if changed := [claim_row(one) for one in found if one not in shown]:
+            rows = table(
+                changed, wide=request.given.output == "wide", headers=not shown and not request.given.no_headers
+            )
+            print(rows, flush=True)
+        shown = found
 
 
 def _free(request: Request) -> int:
     cluster = request.cluster()
-    rows = free_rows(cluster, request.given.node or "")
-    if not rows and request.given.node:
+    found = free_documents(cluster, request.given.node or "")
+    if not found and request.given.node:
         if any(device.node == request.given.node for device in cluster.devices.values()):
             text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
             raise KubectlError(f"node {request.given.node} {text}")
         raise KubectlError(f"node {request.given.node} publishes nothing; is the driver running there?")
-    return request.show(rows, "no node publishes CPUs or memory")
+    return request.show(found, free_row, "no node publishes CPUs or memory")
 
 
 def _explain(request: Request) -> int:
-    namespace = request.given.namespace or request.kubectl.namespace()
+    namespace = request.namespace()
     pod = read_pod(request.kubectl.get(path_of("", "pods", namespace, request.given.pod)))
-    cluster = request.cluster()
+    cluster = request.cluster()  # of all namespaces: what is free depends on every claim
     claims = {claim.name: claim for claim in cluster.claims if claim.namespace == namespace}
     lines = list(explain_pod(pod, namespace, request.given.pod))
     for use in pod.claims:
@@ -116,12 +176,12 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 def _output(request: Request) -> list[str]:
     """Returns the flag for the form of the output that was asked for, for a command in the driver's pod."""
-    return ["-o", "json"] if request.given.output == "json" else []
+    return ["-o", request.given.output] if request.given.output else []
 
 
 def _status(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
-    command = ["dra-frontend", "status", *_output(request)]
+    command = ["dra-frontend", "status", *_output(request), *(["--watch"] if request.given.watch else [])]
     status, errors = request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command)
     sys.stderr.write(errors)
     return status
@@ -159,49 +219,170 @@ def _page(request: Request) -> int:
     return request.kubectl.forward(meta["namespace"], meta["name"], given.port, port, show=given.browser)
 
 
-_COMMANDS: Final[Mapping[str, tuple[Callable[[Request], int], str, str]]] = {
-    "nodes": (_nodes, "", "what each node has, and what of it is free"),
-    "claims": (_claims, "", "what each claim has, and whether that is enforced"),
-    "free": (_free, "node?", "what claims can still have, by NUMA node"),
-    "explain": (_explain, "pod", "what a pod's claims have, or what they wait for"),
-    "status": (_status, "node", "run dra-frontend status on a node; its exit status is passed on"),
-    "doctor": (_doctor, "node", "run dra-frontend doctor on a node; its exit status is passed on"),
-    "page": (_page, "node", "open the page of a node in the browser"),
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command, and what its help says."""
+
+    run: Callable[[Request], int]
+    text: str
+    argument: str = ""
+    """Name of its argument; a question mark at the end says that it may be left out."""
+    outputs: tuple[str, ...] = ()
+    """Values of ``-o``."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Arguments by what they do."""
+
+
+_LISTS: Final = ("wide", "json", "yaml")
+_COMMANDS: Final[Mapping[str, _Command]] = {
+    "nodes": _Command(
+        _nodes,
+        "list the nodes with what claims can still have of their CPUs, memory and hugepages",
+        outputs=(*_LISTS, "name"),
+        examples={"All nodes": "", "With the number of devices, and tainted devices": "-o wide"},
+    ),
+    "claims": _Command(
+        _claims,
+        "list the claims of a namespace with their CPUs and memory, and whether these are enforced",
+        outputs=(*_LISTS, "name"),
+        examples={
+            "Claims of the namespace of the current context": "",
+            "Claims of all namespaces": "-A",
+            "With the reason for the state of each": "-n shop -o wide",
+            "Claims as they change": "-A --watch",
+            "CPUs of each claim, for a script": "-A -o json | jq '.[] | {namespace, claim, cpus}'",
+        },
+    ),
+    "free": _Command(
+        _free,
+        "list what claims can still have, by NUMA node",
+        "node?",
+        _LISTS,
+        {"All nodes": "", "One node, with its devices": "node-1 -o wide"},
+    ),
+    "explain": _Command(
+        _explain,
+        "explain what the claims of a pod have, or what they wait for",
+        "pod",
+        examples={
+            "A pod of the namespace of the current context": "db-0",
+            "A pod of another namespace": "db-0 -n shop",
+        },
+    ),
+    "status": _Command(
+        _status,
+        "run dra-frontend status in the driver's pod on a node, with its exit status",
+        "node",
+        ("json", "yaml"),
+        {"Devices, claims and problems of a node": "node-1", "The same every 2 s": "node-1 --watch"},
+    ),
+    "doctor": _Command(
+        _doctor,
+        "run dra-frontend doctor in the driver's pod on a node, with its exit status",
+        "node",
+        ("json", "yaml"),
+        {"Problems of a node, with causes and remedies": "node-1"},
+    ),
+    "page": _Command(
+        _page,
+        "open the page of a node in the browser",
+        "node",
+        examples={"In the browser": "node-1", "At a fixed local port": "node-1 --port 8082 --no-browser"},
+    ),
 }
+_STATUSES: Final = "Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error."
+_PASSED_ON: Final = (
+    "Exit status: that of the command on the node; 1 also if it cannot be run; 2 also for a usage error."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kubectl numa", description="CPUs, memory and hugepages of a cluster's nodes")
+    text = "Shows CPUs, memory and hugepages of a cluster's nodes, and the claims that have them."
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", _COMMANDS["nodes"]), formatter_class=shape)
     parser.add_argument("--version", action="version", version=__version__)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("-o", "--output", choices=["table", "wide", "json"], default="table")
-    common.add_argument("-n", "--namespace", help="claims and pods of this namespace; default: all claims")
-    common.add_argument("--driver", default="dra-driver-numa", help=f"{_LABEL} of the driver's pods")
-    for name in _PASSED:
-        common.add_argument(f"--{name}", dest=name, help="as of kubectl")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, argument, text) in _COMMANDS.items():
-        one = commands.add_parser(name, help=text, description=text, parents=[common])
-        if argument:
-            one.add_argument(argument.rstrip("?"), nargs="?" if argument.endswith("?") else None)
-        if name == "claims":
-            text = "claims of all namespaces, which is the default"
-            one.add_argument("-A", "--all-namespaces", action="store_true", help=text)
-        if name == "page":
-            one.add_argument("--port", type=int, default=0, help="local port; default: a free one")
-            one.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
+    for name, command in _COMMANDS.items():
+        text = f"{_sentence(command)}."
+        one = commands.add_parser(
+            name, help=command.text, description=text, epilog=_epilog(name, command), formatter_class=shape
+        )
+        if argument := command.argument:
+            optional = argument.endswith("?")
+            one.add_argument(
+                argument.rstrip("?"),
+                metavar=argument.rstrip("?").upper(),
+                nargs="?" if optional else None,
+                help=f"name of the {argument.rstrip('?')}" + (" (default: all)" if optional else ""),
+            )
+        _add_flags(one, name, command)
+        for flag, (metavar, text) in _PASSED.items():
+            one.add_argument(f"--{flag}", dest=flag, metavar=metavar, help=text)
     return parser
+
+
+def _sentence(command: _Command) -> str:
+    return command.text[0].upper() + command.text[1:]
+
+
+def _epilog(name: str, command: _Command) -> str:
+    """Returns examples and exit statuses; without a name, an example of each command."""
+    if name:
+        lines = [f"  # {text}\n  {f'{_PROGRAM} {name} {words}'.rstrip()}" for text, words in command.examples.items()]
+    else:
+        first = {one: next(iter(command.examples.values())) for one, command in _COMMANDS.items()}
+        lines = [
+            f"  # {_sentence(_COMMANDS[one])}\n  {f'{_PROGRAM} {one} {words}'.rstrip()}" for one, words in first.items()
+        ]
+    statuses = _PASSED_ON if name in ("status", "doctor") else _STATUSES
+    return "\n".join(["examples:", *lines, "", statuses])
+
+
+def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) -> None:
+    if command.outputs:
+        text = f"form of the output: {', '.join(command.outputs)} (default: a table)"
+        parser.add_argument("-o", "--output", choices=["table", *command.outputs], metavar="FORM", help=text)
+    if "wide" in command.outputs:
+        parser.add_argument("--no-headers", action="store_true", help="print no headings above a table")
+    if name in ("claims", "explain"):
+        text = f"namespace of the {command.argument or name} (default: that of the context)"
+        parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
+    if name == "claims":
+        parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims of all namespaces")
+        text = f"print claims again when they change; they are read every {_WATCH_SECONDS:.0f} s"
+        parser.add_argument("-w", "--watch", action="store_true", help=text)
+    if name == "status":
+        parser.add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
+    if name in ("status", "doctor", "page"):
+        text = f"value of the label {_LABEL} of the driver's pods (default: dra-driver-numa)"
+        parser.add_argument("--driver", metavar="NAME", default="dra-driver-numa", help=text)
+    if name == "page":
+        parser.add_argument("--port", metavar="PORT", type=int, default=0, help="local port (default: a free one)")
+        text = "only print the address, and open no browser"
+        parser.add_argument("--no-browser", dest="browser", action="store_false", help=text)
 
 
 def run(arguments: Sequence[str], program: str) -> int:
     """Runs one command by the ``kubectl`` that is named; returns the exit status."""
+    parser = _parser()
     try:
-        given = _parser().parse_args(arguments)
+        given = parser.parse_args(arguments)
+        if given.command == "claims" and given.watch and given.output not in (None, "table", "wide"):
+            parser.error(f"--watch prints tables, so it cannot be used with -o {given.output}")
     except SystemExit as end:
         return int(end.code or 0)
+    if getattr(given, "output", None) == "table":
+        given.output = None
     flags = [f"--{name}={value}" for name in _PASSED if (value := getattr(given, name))]
     try:
-        return _COMMANDS[given.command][0](Request(Kubectl(program, flags), given))
+        return _COMMANDS[given.command].run(Request(Kubectl(program, flags), given))
     except KubectlError as error:
-        print(f"kubectl numa: {safe(error)}", file=sys.stderr)
+        print(f"{_PROGRAM}: {safe(error)}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantities of the Kubernetes API as whole numbers, and as people read them."""
+"""Quantities of the Kubernetes API and lists of CPUs as whole numbers, and as people read them."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -18,6 +18,11 @@ UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
 """Units of amounts of memory, the same as in the driver's commands and on the page of a node."""
 _MOST: Final = (1 << 63) - 1
 """The largest that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
+_RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
+_MOST_CPUS: Final = 8192
+"""The most that a kernel can be built for (NR_CPUS of x86)."""
+_LONGEST_LIST: Final = 65536
+"""Characters of a list of CPUs that is read."""
 
 
 def parse_quantity(text: object) -> int:
@@ -38,19 +43,26 @@ def format_bytes(size: int) -> str:
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """CPUs or bytes, and of how many these are a part: a text in a table, numbers in JSON."""
+def parse_cpus(text: str) -> list[int]:
+    """Returns the CPUs of a list as the kernel writes it, ``0-3,8``; none for what is no such list, or too long."""
+    found: list[int] = []
+    for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < _MOST_CPUS:
+            return []
+        found += range(first, last + 1)
+        if len(found) > _MOST_CPUS:
+            return []
+    return found
 
-    number: int
-    is_bytes: bool
-    total: int | None = None
 
-    def __str__(self) -> str:
-        """Returns ``4``, ``1.5Gi`` or ``4 of 8``."""
-        numbers = [self.number] if self.total is None else [self.number, self.total]
-        return " of ".join(format_bytes(one) if self.is_bytes else str(one) for one in numbers)
-
-    def document(self) -> object:
-        """Returns it for JSON."""
-        return self.number if self.total is None else {"free": self.number, "total": self.total}
+def format_cpus(cpus: Sequence[int]) -> str:
+    """Returns CPUs in ascending order as the kernel writes them, ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for cpu in cpus:
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

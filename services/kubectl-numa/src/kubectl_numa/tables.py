@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as tables, or as JSON. Whoever writes a claim chooses texts that end up in an operator's terminal. Pure."""
+"""Rows as tables; documents as JSON and YAML. Whoever writes a claim chooses texts that end up in a terminal. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 Row = Mapping[str, Any]
 """Cells by column. A column whose name begins with ``+`` is shown by ``-o wide`` alone."""
+_PLAIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9./-]*", re.ASCII)
+"""Texts that YAML reads as such without quotes, unless they are one of the next."""
+_YAML_WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 def safe(value: object) -> str:
@@ -14,21 +18,56 @@ def safe(value: object) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(value))
 
 
-def table(rows: Sequence[Row], *, wide: bool = False) -> str:
+def table(rows: Sequence[Row], *, wide: bool = False, headers: bool = True) -> str:
     """Returns rows as a table, one line each, empty cells as ``-``."""
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if wide or not name.startswith("+")]
-    lines = [[name.removeprefix("+").upper() for name in columns]]
+    lines = [[name.removeprefix("+").upper() for name in columns]] if headers else []
     lines += [[safe(row.get(name, "")) or "-" for name in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return "\n".join("   ".join(map(str.ljust, cells, widths)).rstrip() for cells in lines)
 
 
-def document(rows: Iterable[Row]) -> str:
-    """Returns rows as a JSON list, in ASCII."""
-    listed = [{_key(name): cell for name, cell in row.items()} for row in rows]
-    return json.dumps(listed, indent=2, default=lambda cell: cell.document())
+def json_text(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Returns documents as a JSON list, in ASCII."""
+    return json.dumps(documents, indent=2)
 
 
-def _key(column: str) -> str:
-    first, *rest = column.removeprefix("+").split()
-    return first + "".join(map(str.title, rest))
+def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Returns documents as a YAML list, in ASCII."""
+    return "\n".join(_yaml(documents)) or "[]"
+
+
+def _yaml(value: Any) -> Iterator[str]:
+    """Yields the lines of a value: maps and lists as blocks, empty ones and everything else on one line."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _member(f"{_scalar(key)}:", inner, "  " if isinstance(inner, Mapping) else "")
+    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
+        for inner in value:
+            first, *rest = _yaml(inner)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+    else:
+        yield _scalar(value)
+
+
+def _member(key: str, value: Any, indent: str) -> Iterator[str]:
+    lines = list(_yaml(value))
+    if value and isinstance(value, Mapping | list | tuple):
+        yield key
+        yield from (indent + line for line in lines)
+    else:
+        yield f"{key} {lines[0]}"
+
+
+def _scalar(value: Any) -> str:
+    """Returns a value as JSON, which YAML reads alike, or a harmless text as it is.
+
+    JSON spells a character beyond the 16 bits of ``\\\\u`` as two; YAML has ``\\\\U`` for it.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if one.isascii() and one.isprintable() else f"\\U{ord(one):08x}" for one in text)

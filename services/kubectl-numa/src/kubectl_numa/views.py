@@ -1,78 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each command shows of a cluster, as rows. Pure."""
+"""What ``explain`` says of a pod and its claims, line by line. Pure."""
 
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final
 
-from kubectl_numa.cluster import CPUS, MEMORY, Claim, ClaimName, Cluster, Key, Pod
-from kubectl_numa.quantity import Amount, parse_quantity
-from kubectl_numa.tables import Row
+from kubectl_numa.cluster import CPUS, MEMORY, Claim, ClaimName, Cluster, Pod
+from kubectl_numa.lists import ENFORCED
+from kubectl_numa.quantity import format_bytes, parse_quantity
 
-NO_POD: Final = Pod(())
-ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Words for the status of a claim's condition ``Enforced``, the same as on the page of a node."""
-
-
-def node_rows(cluster: Cluster) -> list[Row]:
-    """Returns a row for each node: what is free of what there is, and what is wrong."""
-    by_node: defaultdict[str, list[Key]] = defaultdict(list)
-    for key, device in cluster.devices.items():
-        by_node[device.node].append(key)
-    claims: defaultdict[str, list[Claim]] = defaultdict(list)
-    for claim in cluster.claims:
-        claims[cluster.node_of(claim)].append(claim)
-    rows: list[Row] = []
-    for node, keys in sorted(by_node.items()):
-        here = claims[node]
-        row: dict[str, object] = {"node": node}
-        row["numa nodes"] = len({cluster.devices[key].numa_node for key in keys} - {None})
-        row |= {kind: _free_of(cluster, of_kind) for kind, of_kind in _kinds(cluster, keys).items()}
-        row["claims"] = len(here)
-        row["not enforced"] = sum(claim.enforced == "False" for claim in here)
-        row["enforcement"] = "observe" if any(cluster.devices[key].observes for key in keys) else "enforce"
-        row["tainted"] = sum(cluster.devices[key].tainted for key in keys)
-        rows.append(row)
-    return rows
-
-
-def free_rows(cluster: Cluster, node: str = "") -> list[Row]:
-    """Returns a row for each NUMA node (or what devices are grouped by), with what claims can still have."""
-    places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
-    for key, device in cluster.devices.items():
-        if not device.tainted and not device.observes and node in ("", device.node):
-            places[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
-    rows: list[Row] = []
-    for (name, numa), keys in sorted(places.items()):
-        free = {kind: _amount(kind, sum(map(cluster.free, of))) for kind, of in _kinds(cluster, keys).items()}
-        devices = (
-            {"+devices": ", ".join(sorted(key.device for key in keys))}
-            if len(keys) < 9
-            else {"+devices": f"{len(keys)}"}
-        )
-        rows.append({"node": name, "numa node": "any" if numa < 0 else numa, **free, **devices})
-    return rows
-
-
-def claim_rows(cluster: Cluster, namespace: str = "") -> list[Row]:
-    """Returns a row for each claim that our drivers have a part of."""
-    claims = (claim for claim in cluster.claims if claim.parts and namespace in ("", claim.namespace))
-    return [
-        {
-            "namespace": claim.namespace,
-            "claim": claim.name,
-            "node": cluster.node_of(claim),
-            "cpus": ",".join(
-                part.cpus or f"{part.amount} CPUs" for part in claim.parts if part.key.driver == "dra.cpu"
-            ),
-            "memory": ", ".join(_memory(cluster, claim)),
-            "pods": ", ".join(claim.pods),
-            "enforced": ENFORCED.get(claim.enforced, "not reported"),
-            "+reason": claim.reason,
-            "+message": claim.message,
-        }
-        for claim in claims
-    ]
+NO_POD = Pod(())
 
 
 def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
@@ -156,25 +91,5 @@ def _kind_of_class(name: str) -> str:
     return CPUS if name.startswith("dra.cpu") else MEMORY if name.startswith("dra.memory") else ""
 
 
-def _memory(cluster: Cluster, claim: Claim) -> Iterator[str]:
-    for part in claim.parts:
-        if part.key.driver == "dra.memory":
-            device = cluster.devices.get(part.key)
-            yield f"{_amount(MEMORY, part.amount)} {device.kind if device else part.key.device}"
-
-
-def _kinds(cluster: Cluster, keys: list[Key]) -> dict[str, list[Key]]:
-    """Returns devices by kind: CPUs, memory, then hugepages by size."""
-    kinds: defaultdict[str, list[Key]] = defaultdict(list)
-    for key in keys:
-        kinds[cluster.devices[key].kind].append(key)
-    return dict(sorted(kinds.items(), key=lambda item: (item[0] != CPUS, item[0] != MEMORY, item[0])))
-
-
-def _free_of(cluster: Cluster, keys: list[Key]) -> Amount:
-    total = sum(cluster.devices[key].total for key in keys)
-    return Amount(sum(map(cluster.free, keys)), cluster.devices[keys[0]].kind != CPUS, total)
-
-
-def _amount(kind: str, amount: int) -> Amount:
-    return Amount(amount, kind != CPUS)
+def _amount(kind: str, amount: int) -> str:
+    return str(amount) if kind == CPUS else format_bytes(amount)

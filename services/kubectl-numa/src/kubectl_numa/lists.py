@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lists of ``nodes``, ``free`` and ``claims``: documents for programs, and the rows of tables. Pure.
+
+A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print documents as they
+are, and a table is made from them, so that both forms say the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from kubectl_numa.cluster import CPU_DRIVER, CPUS, MEMORY, MEMORY_DRIVER, Claim, Cluster, Key
+from kubectl_numa.quantity import format_bytes, format_cpus, parse_cpus
+from kubectl_numa.tables import Row
+
+ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
+"""Words for the status of a claim's condition ``Enforced``, the same as on the page of a node."""
+_NOT_REPORTED: Final = "not reported"
+_TRUTH: Final = {"True": True, "False": False}
+_AMOUNTS: Final = {CPUS: "cpus", MEMORY: "memoryBytes"}
+"""Keys of amounts in a document by kind of device; those of hugepages are in ``hugepagesBytes``, by page size."""
+_HUGEPAGES: Final = "hugepages-"
+
+Document = Mapping[str, Any]
+
+
+def node_documents(cluster: Cluster) -> list[Document]:
+    """Returns a document for each node: what is free of what there is, and what is wrong."""
+    by_node: defaultdict[str, list[Key]] = defaultdict(list)
+    for key, device in cluster.devices.items():
+        by_node[device.node].append(key)
+    claims: defaultdict[str, list[Claim]] = defaultdict(list)
+    for claim in cluster.claims:
+        claims[cluster.node_of(claim)].append(claim)
+    return [_node(cluster, node, keys, claims[node]) for node, keys in sorted(by_node.items())]
+
+
+def _node(cluster: Cluster, node: str, keys: Sequence[Key], claims: Sequence[Claim]) -> Document:
+    devices = [cluster.devices[key] for key in keys]
+    amounts = {
+        kind: {"free": sum(map(cluster.free, of)), "total": sum(cluster.devices[key].total for key in of)}
+        for kind, of in _kinds(cluster, keys).items()
+    }
+    return {
+        "node": node,
+        "numaNodes": len({device.numa_node for device in devices} - {None}),
+        **_by_key(amounts),
+        "claims": len(claims),
+        "notEnforced": sum(claim.enforced == "False" for claim in claims),
+        "enforcement": "observe" if any(device.observes for device in devices) else "enforce",
+        "tainted": sum(device.tainted for device in devices),
+        "devices": sorted(key.device for key in keys),
+        "taintedDevices": sorted(key.device for key in keys if cluster.devices[key].tainted),
+    }
+
+
+def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
+    """Returns a document for each NUMA node (or what devices are grouped by), with what claims can still have."""
+    places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
+    for key, device in cluster.devices.items():
+        if not device.tainted and not device.observes and node in ("", device.node):
+            places[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
+    found: list[Document] = []
+    for (name, numa), keys in sorted(places.items()):
+        free = {kind: sum(map(cluster.free, of)) for kind, of in _kinds(cluster, keys).items()}
+        devices = sorted(key.device for key in keys)
+        found.append({"node": name, "numaNode": None if numa < 0 else numa, **_by_key(free), "devices": devices})
+    return found
+
+
+def claim_documents(cluster: Cluster) -> list[Document]:
+    """Returns a document for each claim that our drivers have a part of."""
+    return [_claim(cluster, claim) for claim in cluster.claims if claim.parts]
+
+
+def _claim(cluster: Cluster, claim: Claim) -> Document:
+    cpu_parts = [part for part in claim.parts if part.key.driver == CPU_DRIVER]
+    cpus = [parse_cpus(part.cpus) for part in cpu_parts]
+    known = [one for one in cpus if one]
+    return {
+        "namespace": claim.namespace,
+        "claim": claim.name,
+        "node": cluster.node_of(claim),
+        "cpuCount": sum(part.amount for part in cpu_parts),
+        "cpus": sorted({cpu for of_part in known for cpu in of_part}) if len(known) == len(cpus) else None,
+        "memory": [
+            {"device": part.key.device, "kind": _kind(cluster, part.key), "bytes": part.amount}
+            for part in claim.parts
+            if part.key.driver == MEMORY_DRIVER
+        ],
+        "pods": list(claim.pods),
+        "enforced": _TRUTH.get(claim.enforced),
+        "reported": claim.enforced in ENFORCED,
+        "reason": claim.reason,
+        "message": claim.message,
+    }
+
+
+def _kind(cluster: Cluster, key: Key) -> str:
+    return cluster.devices[key].kind if key in cluster.devices else key.device
+
+
+def node_row(document: Document) -> Row:
+    """Returns the row of a node."""
+    return {
+        "node": document["node"],
+        "numa nodes": document["numaNodes"],
+        **_cells(document),
+        "claims": document["claims"],
+        "not enforced": document["notEnforced"],
+        "enforcement": document["enforcement"],
+        "tainted": document["tainted"],
+        "+devices": len(document["devices"]),
+        "+tainted devices": ", ".join(document["taintedDevices"]),
+    }
+
+
+def free_row(document: Document) -> Row:
+    """Returns the row of a NUMA node."""
+    devices, numa = document["devices"], document["numaNode"]
+    return {
+        "node": document["node"],
+        "numa node": "any" if numa is None else numa,
+        **_cells(document),
+        "+devices": ", ".join(devices) if len(devices) < 9 else len(devices),
+    }
+
+
+def claim_row(document: Document) -> Row:
+    """Returns the row of a claim."""
+    cpus, count = document["cpus"], document["cpuCount"]
+    enforced = {True: "True", False: "False", None: "Unknown"}[document["enforced"]]
+    return {
+        "namespace": document["namespace"],
+        "claim": document["claim"],
+        "node": document["node"],
+        "cpus": (f"{count} CPUs" if cpus is None else format_cpus(cpus)) if count else "",
+        "memory": ", ".join(f"{format_bytes(one['bytes'])} {one['kind']}" for one in document["memory"]),
+        "pods": ", ".join(document["pods"]),
+        "enforced": ENFORCED[enforced] if document["reported"] else _NOT_REPORTED,
+        "+reason": document["reason"],
+        "+message": document["message"],
+    }
+
+
+def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
+    """Returns devices by kind: CPUs, memory, then hugepages by size."""
+    kinds: defaultdict[str, list[Key]] = defaultdict(list)
+    for key in keys:
+        kinds[cluster.devices[key].kind].append(key)
+    return dict(sorted(kinds.items(), key=lambda item: (item[0] != CPUS, item[0] != MEMORY, item[0])))
+
+
+def _by_key(amounts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns amounts by kind as a document has them."""
+    found = {_AMOUNTS[kind]: amount for kind, amount in amounts.items() if kind in _AMOUNTS}
+    pages = {kind.removeprefix(_HUGEPAGES): amount for kind, amount in amounts.items() if kind not in _AMOUNTS}
+    return found | ({"hugepagesBytes": pages} if pages else {})
+
+
+def _cells(document: Document) -> Row:
+    """Returns the cells of a document's amounts, with the kinds of devices as the columns."""
+    cells = {kind: _amount(document[key], kind) for kind, key in _AMOUNTS.items() if key in document}
+    pages = document.get("hugepagesBytes", {})
+    return cells | {f"{_HUGEPAGES}{size}": _amount(amount, _HUGEPAGES) for size, amount in pages.items()}
+
+
+def _amount(amount: int | Mapping[str, int], kind: str) -> str:
+    """Returns ``4``, ``1.5Gi`` or ``4 of 8``."""
+    numbers = [amount] if isinstance(amount, int) else [amount["free"], amount["total"]]
+    return " of ".join(str(one) if kind == CPUS else format_bytes(one) for one in numbers)

@@ -3,6 +3,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -116,11 +118,49 @@ def test_a_foreign_configuration_stays_in_its_line(
 @pytest.mark.parametrize(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
-def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
-    """Unknown commands, flags and formats are bad usage."""
+def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown commands, flags and formats are bad usage, of which one line says what is wrong and where to read on."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
-    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert printed.err.startswith("dra-frontend: ")
+    assert re.search(r"; see dra-frontend( inspect)? --help$", printed.err.strip())
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_every_help_has_examples_that_the_program_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the exit statuses."""
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    told = capsys.readouterr().out
+    assert "\nExit status: 0" in told
+    examples = re.findall(r"^  dra-frontend ([^|>\n]*)", told.partition("examples:\n")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        cli._parser().parse_args(shlex.split(example))
+
+
+@pytest.mark.parametrize("command", [one for one, what in cli.COMMANDS.items() if "table" in what.outputs])
+def test_every_table_has_the_same_forms(command: str) -> None:
+    """Scripts and people use the same values of ``-o`` everywhere."""
+    assert cli.COMMANDS[command].outputs == ("table", "wide", "json", "yaml")
+
+
+def test_wide_shows_the_performance_of_memory(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two columns more, empty where the kernel reports nothing."""
+    tables = []
+    for form in ("table", "wide"):
+        assert cli.main(["inspect", "--host-root", host, "-o", form]) == 0
+        tables.append(
+            [line.split() for line in capsys.readouterr().out.splitlines() if re.match("NODE|[01] ", line)][:3]
+        )
+    assert [line[: len(short)] for line, short in zip(tables[1], tables[0], strict=True)] == tables[0]
+    assert [line[len(short) :] for line, short in zip(tables[1], tables[0], strict=True)] == [
+        ["BANDWIDTH", "MB/S", "LATENCY", "NS"],
+        ["-", "-"],
+        ["-", "-"],
+    ]
 
 
 def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
@@ -307,3 +347,14 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
         assert f"{flag} VALUE deprecated, use {key} in the file" in told
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"dra-frontend {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["inspect"]])
+def test_yaml_says_the_same_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a node whose service is down, of which the files tell."""
+    printed = []
+    for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        cli.main([*arguments, "--host-root", host, "-o", form])
+        printed.append(read(capsys.readouterr().out))
+    assert printed[0]
+    assert printed[0] == printed[1]

@@ -7,8 +7,9 @@ The service's process imports this module and no other of the package. A command
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
 
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.machine.file_tree import HostTreeError
@@ -19,70 +20,206 @@ from numa_contract.errors import printable
 from numa_node.lazy_modules import add_lazy_modules
 
 _FAILED, _BAD_INPUT = 1, 2
+_PROGRAM: Final = "dra-frontend"
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
-COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "inspect": ("show the machine as discovery sees it, and what is kept of it", ("table", "json", "yaml")),
-    "slices": ("print the ResourceSlices that would be published", ("yaml", "json")),
-    "classes": ("print the DeviceClasses that this machine's devices need", ("yaml", "json")),
-    "simulate": ("show what claims and pods would get of this node", ("table", "json", "yaml")),
-    "explain": ("say what something has, why, and what enforces it", ("table", "json", "yaml")),
-    "gather": ("pack what a bug report needs into one archive", ()),
-    "status": ("show who has what on this node: devices, claims, CPUs, problems", ("table", "json")),
-    "doctor": ("say what is wrong with this node, and what to do", ("table", "json")),
-    "provision": ("allocate hugepages as HugePageProvision files say", ("table", "json")),
-    "serve-hugepages": ("resize pools of hugepages for the service (hugepagesOnDemand)", ()),
-    "version": ("print the version, as --version does", ("text",)),
+_TABLE: Final = ("table", "wide", "json", "yaml")
+_OBJECTS: Final = ("yaml", "json")
+_STATUSES: Final = "Exit status: 0; 2 for a usage error or unusable input."
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, and what its help says."""
+
+    text: str
+    outputs: tuple[str, ...] = ()
+    """Values of ``-o``; the first is the default."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Arguments by what they do."""
+    statuses: str = _STATUSES
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "inspect": Command(
+        "show the node's CPUs and memory, and how much is reserved",
+        _TABLE,
+        {
+            "This node": "",
+            "A machine whose files were captured": "--host-root DIR",
+            "A bug report": "--from FILE.tar.gz",
+        },
+    ),
+    "slices": Command(
+        "print the ResourceSlices that the driver would publish", _OBJECTS, {"Slices of a node": "--node node-1"}
+    ),
+    "classes": Command(
+        "print the DeviceClasses of this node's devices",
+        _OBJECTS,
+        {"Create them in the cluster": "| kubectl apply -f -"},
+    ),
+    "simulate": Command(
+        "show what claims and pods would get on this node",
+        _TABLE,
+        {
+            "Three copies of a pod": "--pod pod.yaml -n 3",
+            "On an empty node, from standard input": "--pod - --empty",
+            "With the claims and the configuration of a node that was packed by gather": "--claim c.yaml --from FILE",
+        },
+        "Exit status: 0 if everything fits; 2 for a usage error or unusable input; 3 if something does not fit; "
+        "4 if that is unknown.",
+    ),
+    "explain": Command(
+        "explain what a claim, pod, CPU or device has, why, and how that is enforced",
+        _TABLE,
+        {"A claim or a pod": "shop/db", "A CPU": "cpu/3", "A device": "cpudevnuma000"},
+        "Exit status: 0; 1 if there are problems; 2 if there is no such subject, or for a usage error.",
+    ),
+    "gather": Command(
+        "pack what a bug report needs into one archive",
+        examples={
+            "Without names of pods and nodes": "-o node.tar.gz --mask",
+            "To standard output": "-o - > FILE.tar.gz",
+        },
+        statuses="Exit status: 0; 1 if the archive cannot be written; 2 for a usage error or unusable input.",
+    ),
+    "status": Command(
+        "show devices, claims, CPUs and problems of this node",
+        _TABLE,
+        {"Once": "", "Every 2 s": "--watch", "Codes of all problems": "-o json | jq -r '.problems[].code'"},
+        "Exit status: 0 without problems; 1 with problems; 2 for a usage error or unusable input.",
+    ),
+    "doctor": Command(
+        "check this node and suggest fixes",
+        _TABLE,
+        {
+            "All checks": "",
+            "What each check is about": "--list",
+            "A configuration file": "--kubelet-config config.yaml",
+        },
+        "Exit status: 0 without problems; 1 with problems; 2 for a usage error or unusable input.",
+    ),
+    "provision": Command(
+        "allocate hugepages as HugePageProvision files say",
+        _TABLE,
+        {
+            "Check the files and change nothing": "--dry-run pages.yaml",
+            "Allocate them within 10 s": "--timeout 10 a.yaml",
+        },
+        "Exit status: 0; 1 if pages are missing; 2 for a usage error or unusable input.",
+    ),
+    "serve-hugepages": Command(
+        "resize pools of hugepages for the service (hugepagesOnDemand)",
+        examples={"As the chart starts it": "--config /etc/dra-driver-numa/config.yaml --host-root /"},
+    ),
+    "version": Command("print the version, like --version", examples={"The version": ""}),
 }
-"""Help text and output formats of each command; the first format is the default."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_BAD_INPUT, printable(f"{_PROGRAM}: {message}; see {self.prog} --help") + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dra-frontend",
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog=_PROGRAM,
         description="DRA drivers for CPUs, memory and hugepages. Without a command: runs the service.",
+        epilog=_epilog({f"{name} {_first(name)}": _sentence(name) for name in _OF_TOP}, _STATUSES),
+        formatter_class=shape,
     )
-    parser.add_argument("--version", action="version", version=f"dra-frontend {__version__}")
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     add_run_arguments(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    made = {name: commands.add_parser(name, help=text) for name, (text, _) in COMMANDS.items()}
-    for name, command in made.items():
-        if forms := COMMANDS[name][1]:
-            command.add_argument("-o", "--output", choices=forms, default=forms[0])
-        # SUPPRESS: an absent flag must not hide the one given before the command.
-        command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
-        command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
-    made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    slices_of = "of ResourceSlices of several nodes use this one's"
-    made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
+    made: dict[str, argparse.ArgumentParser] = {}
+    for name, command in COMMANDS.items():
+        epilog = _epilog({f"{name} {words}": text for text, words in command.examples.items()}, command.statuses)
+        text = f"{_sentence(name)}."
+        made[name] = commands.add_parser(
+            name, help=command.text, description=text, epilog=epilog, formatter_class=shape
+        )
+        _add_common_arguments(made[name], command.outputs)
+    _add_node_arguments(made)
     _add_simulate_arguments(made["simulate"])
-    subject = "claim or pod ([NAMESPACE/]NAME or UID), CPU or device; claim/, pod/, cpu/, device/ before it says which"
-    made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
-    made["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help="archive; - is standard output")
-    masks = "replace the names of pods, containers, namespaces, claims and the node by numbers"
-    made["gather"].add_argument("--mask", action="store_true", help=masks)
-    for name in _OF_ARCHIVES:
-        text = "what gather has packed, or where that was unpacked: its machine, claims and configuration"
-        made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
-    made["status"].add_argument("--watch", action="store_true", help="draw the screen again every 2 s")
-    made["doctor"].add_argument("--list", action="store_true", help="print every check with its rule; look at nothing")
-    text = "file with the kubelet's configuration or the answer of its configz; - reads standard input"
-    made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
-    text = "file with the output of containerd config dump or crio status config; - reads standard input"
-    made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
-    pages = made["provision"]
-    pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
-    pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
-    pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="give up after (default: 60)")
+    _add_subjects(made)
     return parser
 
 
+_OF_TOP: Final = ("status", "doctor", "simulate", "explain")
+"""Commands of which the help of the program has an example."""
+
+
+def _first(name: str) -> str:
+    return next(iter(COMMANDS[name].examples.values()))
+
+
+def _sentence(name: str) -> str:
+    text = COMMANDS[name].text
+    return text[0].upper() + text[1:]
+
+
+def _epilog(examples: Mapping[str, str], statuses: str) -> str:
+    """Returns examples, each with what it does, and the exit statuses."""
+    lines = [f"  # {text}\n  {_PROGRAM} {words.rstrip()}" for words, text in examples.items()]
+    return "\n".join(["examples:", *lines, "", statuses])
+
+
+def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[str]) -> None:
+    if outputs:
+        shown = [one for one in outputs if one != "table"]
+        text = f"form of the output: {', '.join(shown)} (default: {'a table' if 'table' in outputs else outputs[0]})"
+        command.add_argument("-o", "--output", choices=outputs, default=outputs[0], metavar="FORM", help=text)
+    # SUPPRESS: an absent flag must not hide the one given before the command.
+    text = "configuration file (YAML; default: the one that the chart mounts)"
+    command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
+    text = "read the host's /sys and /proc below DIR (default: /)"
+    command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help=text)
+
+
+def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
+    slices_of = "name of the node whose ResourceSlices are used, if the files have those of several nodes"
+    made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
+    for name in _OF_ARCHIVES:
+        text = "archive made by gather, or the directory it was unpacked to, instead of this node"
+        made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
+
+
+def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    subject = (
+        "claim or pod ([NAMESPACE/]NAME or UID; default namespace: default), CPU or device; the prefix claim/, pod/, "
+        "cpu/ or device/ tells which, if a name could be several"
+    )
+    made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
+    text = "archive to write (.tar.gz); - is standard output"
+    made["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help=text)
+    masks = "replace the names of pods, containers, namespaces, claims and the node with numbers"
+    made["gather"].add_argument("--mask", action="store_true", help=masks)
+    made["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
+    text = "print the id of each check and the rule that it checks, and check nothing"
+    made["doctor"].add_argument("--list", action="store_true", help=text)
+    text = "file with the kubelet's configuration or the answer of its configz; - is standard input"
+    made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
+    text = 'file with the output of "containerd config dump" or "crio status config"; - is standard input'
+    made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
+    pages = made["provision"]
+    pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
+    text = "check the files and show the present number of pages, and change nothing"
+    pages.add_argument("--dry-run", action="store_true", help=text)
+    text = "time after which missing pages count as a failure (default: 60)"
+    pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
+
+
 def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
-    for kind, what in (("claim", "claims and claim templates"), ("pod", "pods, or what makes pods")):
+    for kind, what in (("claim", "claims and claim templates"), ("pod", "pods and workloads")):
         text = f"simulate the {what} of this manifest (YAML; - is standard input); may be repeated"
         command.add_argument(f"--{kind}", metavar="FILE", action="append", default=[], help=text)
-    command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help="number of copies (default: 1)")
-    command.add_argument("--empty", action="store_true", help="ignore the claims that are prepared on this node")
+    text = "number of copies to simulate (default: 1)"
+    command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help=text)
+    command.add_argument("--empty", action="store_true", help="ignore claims that are already prepared")
 
 
 def _count(text: str) -> int:

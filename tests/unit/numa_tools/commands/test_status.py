@@ -37,6 +37,10 @@ async def test_who_has_what(serving: bool, node: AilingNode) -> None:
     assert status["uses"] == {"exclusive": "2-3", "pool": "1,4-7", "reserved": "0"}
     assert {one["name"]: one["claimed"] for one in status["devices"]}["cpudevnuma000"] == 2
     screen = status_screen(status)
+    uid, enforced = status["claims"][0]["uid"], status["claims"][0]["enforced"]
+    (wide,) = (line for line in status_screen(status, wide=True).splitlines() if line.endswith(uid))
+    assert enforced["reason"] in wide
+    assert uid not in screen
     assert "CPUs: exclusive 2-3  pool 1,4-7  reserved 0" in screen
     assert "ns/work  CPUs 2-3" in screen
     assert ("no problems" in screen) == serving == (not status["problems"])

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
@@ -31,6 +31,8 @@ _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
 """Name of the node where nothing is published, so that any name does."""
 _WATCH_SECONDS: Final = 2.0
+_PEOPLE: Final = ("table", "wide")
+"""Forms of the output for people."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 
 
@@ -62,8 +64,8 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
 def _inspect(arguments: argparse.Namespace) -> str:
     inventory = read_node(load_settings(arguments), _NODE, empty=True).inventory
     check(inventory)
-    if arguments.output == "table":
-        return f"{machine_table(inventory.machine)}\n\n{claimable_table(inventory)}"
+    if arguments.output in _PEOPLE:
+        return f"{machine_table(inventory.machine, wide=_wide(arguments))}\n\n{claimable_table(inventory)}"
     return structured(report(inventory.machine) | claimable(inventory), arguments.output)
 
 
@@ -91,7 +93,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     check(node.inventory, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
     outcome = simulate(*asked, arguments.times)
-    text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
+    text = outcome_table(outcome) if arguments.output in _PEOPLE else structured(outcome, arguments.output)
     if outcome["fit"] + outcome["unknown"] < outcome["of"]:
         return text, _DOES_NOT_FIT
     return text, _UNKNOWN if outcome["unknown"] else 0
@@ -107,7 +109,7 @@ def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     except UnknownSubjectError as error:
         print(printable(f"dra-frontend: {error}"), file=sys.stderr)
         return "", _BAD_INPUT
-    if arguments.output == "table":
+    if arguments.output in _PEOPLE:
         return explanation_text(found, problems), _FAILED if problems else 0
     return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
 
@@ -132,18 +134,19 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config, arguments.runtime_config)))
     found = report(verdicts, settings.node_name)
-    shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
+    for_people = arguments.output in _PEOPLE
+    shown = findings_text(verdicts, settings.node_name) if for_people else structured(found, arguments.output)
     return shown, (found["problems"] > 0) * _FAILED
 
 
 def _status(arguments: argparse.Namespace) -> tuple[str, int]:
-    from numa_tools.commands.status import read_status, status_screen  # noqa: PLC0415 - no other command needs it
+    from numa_tools.commands.status import read_status  # noqa: PLC0415 - no other command needs it
 
     settings = load_settings(arguments)
     try:
         while True:
             status = read_status(settings)
-            shown = status_screen(status) if arguments.output == "table" else structured(status, "json")
+            shown = _status_shown(status, arguments)
             if not arguments.watch:
                 break
             # From the top left corner, with nothing of the screen before it.
@@ -154,13 +157,27 @@ def _status(arguments: argparse.Namespace) -> tuple[str, int]:
     return shown, bool(status["problems"]) * _FAILED
 
 
+def _status_shown(status: dict[str, Any], arguments: argparse.Namespace) -> str:
+    from numa_tools.commands.status import status_screen  # noqa: PLC0415 - no other command needs it
+
+    if arguments.output in _PEOPLE:
+        return status_screen(status, wide=_wide(arguments))
+    # A stream of several YAML documents needs a mark between them.
+    return ("---\n" if arguments.watch and arguments.output == "yaml" else "") + structured(status, arguments.output)
+
+
+def _wide(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.output == "wide")
+
+
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     tree = HostTree(arguments.host_root)
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
     targets, pools = plan(discover(tree), requested), KernelPools(tree)
     rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
     failed = any(row["short"] or "problem" in row for row in rows)
-    shown = rows_table(rows) if arguments.output == "table" else structured(provision_report(rows), "json")
+    for_people = arguments.output in _PEOPLE
+    shown = rows_table(rows) if for_people else structured(provision_report(rows), arguments.output)
     return shown, failed * _FAILED
 
 

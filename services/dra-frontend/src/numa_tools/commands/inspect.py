@@ -3,7 +3,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.memory import nearest_nodes
@@ -115,14 +115,23 @@ def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
     return [(kind, sorted(cpu.id for cpu in machine.cpus.values() if cpu.core_type == kind)) for kind in CoreType]
 
 
-def machine_table(machine: Machine) -> str:
-    """Returns a machine for a person: a summary, then one row for each NUMA node."""
+def machine_table(machine: Machine, *, wide: bool = False) -> str:
+    """Returns a machine for a person: a summary, then one row for each NUMA node; ``wide``: with its performance."""
     nodes = list(machine.numa_nodes.values())
     sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
     header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", "KIND", "NEAREST", *pages, "DISTANCES"]
+    rows = [_row(machine, node, sizes) + (_performance(node) if wide else []) for node in nodes]
     lines = [f"{name + ':':<12}{value}" for name, value in _summary(machine) if value]
-    return "\n".join([*lines, "", table([header, *(_row(machine, node, sizes) for node in nodes)])])
+    return "\n".join([*lines, "", table([header + (_PERFORMANCE if wide else []), *rows])])
+
+
+_PERFORMANCE: Final = ["BANDWIDTH MB/S", "LATENCY NS"]
+
+
+def _performance(node: NumaNode) -> list[object]:
+    traits = node.traits
+    return ["-" if one is None else one for one in (traits.bandwidth, traits.latency)]
 
 
 def _summary(machine: Machine) -> Iterable[tuple[str, str]]:

@@ -162,13 +162,13 @@ def _is(use: Any, record: AllocationRecord) -> bool:
     return (use.driver, use.uid) == (record.driver, record.claim.uid)
 
 
-def status_screen(status: Document) -> str:
-    """Returns the status for a person."""
+def status_screen(status: Document, *, wide: bool = False) -> str:
+    """Returns the status for a person; ``wide``: with the UIDs of claims, and why they are enforced or not."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     kept = {_BY_KERNEL: status["cpus"][_BY_KERNEL]} if _BY_KERNEL in status["cpus"] else {}
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())
     head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
-    parts = [*map(printable, head), _devices(status), _claims(status)]
+    parts = [*map(printable, head), _devices(status), _claims(status, wide=wide)]
     lines = [f"PROBLEM  {_notice(one)}" for one in status["problems"]] or ["no problems"]
     lines += [f"WARNING  {_notice(one)}" for one in status["warnings"]]
     return "\n\n".join([*parts, "\n".join(map(printable, lines))])
@@ -203,12 +203,13 @@ def _devices(status: Document) -> str:
     return table(rows)
 
 
-def _claims(status: Document) -> str:
-    rows = [["CLAIM", "HAS", "CONTAINERS", "ENFORCED", "KEPT BY"]]
+def _claims(status: Document, *, wide: bool) -> str:
+    rows = [["CLAIM", "HAS", "CONTAINERS", "ENFORCED", "KEPT BY", *(["REASON", "MESSAGE", "UID"] if wide else [])]]
     for one in status["claims"]:
         memory = [f"{format_bytes(part['bytes'])} of {part['device']}" for part in one["memory"]]
         kept = ", ".join(map(kept_by, one["exclusivity"]))
         has = ", ".join(filter(None, (f"CPUs {one['cpus']}" if one["cpus"] else "", *memory)))
         users, enforced = ", ".join(one["containers"]), enforced_word(one["enforced"]["status"])
-        rows.append([one["claim"], has, users or "-", enforced, kept or "-"])
+        more = [one["enforced"]["reason"] or "-", one["enforced"]["message"] or "-", one["uid"]] if wide else []
+        rows.append([one["claim"], has, users or "-", enforced, kept or "-", *more])
     return table(rows) if len(rows) > 1 else "no claims"

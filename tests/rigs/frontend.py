@@ -103,6 +103,10 @@ class Claims:
                 yield one
 
 
+ALL_CHANGES = 2**62
+"""Generation of claim records of a backend that has read every change at once."""
+
+
 class Frontend:
     """One instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
 
@@ -155,7 +159,13 @@ class Frontend:
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
         """Renews the backend's lease. With ``complete=False`` the reports are of an earlier generation."""
-        status = BackendStatus(instance="i", generation=1 if complete else 2, active=active, synchronized=True)
+        status = BackendStatus(
+            instance="i",
+            generation=1 if complete else 2,
+            records=ALL_CHANGES,
+            active=active,
+            synchronized=True,
+        )
         self.backend.renew(status, [] if complete and not self.backend.generation else None)
         self.changed()
 

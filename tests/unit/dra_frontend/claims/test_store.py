@@ -218,7 +218,8 @@ async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_pa
     await release(node)
     await node.look()
     assert node.store.ledger.held_cpus() == CPUS, "while no backend reports nobody can tell"
-    await held(1, node.store.news.generation)
+    assert await held(1, None) == CPUS, "it reports, and has not connected for the changes yet"
+    assert await held(1, node.store.news.generation) == frozenset()
     await write(node)
     await release(node)
     heard = node.store.news.generation

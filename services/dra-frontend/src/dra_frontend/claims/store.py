@@ -124,11 +124,12 @@ class ClaimStore:
 
     @property
     def _acked_generation(self) -> int | None:
-        """Generation of the latest change that the backend has read.
+        """Generation of the latest change that the backend has read, or None if it has not reported yet.
 
-        None if it cannot read changes, or has not reported yet. Its reports are believed then.
+        It is 0 while the backend cannot read changes, as in the first seconds, since it reports on another connection
+        than that on which it reads them. Its reports may then lack a container that was started before a release.
         """
-        return None if self._backend.status is None else self._backend.status.records
+        return None if self._backend.status is None else self._backend.status.records or 0
 
     def name(self, key: ClaimKey) -> Name:
         """Returns namespace and name of a claim that was prepared, empty where they are not known."""

@@ -106,7 +106,7 @@ def test_a_static_manager_of_the_kubelet_is_noticed(open_stage: OpenStage) -> No
         wait_for("the metric", lambda: metric(stage, 'dra_numa_kubelet_static_manager{manager="memory"} 1.0'), 20)
         (event,) = wait_for("an Event", lambda: stage.events("KubeletManagerStatic"), 20)
         assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", "node-a")
-        assert "warning: the kubelet's static cpu and memory manager or another NRI plugin" in stage.state("/readyz")
+        assert "the kubelet's static cpu and memory manager or another NRI plugin" in stage.state("/readyz")
     wait_for("the lease", lambda: stage.state("/v1/backend")["status"]["kubeletPins"] == [], 20)
     wait_for("the metric", lambda: metric(stage, 'dra_numa_kubelet_static_manager{manager="cpu"} 0.0'), 20)
     assert "static" not in stage.state("/readyz")

@@ -3,8 +3,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -82,6 +84,12 @@ def agrees(stage: Stage, instance: Instance, code: StatusCode) -> None:
     assert {id_ for id_, known in _DOCTOR.items() if known & found.status} <= found.doctor
 
 
+def accepts(path: Path) -> bool:
+    """Returns True if a connection to the socket is accepted: its file exists before the process listens."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
+
+
 def test_all_places_agree_in_each_state_of_a_node(open_stage: OpenStage) -> None:
     """No kubelet, no runtime, no backend, a refused container; and then all is well everywhere."""
     stage = open_stage()
@@ -92,7 +100,7 @@ def test_all_places_agree_in_each_state_of_a_node(open_stage: OpenStage) -> None
     agrees(stage, instance, StatusCode.NOT_REGISTERED)
     stage.paths.kubelet_control.unlink()
     kubelet.start()
-    wait_for("the kubelet to serve", stage.paths.kubelet_control.exists, 60.0)
+    wait_for("the kubelet to serve", lambda: accepts(stage.paths.kubelet_control), 60.0)
     stage.wait_registered()
     stage.wait_ready(instance)
     found = look(stage, instance)

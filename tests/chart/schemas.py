@@ -16,7 +16,10 @@ from tests.chart.helm import Document
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
 # Their schemas are not Kubernetes' own.
 KUEUE = {"ClusterQueue", "LocalQueue", "ResourceFlavor"}
-FOREIGN = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance", *KUEUE}
+FOREIGN = {
+    *("JobSet", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"),
+    *("VirtualMachineInstance", *KUEUE),
+}
 
 __all__ = ["FOREIGN", "KUEUE", "VERSIONS", "ValidationError", "check_object"]
 

@@ -41,7 +41,10 @@ PATHS = {
     "Pod": "/api/v1/namespaces/default/pods",
 }
 # Kinds that the stand-in of the API server does not have; their schemas are checked where they are Kubernetes' own.
-NOT_SERVED = {"Job", "Service", "StatefulSet", "VirtualMachineInstance", *KUEUE}
+NOT_SERVED = {
+    *("Deployment", "Job", "JobSet", "LeaderWorkerSet", "Service", "StatefulSet", "VirtualMachineInstance"),
+    *KUEUE,
+}
 
 
 def documents(path: Path) -> list[Document]:
@@ -138,6 +141,16 @@ async def test_everything_is_near_the_device(name: str) -> None:
     assert devices == {"cpudevnuma001", "memory-numa001", "one"}
 
 
+async def test_devices_that_are_joined_by_two_attributes_are_near_each_other() -> None:
+    """The GPU's driver and that of the network interface publish the NUMA node under different names."""
+    found = documents(Path(__file__).parents[2] / "examples/vllm.yaml")
+    async with ApiServer() as server:
+        (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())
+    results = allocated["status"]["allocation"]["devices"]["results"]
+    devices = {one["request"]: one["device"] for one in results}
+    assert devices == {"cpus": "cpudevnuma001", "memory": "memory-numa001", "gpu": "one", "nic": "one"}
+
+
 def test_every_kind_is_applied_or_excepted() -> None:
     """An object of a new kind is not passed over in silence, and no exception outlives its last example."""
     kinds = {document["kind"] for path in EXAMPLES for document in documents(path)}
@@ -161,12 +174,19 @@ def test_every_object_is_valid(version: str) -> None:
             check_object(document, version)
 
 
-def pod_spec(document: Document) -> Document | None:
+def pod_spec(document: Document) -> Any:
     """The pod specification in an object."""
-    if document["kind"] in {"Job", "StatefulSet"}:
-        inner: Document = document["spec"]["template"]["spec"]
-        return inner
-    return document["spec"] if document["kind"] == "Pod" else None
+    match document["kind"]:
+        case "Pod":
+            return document["spec"]
+        case "Deployment" | "Job" | "StatefulSet":
+            return document["spec"]["template"]["spec"]
+        case "JobSet":
+            (jobs,) = document["spec"]["replicatedJobs"]
+            return jobs["template"]["spec"]["template"]["spec"]
+        case "LeaderWorkerSet":
+            return document["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    return None
 
 
 def claimed(found: list[Document], driver: str, key: str) -> int:
@@ -267,4 +287,13 @@ def test_kueue_counts_what_the_job_claims() -> None:
 def test_the_issues_examples_are_there() -> None:
     """One for each thing that people ask for."""
     wanted = "cpus memory hugepages-2m hugepages-1g one-numa-node nic-same-node gpu-same-node"
-    assert {path.stem for path in EXAMPLES} >= {*wanted.split(), "postgresql", "dpdk", "kubevirt", "slurm-bridge"}
+    assert {path.stem for path in EXAMPLES} >= {
+        *wanted.split(),
+        "postgresql",
+        "dpdk",
+        "kubevirt",
+        "slurm-bridge",
+        "kueue",
+        "jobset",
+        "vllm",
+    }

@@ -85,14 +85,15 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.fixture
-def others(cluster: Cluster) -> Iterator[None]:
+def others(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
     """A GPU and a network interface, with drivers of their own."""
+    near_each_other = request.node.callspec.params["name"] == "vllm"
     slices, classes = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/deviceclasses"
     with ExitStack() as stack:
         for driver, (attribute, numa_node) in FOREIGN.items():
             stack.enter_context(registered(driver, Path("/var/lib/kubelet")))
             for path, document in (
-                (slices, slice_document(driver, NODE_NAME, attribute, numa_node)),
+                (slices, slice_document(driver, NODE_NAME, attribute, 0 if near_each_other else numa_node)),
                 (classes, class_document(driver)),
             ):
                 cluster.api(path, "POST", document)

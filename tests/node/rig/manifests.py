@@ -35,10 +35,23 @@ def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
     for document in documents:
         if document["kind"] == "Pod":
             yield document
-        elif "template" in (document.get("spec") or {}):
-            template = document["spec"]["template"]
+            continue
+        for template in _templates(document.get("spec")):
             names = {"name": document["metadata"]["name"], "namespace": "default"}
             yield {**template, "metadata": {**names, **template.get("metadata", {})}}
+
+
+def _templates(value: Any) -> Iterator[Document]:
+    """Yields the pod templates in a part of an object, at whatever depth, as of a JobSet or a LeaderWorkerSet."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _templates(one)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key.lower().endswith("template") and "containers" in (inner.get("spec") or {}):
+                yield inner
+            else:
+                yield from _templates(inner)
 
 
 def read_manifest(path: Path) -> list[Document]:

@@ -25,7 +25,7 @@ _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
 _TABLE: Final = ("table", "wide", "json", "yaml")
 _OBJECTS: Final = ("yaml", "json")
-_STATUSES: Final = "Exit status: 0; 2 for a usage error or unusable input."
+_STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a usage error or unusable input."
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def test_what_is_documented_is_simulated(
     file.write_text(manifest.text)
     status = cli.main([*node, "--claim", str(file)])
     outcome = json.loads(capsys.readouterr().out)
-    assert "parameters From" not in reasons(outcome)
+    assert "parameters of the " not in reasons(outcome)
     assert (status == 0) == (manifest.source not in NOT_THERE)
 
 
@@ -117,4 +117,4 @@ def test_what_yaml_makes_of_a_slip_is_refused_by_both(
     file.write_text(text)
     status = cli.main([*node, "--claim", str(file)])
     assert status == 3
-    assert f"parameters FromClaim: {section}.{field}" in reasons(json.loads(capsys.readouterr().out))
+    assert f"parameters of the claim: {section}.{field}" in reasons(json.loads(capsys.readouterr().out))

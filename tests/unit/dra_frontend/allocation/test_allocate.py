@@ -196,11 +196,11 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
     [
         ("2-4", "a", WHOLE, "CPUs 2-4 (3) does not match requested capacity 2"),
         ("6-7", "a", WHOLE, "contain offline cores: 7"),
-        ("8-9", "a", WHOLE, "contain CPUs that this machine does not have (present: 0-7): 8-9"),
+        ("8-9", "a", WHOLE, "8-9 contain CPUs that this machine does not have (present: 0-7)"),
         ("7-8", "a", WHOLE, "contain CPUs that this machine does not have (present: 0-7): 8"),
         ("0-1", "a", WHOLE, "contain reserved cores: 0"),
         ("1-2", "a", WHOLE, "conflict with already allocated claims: 1"),
-        ("2-3", "ab", WHOLE, "are already assigned to another device in this claim: 2-3"),
+        ("2-3", "ab", WHOLE, "CPUs 2-3 are already assigned to another device in this claim"),
         ("0-1", "a", UNRESERVED, "contain the CPU that is kept for containers without a claim: 0"),
     ],
 )
@@ -209,7 +209,7 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
     other = decided(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
     wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
     shown = refused(wanted, ledger=holding(other), inventory=inventory)
-    assert "parameters FromClaim: CPUs " in shown
+    assert "parameters of the claim: CPUs " in shown
     assert text in shown
 
 

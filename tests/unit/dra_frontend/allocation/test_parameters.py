@@ -156,10 +156,10 @@ SAID = {"apiVersion": "v1alpha1"}
 def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
     """Nothing is silently ignored; source and field are named: the administrator is told of a class, not the user."""
     shown = fault(of_cpus(raw(parameters)))
-    assert shown.startswith("parameters FromClaim: ")
+    assert shown.startswith("parameters of the claim: ")
     assert text in shown
     of_class = fault(of_cpus(raw(parameters, opaque({}, from_class=True))))
-    assert of_class == shown.replace("FromClaim", "FromClass")
+    assert of_class == shown.replace("the claim", "the DeviceClass")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
 def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -> None:
     """Source, field, value and what it should be are named."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
-    assert shown.startswith("parameters FromClaim: memoryConfig.")
+    assert shown.startswith("parameters of the claim: memoryConfig.")
     assert text in shown
 
 
@@ -203,15 +203,15 @@ def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -
     [
         (
             [opaque({"strategy": "spread"}, from_class=True), opaque({"fullPhysicalCores": True})],
-            "parameters FromClass: cpuConfig.strategy: spread contradicts fullPhysicalCores: true (FromClaim)",
+            "of the DeviceClass: cpuConfig.strategy: spread contradicts fullPhysicalCores: true (in the claim)",
         ),
         (
             [opaque({"numa": "distribute", "l3": "required"})],
-            "cpuConfig.numa: distribute contradicts l3: required (FromClaim)",
+            "cpuConfig.numa: distribute contradicts l3: required (in the claim)",
         ),
         (
             [opaque({"shared": "numa"}, from_class=True), opaque({"isolation": "isolated"})],
-            "cpuConfig.isolation: isolated contradicts shared: numa (FromClass): the kernel isolates a container with",
+            "cpuConfig.isolation: isolated contradicts shared: numa (in the DeviceClass): the kernel isolates a",
         ),
     ],
 )
@@ -262,7 +262,7 @@ def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
     """The refusal names who said it, the page size and the remedy; saying "none" is no wish."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
-    assert shown.startswith(f"parameters FromClass: memoryConfig.{name}: ")
+    assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")
     assert "of 2Mi hugepages" in shown
     assert "name only such requests under config[].requests" in shown
     assert fault(of_memory(memory_opaque(fields), kinds=("memory", HUGE)))
@@ -324,13 +324,13 @@ _DIFFER = "parameters: sharing: holds for the whole claim, but its requests diff
     [
         (
             [shares("a", "pod"), shares("b", "container", from_class=True)],
-            _DIFFER % "a of dra.cpu: pod FromClaim, b of dra.cpu: container FromClass",
+            _DIFFER % "a of dra.cpu: pod in the claim, b of dra.cpu: container in the DeviceClass",
         ),
         (
             [shares("a", "pod"), shares("m", "container")],
-            _DIFFER % "a of dra.cpu: pod FromClaim, m of dra.memory: container FromClaim",
+            _DIFFER % "a of dra.cpu: pod in the claim, m of dra.memory: container in the claim",
         ),
-        ([memory_opaque({"limit": "all"})], "request m: parameters FromClaim: memoryConfig.limit: 'all'"),
+        ([memory_opaque({"limit": "all"})], "request m: parameters of the claim: memoryConfig.limit: 'all'"),
     ],
 )
 def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[Entry], expected: str) -> None:

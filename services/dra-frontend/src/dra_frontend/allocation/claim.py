@@ -59,6 +59,11 @@ class Source(StrEnum):
     DEVICE_CLASS = "FromClass"
     CLAIM = "FromClaim"
 
+    @property
+    def owner(self) -> str:
+        """The object that contains it, as messages name it."""
+        return "the claim" if self is Source.CLAIM else "the DeviceClass"
+
 
 @dataclass(frozen=True, slots=True)
 class OpaqueConfig:

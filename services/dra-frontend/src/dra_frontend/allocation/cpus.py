@@ -17,7 +17,7 @@ from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, SharedCpus
 
 from dra_frontend.allocation.alignment import Join, Value, Way, no_way, ways
-from dra_frontend.allocation.claim import Refused, amount_of, count_of
+from dra_frontend.allocation.claim import Refused, Source, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
@@ -253,15 +253,18 @@ class _Choice:
             (named & mine, "are already assigned to another device in this claim: "),
             (named & self.held, "conflict with already allocated claims: "),
         ]
-        fault = next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
-        if fault.startswith(outside) and named.isdisjoint(device.cpus):
-            fault = outside.removesuffix(": ")  # all of them: the sentence has just listed these CPUs
+        fault = next((_fault(text, cpus, named) for cpus, text in faults if cpus), "")
         if len(named) != request.count:
             fault = f"({len(named)}) does not match requested capacity {request.count}"
         if fault:
             cpus = format_cpu_list(named)
-            raise Refused(f"request {request.name}: parameters FromClaim: CPUs {cpus} {fault}")
+            raise Refused(f"request {request.name}: parameters of {Source.CLAIM.owner}: CPUs {cpus} {fault}")
         return named
+
+
+def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
+    """Returns a fault with the CPUs that have it, which are left out if all have it."""
+    return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 
 
 def seen_cpus(

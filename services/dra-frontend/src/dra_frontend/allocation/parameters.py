@@ -143,7 +143,7 @@ Stated = dict[str, Given]
 
 def refusal(source: Source, field: str, reason: str) -> Refused:
     """Returns why parameters cannot be used, naming who wrote them and the field."""
-    return Refused(f"parameters {source}: {field}: {reason}")
+    return Refused(f"parameters of {source.owner}: {field}: {reason}")
 
 
 def read_parameters(claim: ClaimView) -> dict[tuple[str, str], Stated]:

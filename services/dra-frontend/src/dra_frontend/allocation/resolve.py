@@ -76,7 +76,9 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
     shared = {key: given["sharing"] for key, given in stated.items() if "sharing" in given}
     values = {given.value for given in shared.values()}
     if len(values) > 1:
-        all_ = ", ".join(f"{name} of {driver}: {by.value} {by.source}" for (driver, name), by in shared.items())
+        all_ = ", ".join(
+            f"{name} of {driver}: {by.value} in {by.source.owner}" for (driver, name), by in shared.items()
+        )
         raise Refused(
             f"parameters: sharing: holds for the whole claim, but its requests differ ({all_}); give all the same"
         )
@@ -94,7 +96,9 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
         values["cpuset"] = _named_cpus(stated, choosing)
     for (one, value), (other, excluded) in _EXCLUSIVE:
         if values.get(one) == value and values.get(other) == excluded:
-            text = f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} ({stated[other].source})"
+            text = (
+                f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} (in {stated[other].source.owner})"
+            )
             raise refusal(stated[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
     values.pop("sharing", None)
     if values.get("shared", "none") != "none":
@@ -104,7 +108,7 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
 
 def _mixed(stated: Stated) -> str:
     if (isolation := stated.get("isolation")) and isolation.value == "isolated":
-        given = f"{stated['shared'].value} ({stated['shared'].source})"
+        given = f"{stated['shared'].value} (in {stated['shared'].source.owner})"
         reason = f"isolated contradicts shared: {given}: the kernel isolates a container with its own CPUs alone"
         raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
     return "mixed"

@@ -74,6 +74,8 @@ async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
     rows = await plugin.rows("free", NODE)
     told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
+    ordered = [row["numaNode"] for row in await plugin.rows("free", "--sort-by", "cpus")]
+    assert ordered == [1, 0], "the most free first"
     code, _, err = await plugin.run("free", "nobody")
     assert (code, "node nobody publishes nothing" in err) == (1, True)
 

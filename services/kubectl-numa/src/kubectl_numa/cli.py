@@ -44,6 +44,8 @@ _LABEL: Final = "app.kubernetes.io/part-of"
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
 """Time between two looks of ``claims --watch``, each of which lists slices and claims."""
+_SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
+"""Values of ``free --sort-by``, and the amounts of a document that they name."""
 _USAGE: Final = 2
 """The exit status of a command that does not know its arguments."""
 _KUBELET_CONFIG: Final = "--kubelet-config"
@@ -131,6 +133,8 @@ def _free(request: Request) -> int:
             text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
             raise KubectlError(f"node {request.given.node} {text}")
         raise KubectlError(f"node {request.given.node} publishes nothing; is the driver running there?")
+    if key := _SORT_KEYS.get(request.given.sort_by or ""):
+        found.sort(key=lambda one: -one.get(key, 0))
     return request.show(found, free_row, "no node publishes CPUs or memory")
 
 
@@ -258,7 +262,7 @@ _COMMANDS: Final[Mapping[str, _Command]] = {
         "list what claims can still have, by NUMA node",
         "node?",
         _LISTS,
-        {"All nodes": "", "One node, with its devices": "node-1 -o wide"},
+        {"All nodes": "", "The most free CPUs first": "--sort-by cpus", "One node, with its devices": "node-1 -o wide"},
     ),
     "explain": _Command(
         _explain,
@@ -354,6 +358,9 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
     if name in ("claims", "explain"):
         text = f"namespace of the {command.argument or name} (default: that of the context)"
         parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
+    if name == "free":
+        text = "list the NUMA nodes with the most free first: cpus or memory (default: by name)"
+        parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
     if name == "claims":
         parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims of all namespaces")
         text = f"print claims again when they change; they are read every {_WATCH_SECONDS:.0f} s"

@@ -359,6 +359,19 @@ def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: 
         assert all(any(note in text for text in found) for note in notes)
 
 
+def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kernel offers the size, but has no page of it, so there is no device: the cause comes first."""
+    empty = {
+        f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}": "0"
+        for node in (0, 1)
+        for name in ("nr_hugepages", "free_hugepages")
+    }
+    bare = write_tree(captured(FITTING).changed(empty), tmp_path / "bare")
+    file = written(tmp_path / "claim.yaml", claim("c", request("p", "dra.hugepages-2m", "64Mi")))
+    _, outcome, _ = run(capsys, "--host-root", str(bare), "--claim", file)
+    assert reasons(outcome).startswith("request p: this node has no 2Mi hugepages: no device of this node is of class")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

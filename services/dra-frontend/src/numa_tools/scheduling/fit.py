@@ -7,7 +7,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from numa_contract.errors import shown
+from numa_contract.errors import MalformedError, shown
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size
 
 from numa_tools.cel.evaluate import selected
 from numa_tools.cel.tokens import CelUnsupportedError
@@ -20,6 +21,8 @@ NO_CLASS: Final = "there is no DeviceClass"
 """Beginning of the message about a request with an unknown class."""
 _MOST_VALUES: Final = 10_000_000
 _MOST_NAMED: Final = 4
+_HUGEPAGES: Final = "dra.hugepages-"
+"""Beginning of the names of this driver's DeviceClasses for hugepages."""
 _EXHAUSTED: Final = "the selectors before it cost too much"
 _MOST_SHOWN: Final = 400
 """Characters of a selector in a message."""
@@ -200,9 +203,11 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
 def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
     """Returns the devices that a request of ``count`` devices lacks by itself, or "" if it can be met."""
     if not verdicts:
-        return f"no device of this node is of class {wish.device_class}" + (
-            " and meets the selectors" if wish.selectors else ""
-        )
+        text = f"no device of this node is of class {wish.device_class}"
+        if wish.selectors:
+            return f"{text} and meets the selectors"
+        pages = _hugepages_of_class(wish.device_class)
+        return f"this node has no {pages} hugepages: {text}" if pages else text
     missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.why]
     fitting = len(verdicts) - len(missing)
     if fitting >= count:
@@ -210,3 +215,13 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
     wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return "; ".join([*wanted, *missing[:_MOST_NAMED]]) + more
+
+
+def _hugepages_of_class(name: str) -> str:
+    """Returns the page size of a DeviceClass of this driver for local hugepages, such as ``2Mi``; "" for others."""
+    if not name.startswith(_HUGEPAGES):
+        return ""
+    try:
+        return kubernetes_page_size(parse_page_size(name.removeprefix(_HUGEPAGES)))
+    except MalformedError:  # also for "-far": the node may have pages elsewhere
+        return ""

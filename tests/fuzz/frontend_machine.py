@@ -240,6 +240,7 @@ class Trace(Node):
             instance.frontend.backend.status = None
         instance.generation = 0
         instance.reported, instance.backend_runs = (0, {}), instance.backend_runs + 1
+        instance.reads_from = asyncio.get_running_loop().time() + self.input.number(3)
         for one in self.instances:
             self.beat(one)
 

@@ -177,9 +177,10 @@ class Node:
             return
         made, reports = instance.frontend, None
         made.inventory = self.inventory
-        if instance.generation == 0 or asyncio.get_running_loop().time() >= instance.reports_held_until:
+        now = asyncio.get_running_loop().time()
+        if instance.generation == 0 or now >= instance.reports_held_until:
             instance.generation += 1
-            instance.heard = made.store.news.generation
+            instance.heard = made.store.news.generation if now >= instance.reads_from else None
             reports = self._reports()
         active = self.active
         status = BackendStatus(

@@ -186,8 +186,10 @@ class Instance(Process):
         """Number of times that the backend was ended or started again."""
         self.reported: tuple[int, dict[str, Any]] = (0, {})
         """Generation and containers of the backend's last report with containers, by id."""
-        self.heard = 0
-        """Generation of the records that the backend has heard of."""
+        self.heard: int | None = 0
+        """Generation of the records that the backend has read, or None while it cannot read them."""
+        self.reads_from = 0.0
+        """Time at which the backend connects to read changes of records. It may report earlier."""
         self.backend_is_up = True
         self.reports_held_until = 0.0
         self.essential: list[asyncio.Task[None]] = []

@@ -42,18 +42,37 @@ async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
     assert "1Gi of 1Gi" in out
 
 
-async def test_nodes_tell_which_only_observe(plugin: Plugin) -> None:
-    """By an attribute of the devices, which an API server without device taints has as well."""
-    [row] = await plugin.rows("nodes")
-    assert row["enforcement"] == "enforce"
+def observe(plugin: Plugin) -> None:
+    """Marks each device as one of a node that only observes, as an API server without device taints stores it."""
     for document in list(plugin.server.store.select(SLICES)):
         for device in document["spec"]["devices"]:
             device["attributes"][f"{document['spec']['driver']}/observe"] = {"bool": True}
         plugin.server.store.update(SLICES, "", document["metadata"]["name"], document)
+
+
+async def test_nodes_tell_which_only_observe(plugin: Plugin) -> None:
+    """By an attribute of the devices, which an API server without device taints has as well."""
+    [row] = await plugin.rows("nodes")
+    assert row["enforcement"] == "enforce"
+    observe(plugin)
     [row] = await plugin.rows("nodes")
     assert row["enforcement"] == "observe"
     code, _, err = await plugin.run("free", NODE)
     assert (code, "it only observes" in err) == (1, True)
+
+
+async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) -> None:
+    """In a cluster in which every node observes: it publishes devices, and a pending claim finds none of them."""
+    wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
+    waiting = {"metadata": {"name": "one"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
+    plugin.server.store.create(CLAIMS, "ns", waiting)
+    plugin.add_pod("p", spec={"resourceClaims": [{"name": "one", "resourceClaimName": "one"}]})
+    observe(plugin)
+    code, out, err = await plugin.run("free")
+    assert (code, out) == (0, "")
+    assert err.startswith("no node offers anything to claims: all devices are tainted, or their nodes only observe;")
+    _, out, _ = await plugin.run("explain", "p", "-n", "ns")
+    assert "all of its devices are tainted, or their nodes only observe; see kubectl numa nodes" in out
 
 
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])

@@ -126,16 +126,18 @@ def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -
 
 
 def _free(request: Request) -> int:
-    cluster = request.cluster()
-    found = free_documents(cluster, request.given.node or "")
-    if not found and request.given.node:
-        if any(device.node == request.given.node for device in cluster.devices.values()):
-            text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
-            raise KubectlError(f"node {request.given.node} {text}")
-        raise KubectlError(f"node {request.given.node} publishes nothing; is the driver running there?")
+    cluster, node = request.cluster(), request.given.node or ""
+    found = free_documents(cluster, node)
+    published = any(node in ("", device.node) for device in cluster.devices.values())
+    if not found and node:
+        text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
+        raise KubectlError(f"node {node} " + (text if published else "publishes nothing; is the driver running there?"))
     if key := _SORT_KEYS.get(request.given.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
-    return request.show(found, free_row, "no node publishes CPUs or memory")
+    nothing = "no node offers anything to claims: all devices are tainted, or their nodes only observe"
+    return request.show(
+        found, free_row, f"{nothing}; see kubectl numa nodes" if published else "no node publishes CPUs or memory"
+    )
 
 
 def _explain(request: Request) -> int:

@@ -72,11 +72,15 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
     capacity = exact.get("capacity")
     asked = next(iter(((capacity or {}).get("requests") or {}).values()), None) if isinstance(capacity, dict) else None
     wanted = parse_quantity(asked) if asked is not None else 1
-    most = sorted(
-        (k for k, d in cluster.devices.items() if d.kind == kind and not d.tainted), key=cluster.free, reverse=True
-    )
+    published = [key for key, device in cluster.devices.items() if device.kind == kind]
+    usable = [key for key in published if not (cluster.devices[key].tainted or cluster.devices[key].observes)]
+    most = sorted(usable, key=cluster.free, reverse=True)
     if not exact or not most:
-        yield f"  {name}: of class {exact.get('deviceClassName', 'several')}; no slice says what is free of it"
+        of_class = f"  {name}: of class {exact.get('deviceClassName', 'several')}; "
+        if published:
+            yield f"{of_class}all of its devices are tainted, or their nodes only observe; see kubectl numa nodes"
+        else:
+            yield f"{of_class}no ResourceSlice shows what is free of it"
         return
     fits = sum(cluster.free(key) >= wanted for key in most)
     best = cluster.devices[most[0]]

@@ -58,7 +58,7 @@ class Component(Values):
 
     image: Image
     port: Port
-    """TCP port of the probes, and of the metrics in the frontend, in the network namespace of the pod."""
+    """TCP port of the container's probes in the pod's network namespace; the frontend's also serves all metrics."""
     resources: Resources
     """Requests and limits of the container."""
     extra_args: list[str]

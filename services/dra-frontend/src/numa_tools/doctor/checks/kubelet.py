@@ -27,7 +27,7 @@ _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
     "the Node has no capacity, or no allocatable amount", "see kubelet.ready: the kubelet writes both into the Node"
 )
-_PINNED: Final = "Guaranteed pods may be given what claims have, and then neither is alone"
+_PINNED: Final = "Guaranteed pods may be assigned what claims have, and then share what is left; claims keep theirs"
 
 
 def _version(text: object) -> tuple[int, int] | None:

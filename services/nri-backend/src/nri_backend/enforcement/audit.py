@@ -448,7 +448,7 @@ class Auditor:
         """
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
-                self._reconciler.take_audited(tracked, outcome)
+                self._reconciler.store_audited(tracked, outcome)
         self._reconciler.signals.progressed()
         running = {tracked.id for tracked in self._state.started(batch)}
         return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}

@@ -160,7 +160,7 @@ class Observer:
             return
         if seen is None:
             # The cgroup is gone, or the container runs in that of its pod.
-            self._enforcer.reconciler.take_outcome(tracked, outcome)
+            self._enforcer.reconciler.store_outcome(tracked, outcome)
             return
         mems = tracked.observed.mems if seen.mems is None else seen.mems
         limits = tracked.observed.limits if seen.limits is None else seen.limits

@@ -278,7 +278,7 @@ class Reconciler:
 
         return await self.group_detector.audited(planned, late)
 
-    def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
+    def store_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Stores a job's observation of a running container in the state."""
         if (seen := outcome.observed) is None:
             if tracked.phase in ENDED:
@@ -310,9 +310,9 @@ class Reconciler:
         applied = claims and not problem and tracked.rejection is None
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
-    def take_audited(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Does what take_outcome() does for an outcome of an audit, whose reading is stored with the new state."""
-        self.take_outcome(tracked, outcome)
+    def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
+        """Does what store_outcome() does for an outcome of an audit, whose reading is stored with the new state."""
+        self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)
 

@@ -138,7 +138,7 @@ class Starter:
         # A container without a claim may start with wrong settings, unless it may be on held CPUs.
         elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
             return tracked, not_applied(outcome.left)
-        self._reconciler.take_outcome(tracked.after(Event.APPLIED), outcome)
+        self._reconciler.store_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
     async def _cleared(

@@ -33,7 +33,7 @@ def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
             continue
     assert tree.seen is None
     assert recording.seen is not None
-    cache.keep("c", 1, recording.seen)
+    cache.store("c", 1, recording.seen)
     return cache
 
 
@@ -44,7 +44,7 @@ def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(mem
     for name in "134":
         (memory / f"c/{name}").write_text("x")
     cache = FileCache(str(memory), stay_open=True)
-    cache.keep("c", 1, {("c", name): b"x" for name in "1234"})
+    cache.store("c", 1, {("c", name): b"x" for name in "1234"})
     before = open_files()
     comparison = threading.Thread(target=cache.differing, args=(["c"],))
     comparison.start()
@@ -72,13 +72,13 @@ def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor
         (memory / name / "1").write_text(name)
     cache = FileCache(str(memory), stay_open=True)
     for name in "cd":
-        cache.keep(name, 1, {(name, "1"): name.encode()})
+        cache.store(name, 1, {(name, "1"): name.encode()})
     assert cache.contents({"d": "d"}, "1") == {"d": b"d"}
     before = open_files()
-    cache._looks["c"].opened = Forgetting()
+    cache._readings["c"].opened = Forgetting()
     assert cache.contents({"c": "c"}, "1") == {}
     assert open_files() == before
-    cache.keep("c", 1, {("c", "1"): b"c"})
+    cache.store("c", 1, {("c", "1"): b"c"})
     other = os.open(memory / "d/1", os.O_RDONLY)
     assert cache.contents({"c": "c"}, "1") == {"c": b"c"}
     os.close(other)
@@ -148,7 +148,7 @@ def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> N
             tree.make(key)
             names = (CPUS, "cpuset.mems.effective")
             seen: Seen = {(key, name): tree.path(key).joinpath(name).read_bytes() for name in names}
-            cache.keep(key, 1, seen)
+            cache.store(key, 1, seen)
         for _ in range(3):
             assert cache.differing(keys) == []
             assert most - 2 < open_files() - before <= most
@@ -186,12 +186,12 @@ def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_remov
         tree.make(paths[key])
         recording = tree.recording()
         recording.read(paths[key], CPUS)
-        cache.keep(key, 1, recording.seen or {})
+        cache.store(key, 1, recording.seen or {})
     before = open_files()
     both = {**paths, "four": "pod/four"}
     assert cache.contents(both, CPUS).keys() == cache.contents(both, CPUS).keys() == paths.keys()
     assert open_files() == before + 3
-    (descriptor,) = cache._looks["two"].opened.values()
+    (descriptor,) = cache._readings["two"].opened.values()
     os.close(descriptor)  # pread() fails, as it does for a cgroup that was removed
     tree.set("pod/one", "cpuset.cpus", "1")
     found = cache.contents(both, CPUS)
@@ -211,7 +211,7 @@ def test_contents_are_read_again_if_descriptors_were_closed_in_the_meantime(
     tree.make("pod/other")
     recording = tree.recording()
     recording.read("pod/other", CPUS)
-    cache.keep("other", 1, recording.seen or {})
+    cache.store("other", 1, recording.seen or {})
     cache.contents({"other": "pod/other"}, CPUS)
     pread = os.pread
 
@@ -229,7 +229,7 @@ def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bo
     """Whether its descriptor stays open or not; a file that was not part of the reading counts as changed."""
     recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     recording.read("pod/c", "cpuset.cpus.effective")
-    cache.keep("c", 1, recording.seen or {})
+    cache.store("c", 1, recording.seen or {})
     cache.differing(["c"])
     assert cache.contents({"c": "pod/c"}, "cpuset.cpus.effective")["c"].strip() == b"0-7"
     assert cache.contents({"c": "pod/c"}, "cpuset.mems.effective") == {}
@@ -249,7 +249,7 @@ def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
     tree.make("pod/other")
     recording = tree.recording()
     recording.read("pod/other", CPUS)
-    cache.keep("other", 1, recording.seen or {})
+    cache.store("other", 1, recording.seen or {})
     assert [cache.differing(["c", "other"]) for _ in range(2)] == [[], []]
     pread = os.pread
 
@@ -275,7 +275,7 @@ def test_a_comparison_uses_the_content_of_the_latest_reading(tree: KernelTree) -
     tree.set("pod/c", "cpuset.cpus", "3")
     recording = tree.recording()
     recording.read("pod/c", CPUS)
-    cache.keep("c", 2, recording.seen or {})
+    cache.store("c", 2, recording.seen or {})
     assert [cache.differing(["c"]) for _ in range(2)] == [[], []]
     tree.set("pod/c", "cpuset.cpus", "")
     assert cache.differing(["c"]) == ["c"]

@@ -92,7 +92,7 @@ class ChangeDetector:
         """Stores the content of the files that were read, with the plans; returns the outcomes."""
         for outcome in outcomes:
             if outcome.seen is not None:
-                self._readings.keep(outcome.id, plans[outcome.id], outcome.seen)
+                self._readings.store(outcome.id, plans[outcome.id], outcome.seen)
             else:
                 # The stored content is not that of the present observation any more.
                 self._readings.forget([outcome.id])

@@ -22,7 +22,9 @@ lower. For most containers one file is read."""
 
 
 @dataclass(slots=True)
-class _Look:
+class _Reading:
+    """The files of one container or cgroup as an audit has read them."""
+
     plan: object
     """The desired values with which the content was compared."""
     seen: Seen
@@ -34,14 +36,14 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The files of several keys that stay open, for one loop without a Python object of each key."""
+    """The open files of several keys, in lists that one loop of the interpreter's C code can compare."""
 
     keys: Sequence[str]
     descriptors: list[int]
     contents: list[bytes | None]
     """Content at the last reading, by position in ``descriptors``."""
     others: list[str]
-    """The keys of which a file is not open."""
+    """Keys with a file that is not open."""
 
 
 class FileCache:
@@ -54,9 +56,9 @@ class FileCache:
     def __init__(self, root: str, *, stay_open: bool) -> None:
         self._root = root
         self._stay_open = stay_open
-        self._looks: dict[str, _Look] = {}
+        self._readings: dict[str, _Reading] = {}
         self._opened: dict[str, dict[str, int]] = {}
-        """Descriptors of ``_Look.opened``, by the file's name and its cgroup."""
+        """Descriptors of ``_Reading.opened``, by the file's name and its cgroup."""
         self._closings = 0
         """Number of descriptors that were closed. If it changes during a read, one of the numbers may belong to another
         file by then, so the read is repeated."""
@@ -66,43 +68,45 @@ class FileCache:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
-    def keep(self, key: str, plan: object, seen: Seen) -> None:
+    def store(self, key: str, plan: object, seen: Seen) -> None:
         """Stores a reading that showed no problem, with the desired values with which it was compared."""
-        before = self._looks.get(key)
+        before = self._readings.get(key)
         if before is not None and before.seen == seen:
             before.plan = plan
             return
         self._comparisons = {}
-        look = self._looks[key] = _Look(plan, seen)
+        reading = self._readings[key] = _Reading(plan, seen)
         if before is not None:
             # Descriptors of files that are in both readings stay open.
-            look.opened = {file: before.opened.pop(file) for file in tuple(before.opened) if file in seen}
+            reading.opened = {file: before.opened.pop(file) for file in tuple(before.opened) if file in seen}
             self._close(before)
 
     def plan(self, key: str) -> object:
         """Returns the desired values with which the last reading was compared, or None if there is no reading."""
-        look = self._looks.get(key)
-        return None if look is None else look.plan
+        reading = self._readings.get(key)
+        return None if reading is None else reading.plan
 
     def replace_plan(self, key: str, plan: object) -> None:
-        """Replaces the desired values of a reading, which would have shown no problem with these either."""
-        self._looks[key].plan = plan
+        """Replaces the desired values of a reading by others with which it would have shown no problem either."""
+        self._readings[key].plan = plan
 
     def comparable(self, plans: Mapping[str, object]) -> list[str]:
         """Returns the keys whose desired values are the same as at their last reading."""
-        looks = self._looks
-        return [key for key, plan in plans.items() if (look := looks.get(key)) is not None and look.plan == plan]
+        readings = self._readings
+        return [
+            key for key, plan in plans.items() if (reading := readings.get(key)) is not None and reading.plan == plan
+        ]
 
     def forget(self, keys: Collection[str]) -> None:
         """Forgets the readings of these keys and closes their files."""
         for key in keys:
-            if (look := self._looks.pop(key, None)) is not None:
+            if (reading := self._readings.pop(key, None)) is not None:
                 self._comparisons = {}
-                self._close(look)
+                self._close(reading)
 
     def retain(self, keys: Collection[str]) -> None:
         """Forgets the readings of all other keys."""
-        self.forget(self._looks.keys() - set(keys))
+        self.forget(self._readings.keys() - set(keys))
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
         """Reads a file of several cgroups through descriptors that stay open. Blocks.
@@ -130,54 +134,54 @@ class FileCache:
         found: dict[str, bytes] = {}
         free: int | None = None
         for key, path in paths.items():
-            if (look := self._looks.get(key)) is None or (file := (path, name)) not in look.seen:
+            if (reading := self._readings.get(key)) is None or (file := (path, name)) not in reading.seen:
                 continue
             try:
-                if (descriptor := look.opened.get(file)) is None and self._stay_open:
+                if (descriptor := reading.opened.get(file)) is None and self._stay_open:
                     free = self._free() if free is None else free
                     if free > 0:
-                        descriptor = self._open_for(look, file)
+                        descriptor = self._open_for(reading, file)
                         free -= 1
                 content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
             except OSError:
                 content = None
-            if look.closed:
-                self._close(look)
+            if reading.closed:
+                self._close(reading)
             elif content is not None:
                 found[key] = content
         return found
 
     def _free(self) -> int:
-        return self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
+        return self._most - sum(len(reading.opened) for reading in tuple(self._readings.values()))
 
     def differing(self, keys: Sequence[str]) -> list[str]:
-        """Returns the keys of which a file has another content than at the last reading. Blocks."""
+        """Returns the keys with a file whose content differs from the last reading. Blocks."""
         # As in contents(), a loop over the Python objects of hundreds of containers would take several times as long as
         # the reads.
         comparisons = self._comparisons
-        made = comparisons.get(keys[0]) if keys else None
-        if made is None or made.keys != keys:
-            made = self._prepared(keys)
-            if made.descriptors:
-                comparisons[keys[0]] = made
-        same = self._are_same(made) and comparisons is self._comparisons
-        return self._differing_of_each(made.others if same else keys)
+        comparison = comparisons.get(keys[0]) if keys else None
+        if comparison is None or comparison.keys != keys:
+            comparison = self._prepared(keys)
+            if comparison.descriptors:
+                comparisons[keys[0]] = comparison
+        same = self._are_same(comparison) and comparisons is self._comparisons
+        return self._differing_of_each(comparison.others if same else keys)
 
     def _prepared(self, keys: Sequence[str]) -> _Comparison:
-        made = _Comparison(keys, [], [], [])
+        comparison = _Comparison(keys, [], [], [])
         for key in keys:
-            if (look := self._looks.get(key)) is None or look.opened.keys() != look.seen.keys():
-                made.others.append(key)
+            if (reading := self._readings.get(key)) is None or reading.opened.keys() != reading.seen.keys():
+                comparison.others.append(key)
             else:
-                made.descriptors.extend(look.opened.values())
-                made.contents.extend(map(look.seen.get, look.opened))
-        return made
+                comparison.descriptors.extend(reading.opened.values())
+                comparison.contents.extend(map(reading.seen.get, reading.opened))
+        return comparison
 
     @staticmethod
-    def _are_same(made: _Comparison) -> bool:
+    def _are_same(comparison: _Comparison) -> bool:
         """Compares the open files. Returns False as well if one of them cannot be read."""
         try:
-            return list(map(os.pread, made.descriptors, repeat(_MOST_BYTES), repeat(0))) == made.contents
+            return list(map(os.pread, comparison.descriptors, repeat(_MOST_BYTES), repeat(0))) == comparison.contents
         except OSError:
             # The kernel returns ENODEV for an open file whose cgroup was removed.
             return False
@@ -186,26 +190,26 @@ class FileCache:
         """Compares as differing() does, one key after the other. Opens files that may stay open."""
         if not keys:
             return []
-        looks = [(key, self._looks.get(key)) for key in keys]
+        readings = [(key, self._readings.get(key)) for key in keys]
         free = self._free()
         differing = []
-        for key, look in looks:
-            wanted = 0 if look is None else len(look.seen) - len(look.opened)
-            if look is None or not self._is_same(look, stay_open=self._stay_open and wanted <= free):
+        for key, reading in readings:
+            wanted = 0 if reading is None else len(reading.seen) - len(reading.opened)
+            if reading is None or not self._is_same(reading, stay_open=self._stay_open and wanted <= free):
                 differing.append(key)
             free -= wanted if wanted <= free else 0
         return differing
 
-    def _is_same(self, look: _Look, *, stay_open: bool) -> bool:
+    def _is_same(self, reading: _Reading, *, stay_open: bool) -> bool:
         try:
-            if not stay_open or None in look.seen.values():
-                return all(self._read(*file) == data for file, data in look.seen.items())
+            if not stay_open or None in reading.seen.values():
+                return all(self._read(*file) == data for file, data in reading.seen.items())
             # Each descriptor is stored at once: if the process cannot open more files, the ones opened so far are
             # closed when the reading is forgotten. If another thread forgets it in the meantime, the number of a
             # descriptor may belong to another file by now; then the contents differ.
-            for file, data in look.seen.items():
-                if (descriptor := look.opened.get(file)) is None:
-                    descriptor = self._open_for(look, file)
+            for file, data in reading.seen.items():
+                if (descriptor := reading.opened.get(file)) is None:
+                    descriptor = self._open_for(reading, file)
                 if os.pread(descriptor, _MOST_BYTES, 0) != data:
                     return False
         except OSError:
@@ -214,22 +218,22 @@ class FileCache:
         finally:
             # The reading was forgotten while a call of this thread hung: no other code closes the files that were
             # opened since then.
-            if look.closed:
-                self._close(look)
+            if reading.closed:
+                self._close(reading)
         return True
 
-    def _open_for(self, look: _Look, file: tuple[str, str]) -> int:
+    def _open_for(self, reading: _Reading, file: tuple[str, str]) -> int:
         descriptor, (path, name) = self._open(*file), file
         # In this order: another thread that forgets the reading closes what it contains, and removes it from _opened.
         self._opened.setdefault(name, {})[path] = descriptor
-        look.opened[file] = descriptor
+        reading.opened[file] = descriptor
         self._comparisons = {}
         return descriptor
 
-    def _close(self, look: _Look) -> None:
-        look.closed = True
-        while look.opened:
-            (path, name), descriptor = look.opened.popitem()
+    def _close(self, reading: _Reading) -> None:
+        reading.closed = True
+        while reading.opened:
+            (path, name), descriptor = reading.opened.popitem()
             self._closings += 1
             if self._opened[name].get(path) == descriptor:
                 del self._opened[name][path]

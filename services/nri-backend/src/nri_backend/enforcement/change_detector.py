@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the cgroups that an audit can skip, because neither the plan nor the content of a file has changed.
 
-An audit that finds no problem stores the content of the files it has read, with the plan that it has applied. If the
-plan is still the same, the next audit only compares the files with the stored content, without parsing them. The plan
-of a container contains its state, and so its last observation. The audit changes that observation itself: the reading
-is then stored with the new one (``follow``). While the state of the node does not change, no plan is computed either.
+An audit that leaves no problem stores a *reading*: the content of the files that it has read, with the plan that it has
+applied. The next audit computes the present plan. If it equals the stored one, the audit compares the files with the
+stored content, without parsing them, and skips the cgroup if they are the same: to apply the same plan to the same
+content would have the same result. In all other cases the audit reads the cgroup.
+
+The plan of a container includes its state (``Plan.tracked``), so that each change of the container makes the audit read
+its files. But an audit stores in that state what it has observed, and a plan that is computed afterwards would never
+equal the one that was applied. ``follow`` therefore replaces the state in the stored plan by the state with this
+observation, which differs only in what the reading itself has shown. If a hook has changed the container since the plan
+was computed, ``follow`` does nothing, the plans differ, and the files are read again.
+
+While the state of the node is unchanged and the caller passes the same list (containers/derived.py), the plans cannot
+have changed either. Then no plan is computed, and the batches of the last comparison are used again (``_last``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,7 +40,7 @@ Plans = Mapping[str, object]
 
 
 class ChangeDetector:
-    """The last readings of one kind of audit, as far as they found no problem; ``stay_open`` is as in FileCache."""
+    """The readings of one kind of audit that left no problem; ``stay_open`` is as in FileCache."""
 
     def __init__(
         self,
@@ -51,7 +60,8 @@ class ChangeDetector:
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
         """Argument of the last unsettled() that found no difference, number of changes of the state, and batches.
 
-        As long as these two are the same, so are the batches."""
+        While the first two are the same, the batches are, too.
+        """
 
     async def audited(
         self,
@@ -74,7 +84,7 @@ class ChangeDetector:
         return self._stored(outcomes, plans)
 
     def follow(self, before: Tracked, after: Tracked) -> None:
-        """Stores a container's reading with its new state: what the reading has shown was stored in the state."""
+        """Replaces the state in a container's stored plan by the state with the observation of that reading."""
         plan = self._readings.plan(before.id)
         if isinstance(plan, Plan) and plan.tracked is before:
             self._readings.replace_plan(before.id, replace(plan, tracked=after))
@@ -94,7 +104,7 @@ class ChangeDetector:
             if outcome.seen is not None:
                 self._readings.store(outcome.id, plans[outcome.id], outcome.seen)
             else:
-                # The stored content is not that of the present observation any more.
+                # The stored content is older than the present observation.
                 self._readings.forget([outcome.id])
         return outcomes
 
@@ -103,9 +113,10 @@ class ChangeDetector:
         return self._readings.contents(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:
-        """Returns the containers or cgroups among ``ids`` that an audit must read. Forgets the readings of all others.
+        """Returns the containers or cgroups among ``ids`` that an audit must read.
 
-        For the rest of ``ids``, neither the plan nor the content of a file has changed since the last reading.
+        For the rest of ``ids``, neither the plan nor the content of a file has changed since the last reading. Readings
+        of containers and cgroups that are not among ``ids`` are forgotten.
         """
         as_of, differing = self._state.changes, set[str]()
         before, before_as_of, batches = self._last

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serializes the reports of all containers for the frontend, and numbers their changes with a generation. No I/O.
 
-The serialized report of each container is cached and is made again only if the container has changed. A body with all
-containers is assembled from the cached reports; one with changes contains only the new ones. client.py describes the
-protocol.
+The serialized report of each container is cached, and is serialized again only if the container has changed. A body
+with all containers is assembled from the cached reports; one with changes contains only those that differ. client.py
+describes the protocol.
+
+``NodeState`` counts the changes of single containers and of rejected attempts (``touches``), and stores the ids of the
+latest ones. ``refresh`` looks only at the ids that were added since its last call, so that it costs nothing on a quiet
+node and is not proportional to the number of containers otherwise. A touched container may have the same report as
+before, since most of its state is not in the report: the generation is incremented only if the serialized reports
+differ. If more changes have happened than are stored, ``refresh`` looks at all containers.
 
 The order of the containers is a part of their state. A container keeps its place as long as it is reported, and a new
 one is added at the end. So a reader that merges changes has the same order as one that reads all containers.
@@ -66,7 +72,7 @@ class Reports:
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
         self._touches = -1
-        """``NodeState.touches`` at the last refresh(); -1 before the first one."""
+        """``NodeState.touches`` at the last refresh(). -1 before the first one, which looks at all containers."""
         self._sent: tuple[int, _Serialized] = (0, {})
         """Generation and containers of the last body with containers or changes, the base of the next changes."""
 

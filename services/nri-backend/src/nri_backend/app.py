@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from numa_contract import __version__
 from numa_contract.backend_codes import BackendCode
-from numa_contract.config import ConfigError
+from numa_contract.config import Config, ConfigError
 from numa_contract.errors import cut_answer
 from numa_contract.names import NRI_PLUGIN_NAME
 from numa_contract.reports import BackendStatus
@@ -87,7 +87,7 @@ class Backend:
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
         config = settings.config
-        files = ObservedFiles() if config.observes else NodeFiles()
+        files = _node_files(config)
         tree = CgroupTree(config.cgroup_root, files)
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
@@ -269,6 +269,11 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     raise EssentialTaskError(f"the task {name} ended unexpectedly")
 
 
+def _node_files(config: Config) -> NodeFiles:
+    """Returns what changes the node, or only records the changes with ``enforcement: observe``."""
+    return ObservedFiles() if config.observes else NodeFiles()
+
+
 async def run(settings: Settings) -> None:
     """Runs the backend until SIGTERM or SIGINT.
 
@@ -285,7 +290,7 @@ async def run(settings: Settings) -> None:
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
     # This changes the capabilities of the present thread, which new threads inherit, so it comes before all threads.
-    tree = CgroupTree(config.cgroup_root, ObservedFiles() if config.observes else NodeFiles())
+    tree = CgroupTree(config.cgroup_root, _node_files(config))
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:
         _log.warning(problem)

@@ -2,9 +2,15 @@
 """The one place at which the backend changes the node: files of cgroups, of interrupts and of slices, and irqbalance.
 
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods, makes none, and records each change with the
-present content of the file (``enforcement: observe``). The files of the driver's own directories are not files of the
+present content of the file (``enforcement: observe``). The files in the driver's own directories are not files of the
 node in this sense: the lock, the heartbeat and the enforcement records. tests/unit/test_node_writers.py lists every
-module that writes a file, so that none can be forgotten. Every method blocks.
+module that writes a file, and fails if another one does. Every method blocks.
+
+The mode is selected in one place: app.py creates one of the two classes and passes it to `CgroupTree`, and everything
+that changes the node writes through ``CgroupTree.files``. The code above it is the same in both modes, with one
+exception: after a recorded write, the file still has its old content. Code that reads a file again to verify its own
+write, that creates cgroups, or that kills processes therefore checks ``observes`` first: enforcement/apply.py,
+enforcement/partitions.py, enforcement/hooks.py and node/privileges.py.
 """
 
 import errno
@@ -93,7 +99,7 @@ class ObservedFiles(NodeFiles):
         """Does nothing: the attribute contains only the original values of files that are not written either."""
 
     def remove_attribute(self, path: str, name: str) -> None:
-        """Does nothing, as set_attribute()."""
+        """Does nothing, for the same reason as set_attribute()."""
 
     def make_cgroup(self, path: str) -> None:
         """Raises OSError, since no cgroup is created."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instance of a node with ``enforcement: observe``: it computes what enforcement would write, and writes nothing.
+"""Computes what enforcement would write, on a node with ``enforcement: observe``, and writes nothing.
 
 The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
-only reads the machine and the claim files, and notices ends of containers. The hooks are those of
+only reads the machine and the claim files, and detects ends of containers. The hooks are those of
 ``standby.ObservedHooks``: they answer nothing, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
@@ -33,12 +33,13 @@ from nri_backend.node.node_files import Change, ObservedFiles
 from nri_backend.nri.model import Update
 from nri_backend.problems import NO_PROBLEM, joined
 
-# Number of plans that are computed on the event loop for one job in a thread.
 _AT_ONCE: Final = 64
+"""Number of plans that are computed on the event loop for one job in a thread."""
 _DEBOUNCE_SECONDS: Final = 0.5
+"""Delay of a pass after a change of the state."""
 _WITH_CLAIM: Final = "container {} has claims"
 _WITHOUT_CLAIM: Final = "container {} has no claim"
-_POD: Final = "limits of the cgroups above containers with claims"
+_ABOVE: Final = "limits of the cgroups above containers with claims"
 _ENDED: Final = "CPUs of partitions that have ended"
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ Found = tuple[Change, str]
 
 
 class Observer:
-    """Repeats passes, and retains the changes that the last one has found."""
+    """Repeats passes, and stores the changes that the last one has recorded."""
 
     def __init__(self, enforcer: Enforcer, tree: CgroupTree, files: ObservedFiles, host_passes: Passes) -> None:
         self.observation = Observation()
@@ -87,8 +88,8 @@ class Observer:
                 continue
             try:
                 await self.run_pass()
-            except Exception:  # noqa: BLE001 - logged; the reports of the node go on
-                _log.exception("the node could not be observed; the next pass repeats it")
+            except Exception:  # noqa: BLE001 - logged, and the next pass tries again
+                _log.exception("cannot compute changes of this node; the next pass tries again")
             else:
                 passed()
 
@@ -96,32 +97,32 @@ class Observer:
         """Runs one pass, and stores its changes and observations."""
         found: list[Found] = []
         plans = group_plans(self._state, groups_above(self._state))
-        found += await asyncio.to_thread(self._above, plans, partitions=self._state.host.partitions)
+        found += await asyncio.to_thread(self._apply_above, plans, partitions=self._state.host.partitions)
         updates = needed_updates(self._enforcer.listed.values(), self._state)[:MAX_SYNC_UPDATES]
         found += await asyncio.to_thread(
-            self._updates, self._state.started(one.container_id for one in updates), updates
+            self._record_updates, self._state.started(one.container_id for one in updates), updates
         )
         ids = [one.id for one in self._state]
         for start in range(0, len(ids), _AT_ONCE):
             state = self._state
             batch = [plan_of(state, one, full=True) for one in state.started(ids[start : start + _AT_ONCE])]
-            outcomes, changes = await asyncio.to_thread(self._containers, batch)
+            outcomes, changes = await asyncio.to_thread(self._apply_containers, batch)
             found += changes
             for plan, outcome in zip(batch, outcomes, strict=True):
                 self._store(plan.tracked, outcome)
-        found += await asyncio.to_thread(self._host, self._host_passes())
+        found += await asyncio.to_thread(self._run_host_passes, self._host_passes())
         self.observation = self._described(found)
 
-    def _above(self, plans: Mapping[str, Raises | None], *, partitions: bool) -> list[Found]:
+    def _apply_above(self, plans: Mapping[str, Raises | None], *, partitions: bool) -> list[Found]:
         if partitions:
             settle(self._tree)
         found = [(change, _ENDED) for change in self._files.take()]
         for path, raises in plans.items():
             audit_group(self._tree, self._notes, path, raises)
-            found += [(change, _POD) for change in self._files.take()]
+            found += [(change, _ABOVE) for change in self._files.take()]
         return found
 
-    def _updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
+    def _record_updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
         """Records the cpusets that the runtime would write for the answer to its next Synchronize."""
         found: list[Found] = []
         resources = {one.container_id: one.resources for one in updates}
@@ -135,7 +136,7 @@ class Observer:
             found += [(change, _reason(one)) for change in self._files.take()]
         return found
 
-    def _containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[Found]]:
+    def _apply_containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[Found]]:
         outcomes: list[Outcome] = []
         found: list[Found] = []
         for plan in plans:
@@ -143,7 +144,7 @@ class Observer:
             found += [(change, _reason(plan.tracked)) for change in self._files.take()]
         return outcomes, found
 
-    def _host(self, passes: Sequence[tuple[str, Callable[[], object]]]) -> list[Found]:
+    def _run_host_passes(self, passes: Sequence[tuple[str, Callable[[], object]]]) -> list[Found]:
         found: list[Found] = []
         for reason, run in passes:
             try:

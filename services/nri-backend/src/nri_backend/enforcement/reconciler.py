@@ -54,8 +54,9 @@ from nri_backend.problems import NO_PROBLEM, Problem, joined
 from nri_backend.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
-_LEAST_PLANS: Final = 4
-_MOST_PLANS: Final = 64
+_MIN_PLANS: Final = 4
+_MAX_PLANS: Final = 64
+"""Bounds of the number of containers for which one job of apply_some() gets a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Reconciler:
         self._aims: dict[str, frozenset[int]] = {}
         """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""
         self._unreported: set[str] = set()
-        self._batch = _MOST_PLANS
+        self._batch = _MAX_PLANS
         """Maximum number of containers for which the next job of apply_some() gets a plan."""
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(partial(self._plans, full=full), stay_open=not full) for full in (False, True)}
@@ -118,7 +119,7 @@ class Reconciler:
         self.group_detector = detector(self._group_plans, stay_open=False)
         """Change detector for audits of cgroups above containers."""
         self._raised = deque[str]()
-        """Cgroups above containers whose limits starts have raised since the last forget_raised()."""
+        """Cgroups whose limits were raised for containers at their start, since the last forget_raised()."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -154,7 +155,7 @@ class Reconciler:
         self._unreported.discard(container_id)
 
     async def reap(self, ids: Iterable[str]) -> None:
-        """Reads from the kernel whether a process of ended containers lives, and applies the result to their phases.
+        """Reads whether ended containers still have processes, and applies the result to their phases.
 
         The cgroup of a sandbox is that of the pod, and does not show the processes of one container.
         """
@@ -246,7 +247,7 @@ class Reconciler:
 
         outcomes = await self.detectors[full].audited(planned, late)
         # Plans that a job does not reach are computed again for the next one. On a busy machine these would be most.
-        self._batch = min(max(2 * len(outcomes), _LEAST_PLANS), _MOST_PLANS)
+        self._batch = min(max(2 * len(outcomes), _MIN_PLANS), _MAX_PLANS)
         return outcomes
 
     def _plans(self, ids: Iterable[str], *, full: bool, again: bool = False) -> dict[str, Plan]:
@@ -317,9 +318,9 @@ class Reconciler:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)
 
     def forget_raised(self) -> None:
-        """Makes the next audit read the cgroups above containers whose limits starts have raised.
+        """Makes the next audit read the cgroups whose limits were raised for containers at their start.
 
-        Even if the audit desires the same as before, there may now be original limits to restore.
+        Even if the desired limits are those of the last audit, there may now be original limits to restore.
         """
         self.group_detector.forget([self._raised.popleft() for _ in range(len(self._raised))])
 
@@ -337,15 +338,15 @@ class Reconciler:
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, containers: Sequence[Tracked]) -> list[bool]:
-        """Returns for each container True if a process of it lives, or if the kernel does not show whether one does.
+        """Returns for each container True if it has a process, or if that cannot be read.
 
         All of them are read in one thread, since the switch to a thread and back takes 20 times as long as one reading.
         """
         if not any(tracked.identity.cgroup for tracked in containers):
             return [False] * len(containers)
-        return list(map(self._take_lives, containers, await asyncio.to_thread(self._lives, containers)))
+        return list(map(self._may_live, containers, await asyncio.to_thread(self._read_populated, containers)))
 
-    def _lives(self, containers: Sequence[Tracked]) -> list[bool | CgroupAccessError]:
+    def _read_populated(self, containers: Sequence[Tracked]) -> list[bool | CgroupAccessError]:
         found: list[bool | CgroupAccessError] = []
         for tracked in containers:
             try:
@@ -354,8 +355,8 @@ class Reconciler:
                 found.append(error)
         return found
 
-    def _take_lives(self, tracked: Tracked, lives: bool | CgroupAccessError) -> bool:
-        """Logs an error, once until it is over; returns whether a process may live."""
+    def _may_live(self, tracked: Tracked, lives: bool | CgroupAccessError) -> bool:
+        """Returns True if a process of the container may live. Logs an error once, until a reading succeeds."""
         if isinstance(lives, bool):
             self._unreported.discard(tracked.id)
             return lives

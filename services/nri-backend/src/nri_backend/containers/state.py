@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
 """Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
 MAX_TOUCHED: Final = 4096
-"""Number of the latest changes of containers that are stored: about those of two changes of the pool on a full node."""
+"""Maximum number of stored changes of containers: about as many as two changes of the pool cause on a full node."""
 
 
 class CpusetClass(NamedTuple):
@@ -140,6 +140,7 @@ class NodeState:
         self.touches = 0
         """Number of changes of single containers and rejected attempts so far."""
         self._touched = deque[str](maxlen=MAX_TOUCHED)
+        """Ids of the containers and attempts of the latest of these changes, oldest first."""
         self.told = False
         """True after the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
@@ -353,8 +354,7 @@ class NodeState:
 
     def _notify(self, *touched: str) -> None:
         """Stores the ids of the containers and attempts that have changed, and reports a change of the state."""
-        self.touches += len(touched)
-        self._touched.extend(touched)
+        self._touch(*touched)
         self._changed()
         if self.end_idle is not None:
             self.end_idle()
@@ -390,9 +390,9 @@ class NodeState:
         return [problem_of(tracked) for tracked in self if tracked.id in found] if found else []
 
     def touched_since(self, touches: int) -> list[str] | None:
-        """Returns the ids of containers and attempts that have changed since there were ``touches`` changes.
+        """Returns the ids of the containers and attempts that have changed since ``self.touches`` had this value.
 
-        They are in the order of their first change. None if these changes are not stored any more.
+        They are in the order of their first change. Returns None if not all of these changes are stored.
         """
         count = self.touches - touches
         if count > len(self._touched):

@@ -28,16 +28,17 @@ from enum import Enum, auto
 from typing import Final
 
 
-class _Member(Enum):
+class _HashedByIdentity(Enum):
     """An enumeration whose members are hashed by identity, in C.
 
-    Phases and events are looked up tens of thousands of times when a claim's CPUs change hands on a full node, and
-    ``Enum`` hashes the name of a member in Python."""
+    Phases and events are looked up tens of thousands of times when the pool of a full node changes, and ``Enum`` hashes
+    the name of a member in Python.
+    """
 
     __hash__ = object.__hash__
 
 
-class Phase(_Member):
+class Phase(_HashedByIdentity):
     """The state of a container's processes that enforcement has to assume."""
 
     ABSENT = auto()
@@ -62,7 +63,7 @@ class Phase(_Member):
     """It has ended, and no process of it lives. The runtime still lists it."""
 
 
-class Event(_Member):
+class Event(_HashedByIdentity):
     """An event of a container's life: reported by the runtime (the first seven), by the hooks, or by the kernel."""
 
     CREATE = auto()

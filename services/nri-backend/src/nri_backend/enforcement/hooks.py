@@ -85,7 +85,7 @@ class Enforcer:
     async def activate(self) -> None:
         """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others.
 
-        With ``enforcement: observe`` there is no audit, and enforcement/observer.py takes its place.
+        With ``enforcement: observe`` the audit compares no cgroups; the passes of enforcement/observer.py do.
         """
         self.state.forget_views()
         for found in await self._recall(tuple(self.state)):
@@ -126,7 +126,7 @@ class Enforcer:
         await self.claim_files.refresh(thorough=True)
         self.listed = {}
         if self._deps.tree.observes:
-            self._list(containers)
+            self._store_listed(containers)
         by_id = {pod.id: pod for pod in pods}
         found: list[Tracked] = []
         running: set[Owner] = set()
@@ -161,7 +161,7 @@ class Enforcer:
             raise self._rejected_error(tracked, rejection)
         self.state.put(tracked)
         if self._deps.tree.observes:
-            self._list([container])
+            self._store_listed([container])
         await self._supersede(tracked)
         if not active:
             return Adjustment()
@@ -172,7 +172,7 @@ class Enforcer:
             self.signals.audit.set()
         return adjustment(tracked, self.state)
 
-    def _list(self, containers: Sequence[Container]) -> None:
+    def _store_listed(self, containers: Sequence[Container]) -> None:
         """Stores containers for the observer, whose report includes updates that the next Synchronize would request."""
         self.listed = {i: one for i, one in self.listed.items() if self.state.containers.get(i) is not None}
         self.listed |= {one.id: replace(one, env=()) for one in containers}

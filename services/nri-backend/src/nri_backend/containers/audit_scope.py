@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The containers that each part of the audit concerns, computed again only after the state has changed."""
+"""The containers that each part of an audit covers, computed again only after the state has changed."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from nri_backend.containers.state import NodeState
 
 
 class AuditScope:
-    """Ids of containers, and their cgroups, by what the audit has to do about them."""
+    """Lists of containers or cgroups, one for each part of an audit."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -20,14 +20,14 @@ class AuditScope:
         self.running = Derived(state, lambda: [one.id for one in self._started()])
         """Containers whose cgroups are kept in sync, as NodeState.started() returns them."""
         self.dependent = {full: Derived(state, partial(self._dependent, full=full)) for full in (False, True)}
-        """Those of which a difference may matter although no event reports it: in an audit with limits (True) or
-        without."""
+        """Containers that an audit with limits (True) or without (False) reads, since no event reports it if another
+        process changes files of theirs on which a claim depends."""
         self.refused = Derived(state, lambda: [one.id for one in self._started() if self._is_refused(one)])
-        """Those that would be partitions if the kernel had not refused it before."""
+        """Containers whose partition the kernel has refused. An audit of all containers tries to create it again."""
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
-        """Containers that have ended, or seem to have."""
-        self.ending = Derived(state, lambda: {i.identity.cgroup for i in state if _is_ending(i) and i.identity.cgroup})
-        """Cgroups of containers that have ended for the runtime."""
+        """Containers that have ended, or whose cgroup is gone."""
+        self.ending = Derived(state, lambda: _cgroups_of_ending(state))
+        """Cgroups of containers whose end the runtime has reported, but in which a process may still live."""
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if a container's CPUs, memory or limits depend on ticks."""
         self.problems = Derived(state, lambda: tuple(state.problems))
@@ -48,8 +48,9 @@ class AuditScope:
         return self._state.partition_for(tracked, again=True) != self._state.partition_for(tracked)
 
 
-def _is_ending(tracked: Tracked) -> bool:
-    return tracked.phase in (Phase.ENDING, Phase.LINGERING) and not tracked.identity.sandboxed
+def _cgroups_of_ending(state: NodeState) -> set[str]:
+    ending = [one.identity for one in state if one.phase in (Phase.ENDING, Phase.LINGERING)]
+    return {identity.cgroup for identity in ending if identity.cgroup and not identity.sandboxed}
 
 
 def _needs_ticks(tracked: Tracked) -> bool:

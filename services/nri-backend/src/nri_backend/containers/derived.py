@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are computed from the state of the node, and computed again only after the state has changed.
+"""Values derived from the state of the node, computed again only after the state has changed.
 
 The audit needs lists of containers at each tick. On a node where nothing happens these lists stay the same, and a loop
 over hundreds of containers takes longer than reading their files.
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class Derived(Generic[Value]):
-    """One such value. ``compute`` depends on nothing but the state."""
+    """A value derived from the state. The result of ``compute`` must depend on nothing else."""
 
     def __init__(self, state: NodeState, compute: Callable[[], Value]) -> None:
         self._state = state

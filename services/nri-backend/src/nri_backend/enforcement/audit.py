@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Due:
-    """The parts of a round that are due. ``reading`` implies ``everyone``, this ``full``, and this ``records``."""
+    """The parts of a round that are due. ``reading`` implies ``everyone``, which implies ``full`` and ``records``."""
 
     tick: bool
     records: bool
@@ -334,7 +334,7 @@ class Auditor:
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
             pool, host = state.pool, state.host
-            # The list is computed again after a change of the pool only: it takes as long as the moves of a job.
+            # The list is computed again only after a change of the pool: that takes as long as the moves of a job.
             while left and (state.pool, state.host) == (pool, host):
                 plan = left[:MOVES]
                 done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))

@@ -410,8 +410,8 @@ class Recorder:
 
     def _shared(self, held: Held) -> Held:
         # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
-        # 250 claim records takes 5 MB. The claim with all of its requests contains their share as well; to compute it
-        # again for each container would delay the answer to Synchronize.
+        # 250 claim records takes 5 MB. The claim with all of its requests contains their share as well: computing
+        # it again for each container would delay the answer to Synchronize.
         known = self._state.claims.known.get(held.key)
         if isinstance(known, Held) and known == held:
             return known

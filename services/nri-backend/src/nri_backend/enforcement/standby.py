@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of an instance that writes nothing: of a standby, or of one with ``enforcement: observe``.
+"""The hooks of an instance that writes nothing: a standby, or an instance with ``enforcement: observe``.
 
 A standby tracks every container and writes nothing, since another instance enforces.
 

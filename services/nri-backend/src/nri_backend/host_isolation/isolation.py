@@ -119,9 +119,9 @@ class HostIsolation:
         self._slices.wake()
 
     def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
-        """Returns a pass of each class, by the reason of its changes, for a tree that only observes.
+        """Returns a pass over each affinity class, with the reason of its changes, for a tree that only observes.
 
-        A pass blocks, and records its changes with the files of the tree. Raises OSError or ValueError.
+        A pass blocks, and records its changes in the files of the tree. It raises OSError or ValueError.
         """
         interrupts = self._desired_for_interrupts(observing=True)
         return [

@@ -5,7 +5,7 @@ The kernel enables a remote partition, one whose parent is not a partition itsel
 CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other it
 writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the capability to
 this container. To hold it no longer than necessary, the process removes it from its effective set at the start, before
-it creates another thread, and `sys_admin()` restores it only for the calling thread while that makes a partition.
+it creates another thread, and `sys_admin()` restores it only for the calling thread, while it creates a partition.
 Capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates it.
 """
 

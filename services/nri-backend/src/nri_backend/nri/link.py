@@ -63,7 +63,7 @@ class Link:
         self._running: set[asyncio.Task[None]] = set()
         """Calls of the runtime in progress."""
         self._end = ""
-        """Why the connection ended; empty while it is open."""
+        """Reason for the end of the connection. Empty while it is open."""
 
     async def run(self, serve: Serve) -> str:
         """Serves the connection until it ends and returns the reason. Calls still in progress are cancelled."""

@@ -1,5 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one configuration file, read strictly. Both containers read it with this code, so they cannot disagree."""
+"""Reads the configuration file and manifests strictly, with the values that kubectl and Helm give to plain scalars.
+
+Both containers read the configuration with this code, so they cannot disagree. The same text is also read by other
+programs: Helm reads the values from which the chart renders the file, and kubectl reads the claims that ``simulate``
+reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML reads other values from the same text: it
+reads ``y`` and ``1e3`` as strings, ``1:30`` as a number in base 60, and ``2001-01-01`` as a date.
+
+So ``_StrictLoader`` replaces PyYAML's table of implicit resolvers, which assign a type to a plain scalar by its first
+character and a regular expression, and the constructors of the types in that table. A scalar for which no resolver
+matches, such as a date, is text. ``PortableDumper`` does the opposite: it uses the resolvers of both PyYAML and
+``_StrictLoader``, so that it quotes every text that one of the readers would take for another value.
+tests/chart/test_yaml_reading.py compares the loader with the real Helm.
+"""
 
 import math
 import re
@@ -16,7 +28,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
-"""Bytes. A configuration is a screen of text; whatever is larger was mounted by mistake."""
+"""Maximum size in bytes. A configuration is a screen of text; a larger file was mounted by mistake."""
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
@@ -29,11 +41,10 @@ DEPRECATED_FLAGS: Final = {
     "--cpu-device-mode": "cpuDeviceMode",
     "--cpu-device-group-by": "groupBy",
 }
-"""Flag to key. Spelled like this by the CPU peer; both services take them, and they win over the file."""
+"""Keys by flag of dra-driver-cpu. Both services accept these flags, which take precedence over the file."""
 
 
-# The words and numbers of plain scalars, as kubectl and Helm read them (go.yaml.in/yaml/v2, resolve.go). PyYAML
-# differs: it reads "y" and "1e3" as strings, 1:30 as a number in base 60, and 2001-01-01 as a date.
+# The words and numbers of plain scalars as in resolve.go of go.yaml.in/yaml/v2.
 _TRUE: Final = re.compile(r"(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)\Z")
 _FALSE: Final = re.compile(r"(n|N|no|No|NO|false|False|FALSE|off|Off|OFF)\Z")
 _NULL: Final = re.compile(r"(~|null|Null|NULL|)\Z")
@@ -95,7 +106,7 @@ class _StrictLoader(yaml.SafeLoader):
         self._measured[node] = levels, values
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        # The keys as they are written: what `<<` brings is laid beneath them later, and may be overridden.
+        # Only keys that are written here: those merged by `<<` are added later, and may be overridden.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -105,13 +116,13 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_integer(self, node: Any) -> int:
-        """Returns the value of an integer; one with an explicit tag may be written in PyYAML's forms only."""
-        text = self._short(node)
+        """Returns the value of an integer. With an explicit tag, forms that only PyYAML knows are accepted, too."""
+        text = self._number_text(node)
         return _integer(text) if _INTEGER.match(text) else int(self.construct_yaml_int(node))
 
     def construct_float(self, node: Any) -> int | float | str:
-        """Returns the value of a float, as an integer if it is one; a number that is too large stays text."""
-        text = self._short(node)
+        """Returns the value of a float, as an integer if it has no fraction. A number that is too large is text."""
+        text = self._number_text(node)
         if _NOT_FINITE.match(text):
             raise ConstructorError(None, None, f"{text} is not a number of JSON", node.start_mark)
         value = float(text.replace("_", "")) if _FLOAT.match(text) else self.construct_yaml_float(node)
@@ -119,12 +130,12 @@ class _StrictLoader(yaml.SafeLoader):
             return text
         return int(value) if value.is_integer() else value
 
-    def construct_word(self, node: Any) -> bool:
+    def construct_boolean(self, node: Any) -> bool:
         """Returns the value of a boolean."""
         text = self.construct_scalar(node)
         return bool(_TRUE.match(text)) or (not _FALSE.match(text) and self.construct_yaml_bool(node))
 
-    def _short(self, node: Any) -> str:
+    def _number_text(self, node: Any) -> str:
         text = str(self.construct_scalar(node))
         if len(text) > _MAX_NUMBER:
             raise ConstructorError(None, None, f"a number has more than {_MAX_NUMBER} characters", node.start_mark)
@@ -137,8 +148,8 @@ def _tag(name: str) -> str:
 
 _StrictLoader.add_constructor(_tag("int"), _StrictLoader.construct_integer)
 _StrictLoader.add_constructor(_tag("float"), _StrictLoader.construct_float)
-_StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_word)
-# Resolvers by first character; of two that match, the first one counts.
+_StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_boolean)
+# Resolvers by first character. If several of them match, the first one is used.
 _StrictLoader.yaml_implicit_resolvers = {
     **{first: [(_tag("bool"), _TRUE), (_tag("bool"), _FALSE)] for first in "yYtToOfF"},
     **{first: [(_tag("bool"), _FALSE), (_tag("null"), _NULL)] for first in "nN"},
@@ -151,7 +162,7 @@ for _first in "+-.":
 
 
 class PortableDumper(yaml.SafeDumper):
-    """A safe dumper that quotes every text which PyYAML, kubectl or Helm would read as another value, such as ``n``."""
+    """A safe dumper that quotes every text that PyYAML, kubectl or Helm would read as another value, such as ``n``."""
 
 
 PortableDumper.yaml_implicit_resolvers = {

@@ -190,7 +190,7 @@ class UpdateStrategy(Values):
     """The ``updateStrategy`` of a DaemonSet."""
 
     type: Literal["RollingUpdate", "OnDelete"]
-    """OnDelete: pods are replaced only when somebody deletes them."""
+    """OnDelete: a pod is replaced only after it was deleted."""
     rolling_update: RollingUpdate | None = None
     """Numbers of nodes that are updated at a time."""
 
@@ -254,7 +254,7 @@ class Doctor(Values):
     """The command "dra-frontend doctor" in the driver's pod."""
 
     kubelet_proxy: bool
-    """Grants get on nodes/proxy, which lets the doctor read the kubelet's configuration; values.yaml names the risk."""
+    """Grants get on nodes/proxy, by which the doctor reads the kubelet's configuration. values.yaml names the risk."""
 
 
 class NetworkPolicy(Values):

@@ -40,10 +40,11 @@ class ConfigError(ContractError):
 
 
 _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input should be a map"}
+"""Texts that replace pydantic's, which name types of Python."""
 
 
 def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
-    """Returns all that a model finds wrong, each by its place in the file; ``known`` are the keys at the top."""
+    """Returns all faults of a document, each with its place in the file. ``known`` are the keys at the top level."""
     found = []
     for fault in error.errors(include_url=False, include_context=False):
         text = fault["msg"].removeprefix("Value error, ")
@@ -71,6 +72,7 @@ def _volatile(path: str) -> str:
 
 
 _NUMBER_BITS: Final = 64
+"""Maximum size of an integer that is converted to text: the time of a conversion grows with the square of the size."""
 
 
 def cpu_list_text(value: object) -> object:
@@ -116,7 +118,7 @@ Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_sc
 class Section(BaseModel):
     """Base of the configuration: frozen, camelCase, unknown keys refused, and types as in the chart's schema.
 
-    A key that is null, or has nothing after its colon, is as good as left out.
+    A key whose value is null or missing (``key:``) is treated as absent.
     """
 
     model_config = ConfigDict(
@@ -156,16 +158,16 @@ class SharedPool(Section):
     """How containers without a CPU claim are treated."""
 
     grow: Literal["immediate", "lazy"] = "immediate"
-    """When running ones get released CPUs: at once, or with their next change."""
+    """Whether running containers get released CPUs at once, or with their next change."""
 
 
 class MemoryProtection(Section):
-    """How much memory claims may have protected from reclaim (``memoryConfig.protect``)."""
+    """Limits of the memory that claims can protect from reclaim (``memoryConfig.protect``)."""
 
     allowed: Annotated[tuple[Literal["low", "min"], ...], Field(strict=False)] = ("low",)
-    """Kinds that a claim may ask for; none at all switches protection off."""
+    """Kinds that a claim may request. Empty: no protection."""
     max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-    """Of the memory of a NUMA node, for all claims together."""
+    """Maximum share of the memory of a NUMA node that all claims together may protect."""
 
 
 def _page_size(text: str) -> str:
@@ -186,10 +188,10 @@ class OnDemandPages(Section):
 
 
 class HardwareErrors(Section):
-    """From how many errors that the kernel counts on memory and CPUs take no new claims; 0 is never."""
+    """Number of errors, as counted by the kernel, from which memory and CPUs get no new claims. 0: never."""
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
-    """Of one counter, since the kernel counts."""
+    """Uncorrected errors of one counter since it was reset, usually by the boot."""
     corrected_per_hour: Annotated[int, Field(ge=0)] = 1000
 
 
@@ -204,23 +206,26 @@ class Config(Section):
     cpu_device_mode: Literal["grouped", "individual"] = "grouped"
     """One device for each group of CPUs, or one for each CPU."""
     group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
-    """What a group is; of no effect in individual mode."""
+    """Kind of the groups. It has no effect in individual mode."""
     allocator: Literal["cpumanager", "external"] = "cpumanager"
-    """Who chooses CPUs of a group: this driver where a claim names none, or claims alone. No effect on single CPUs."""
+    """``cpumanager``: the driver chooses CPUs of a group if a claim names none. ``external``: claims must name them.
+
+    It has no effect in individual mode."""
     enforcement: Literal["enforce", "observe"] = "enforce"
     """``observe``: the node is not changed; the driver reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
+    """CPUs for the system. They are never in a claim, and in the shared pool only if claims hold all other CPUs."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
-    """Who keeps others off claimed CPUs: the kernel where it can, the kernel or the claim is refused, or the pool."""
+    """Isolation of claimed CPUs. ``partition``: by the kernel, else claims are refused. ``pool``: by cpusets of other
+    containers. ``auto``: by the kernel if possible, else as ``pool``."""
     shared_pool: SharedPool = SharedPool()
     min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="minSharedCPUs")
-    """CPUs beside the reserved ones that claims leave to everybody else; by default 1 where no CPU is reserved."""
+    """Minimum number of unreserved CPUs that claims leave to other containers; by default 1 if no CPU is reserved."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    """Of the CPUs that this node offers, what one claim may have."""
+    """Maximum share of the CPUs of this node that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
-    """What a claim does to the CPU limit of its pod: raises it by the claimed CPUs, lifts it, or leaves it alone."""
+    """Effect of a claim on the CPU limit of its pod: raised by the claimed CPUs, lifted, or unchanged."""
     irqs: Literal["move", "leave"] = "move"
     """Whether interrupts and unbound workqueues leave the CPUs of running claims, where /proc/irq can be written."""
     host_slices: bool = False
@@ -245,7 +250,7 @@ class Config(Section):
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
     page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Of the page, on the loopback address of the frontend's pod; none: on the state socket alone."""
+    """Port of the page on the loopback address of the frontend's pod. None: the page is only on the state socket."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -263,7 +268,7 @@ class Config(Section):
         return self.enforcement == "observe"
 
     def pages_on_demand(self, numa_node: int, page_bytes: int) -> int:
-        """Returns how many pages of a size claims may have made on a node, those that exist included."""
+        """Returns the maximum number of pages of a size on a NUMA node for claims, including those that exist."""
         entries = self.hugepages_on_demand
         return max(
             (one.pages for one in entries if (one.numa_node, parse_page_size(one.size)) == (numa_node, page_bytes)),

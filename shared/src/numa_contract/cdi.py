@@ -33,12 +33,12 @@ from numa_contract.records import AllocationRecord, parse_record
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 MAX_CLAIM_FILE: Final = 1 << 20
-"""Bytes. The largest record (32 results of one claim, each with metadata) has some 100 KB."""
+"""Maximum size in bytes. The largest record (32 results of a claim, each with metadata) has about 100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimFile:
-    """What a claim's file holds. Without a record, the environment still tells what must not be given away."""
+    """The content of a claim's file. Without a record, the environment still contains the allocated devices."""
 
     driver: str
     uid: str

@@ -17,7 +17,7 @@ _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 HIGHEST_CPU: Final = 8191
 """Linux cannot be built for more CPUs (CONFIG_NR_CPUS stops at 8192), nor for as many NUMA nodes."""
 LONGEST_LIST: Final = 32 << 10
-"""Bytes of a list. Every second CPU of the largest machine is 20 KB."""
+"""Maximum size of a list in bytes. Every second CPU of the largest machine takes 20 KB."""
 # What is remembered stays below 4 MB, whatever is written: 256 sets of 512 CPUs share their ints, as do 8 of 8192.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8

@@ -62,7 +62,7 @@ def cut_answer(text: str) -> str:
 
 
 class ContractError(ValueError):
-    """Something that crossed the border between the containers, or came from the operator, cannot be used."""
+    """A document of the other container or of the operator cannot be used."""
 
 
 class MalformedError(ContractError):

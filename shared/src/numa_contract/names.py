@@ -50,7 +50,7 @@ CLAIMS_JOURNAL: Final = "claims.journal"
 METADATA_DIRECTORY: Final = "dra-device-metadata"
 """Below a driver's plugin directory; the kubelet's own helper has its files there, too."""
 METADATA_MOUNTS: Final = "/var/run/kubernetes.io/dra-device-attributes"
-"""Where containers look for metadata files (KEP-5304)."""
+"""Directory of metadata files in containers (KEP-5304)."""
 
 CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}

@@ -32,7 +32,7 @@ from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1
 _MOST_RESULTS: Final = 32
-"""Of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
+"""Maximum number of allocation results of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
 _MOST_PODS: Final = 256
 """In reservedFor (ResourceClaimReservedForMaxSize)."""
 _MOST_SETS: Final = 1024
@@ -393,7 +393,7 @@ class AllocationRecord(RecordPart):
         return self.memory_parameters.get(request) or _MEMORY_DEFAULTS
 
     def reserves(self, pod_uid: str) -> bool:
-        """Tells whether the pod may use the claim, as far as this snapshot knows."""
+        """Returns True if the pod may use the claim according to this snapshot."""
         return any(pod.uid == pod_uid for pod in self.reserved_for)
 
 

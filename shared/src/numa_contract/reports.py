@@ -20,7 +20,7 @@ LEASE_SECONDS, so that one lost report does not end the lease. docs/adr/0031-cha
 FORMER_RENEW_SECONDS: Final = 2.0
 """The same if the frontend is of a release that does not read changes. It closes a connection that is idle for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
-"""Of one body: a node with 500 containers needs a twentieth of it."""
+"""Maximum size of a request body in bytes. A node with 500 containers needs a twentieth of it."""
 MAX_REPORTS: Final = 20_000
 """Maximum number of containers in one body. An invalid report can be two bytes long, and rejecting it takes a hundred
 times as much CPU time as sending it."""
@@ -62,7 +62,7 @@ _StateWord = Literal["unknown", "created", "paused", "running", "stopped"]
 
 
 def _read_state(value: object) -> object:
-    # A newer backend may know more states; a container in one of them is alive as far as anybody here can tell.
+    # A newer backend may know more states. A container in an unknown state counts as alive.
     return "unknown" if isinstance(value, str) and value not in get_args(_StateWord) else value
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journey of one Prepare through the code: ``python -m hack.trace``.
+"""Prints the functions that the frontend calls for one Prepare: ``python -m hack.trace``.
 
 Starts the driver on a stage (``tests/stage``), prepares claims with one CPU request each, and prints the functions that
 the frontend has called for the last of them, from the call of the kubelet to the answer. Comprehensions and lambdas are
@@ -37,10 +37,10 @@ class Journey:
         self.climbs: dict[str, None] = {}
         """Calls that lead back to a module whose function is waiting, by caller and called function."""
         self.waiting: tuple[str, ...] = ()
-        """Modules of the functions that wait for the thread of the calls, outermost first."""
+        """Modules of the functions that wait for the thread in which the calls happen, outermost first."""
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """Takes note of a call, as ``sys.setprofile`` wants it."""
+        """Records a call. This is a profile function as described at ``sys.setprofile``."""
         if self.running and event == "call" and (module := _module(frame)):
             functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
             if not name.endswith(">"):
@@ -71,7 +71,7 @@ def callers(frame: FrameType | None) -> tuple[str, ...]:
 def _module(frame: FrameType) -> str:
     """Returns the module of a function of the driver, else an empty text.
 
-    Generated code, such as the methods of a dataclass and messages of gRPC, has no place in a journey: nobody reads it.
+    Generated code, such as the methods of a dataclass and messages of gRPC, is left out, since it has no source.
     """
     if frame.f_code.co_filename.startswith("<"):
         return ""

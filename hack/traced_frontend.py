@@ -47,7 +47,7 @@ class Recorder:
         sys.setprofile(self)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Takes note of a call, as ``sys.setprofile`` wants it."""
+        """Records a call. This is a profile function as described at ``sys.setprofile``."""
         if event != "call":
             return
         if (journey := getattr(self._thread, "journey", None)) is not None:
@@ -56,7 +56,7 @@ class Recorder:
             journey = self._journeys.setdefault(task, Journey())
             journey.running = True
             journey(frame, event, argument)
-            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # once more after each await
+            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # called again after each await
                 self._prepares.add(task)
                 task.add_done_callback(self._write)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a process listens: TCP addresses as flags give them, and the length of a unix socket's path."""
+"""Addresses on which a process listens: TCP addresses from flags, and the length of a unix socket's path."""
 
 import os
 import socket

@@ -7,13 +7,13 @@ from math import inf
 from typing import Final
 
 _JITTER: Final = random.Random()  # noqa: S311 - spreads attempts, guards nothing
-"""One for all: to seed one takes longer than the rest of a call that seldom needs it."""
+"""The shared random number generator. Seeding one for each Backoff would take longer than the rest of most calls."""
 
 
 class Backoff:
     """Waits that double from ``first`` to ``last`` seconds; half of each is random, so that instances drift apart.
 
-    When nobody asks for the next wait until ``calm`` seconds after the end of the last one, it is ``first`` again.
+    If the next wait is requested more than ``calm`` seconds after the end of the last one, it is ``first`` again.
     """
 
     def __init__(self, first: float, last: float, jitter: random.Random | None = None, *, calm: float = inf) -> None:

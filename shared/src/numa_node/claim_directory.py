@@ -41,7 +41,7 @@ class DirectoryView:
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """In words, by file name; "" is the directory itself."""
+    """Texts by file name; "" is the directory itself."""
     detached: bool = False
     """The directory was removed on the host, and what is mounted here is what is left of it: files of the new one are
     never seen. Only a restart of the container mounts the new one."""
@@ -51,7 +51,7 @@ class DirectoryView:
 class _Entry:
     stamp: _Stamp
     scanned_ns: int
-    """When the file was read, by the clock of its time stamps."""
+    """Time of the reading on the file system's clock, comparable with the time stamps of the file."""
     file: ClaimFile | None
     problem: str = ""
     digest: bytes = b""
@@ -68,12 +68,12 @@ def _stamp_of(directory: os.stat_result) -> _Stamp:
 
 
 def _settled(stamp_ns: int, scanned_ns: int) -> bool:
-    """Tells whether a change after the scan must have another stamp."""
+    """Returns True if any change after the scan changes the stamp."""
     return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
 
 
 class DirectoryReplacedError(OSError):
-    """The CDI directory was removed on the host: what is mounted here is seen by nobody any more."""
+    """The CDI directory was removed on the host, so that no other process uses the one that is mounted here."""
 
     def __init__(self) -> None:
         super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
@@ -96,9 +96,9 @@ class ClaimDirectory:
         """The view as of the last refresh."""
 
     def is_current(self) -> bool:
-        """Tells by the directory's time whether the view is that of now: one system call, as quick as the file system.
+        """Returns True if the directory's time shows that the view is current. Takes one system call.
 
-        Not while a refresh() is at work.
+        Must not be called during a refresh().
         """
         try:
             return self.settled and _stamp_of(os.stat(self._path)) == self._stamp  # noqa: PTH116
@@ -106,7 +106,7 @@ class ClaimDirectory:
             return False
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
-        """Returns the present view. ``thorough`` looks at every file even if the directory's time has not changed.
+        """Returns the present view. ``thorough`` reads every file even if the directory's time has not changed.
 
         Blocks on file I/O. Raises nothing: what cannot be read is among the view's problems.
         """
@@ -193,7 +193,7 @@ class ClaimDirectory:
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)
         status = entry.stat(follow_symlinks=False)
-        # Every change of a file changes these, since nobody can set the change time. More would cost a third of a scan.
+        # Each change of a file changes these, since the change time cannot be set. More would take a third of a scan.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
         if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
             return before
@@ -214,7 +214,7 @@ class ClaimDirectory:
             return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
         except ContractError as error:
             return _spoilt(before, stamp, now_ns, str(error))
-        except Exception as error:  # noqa: BLE001 - one file that nobody foresaw must not stop the others
+        except Exception as error:  # noqa: BLE001 - an unforeseen file must not stop the others
             return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be judged: {shown(repr(error))}")
         if before is not None and before.file is not None and _same(before.file, read):
             read = before.file
@@ -275,7 +275,7 @@ class DirectoryReader:
 
 
 def _same(before: ClaimFile, read: ClaimFile) -> bool:
-    """Tells whether a file says what it said, fields that only a newer release knows included."""
+    """Returns True if the content is unchanged, including fields that this release does not know."""
     if before != read:
         return False
     one, other = before.record, read.record

@@ -2,7 +2,7 @@
 """Files that several processes of a node share: read safely, replaced as a whole, locked.
 
 A lock is an exclusive flock(2). The kernel releases it when its holder dies, however that happens. Lock files are never
-removed: a lock on a file that has lost its name excludes nobody.
+removed: a lock on a file that has lost its name excludes no other process.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
 
 
 def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
-    """Puts a file in its place whole: who reads it sees the former one or this one. OSError leaves all as it was.
+    """Replaces a file atomically: a reader sees the previous or this content. Raises OSError, then nothing is changed.
 
-    The temporary file lies beside it under a hidden name that does not end as the file's does: a rename from elsewhere
-    raises no event that container runtimes watch for, and nobody reads it half written.
+    The temporary file is in the same directory and has a hidden name with another ending. So container runtimes, which
+    watch for renames inside the directory, see the new file, and no process reads it half written.
     """
     directory, _, name = path.rpartition("/")
     temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
@@ -71,11 +71,11 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
 
 
 class LockTimeoutError(TimeoutError):
-    """Somebody else held a lock for too long."""
+    """Another process held a lock for too long."""
 
 
 def locked(descriptor: int) -> bool:
-    """Tries to lock an open file exclusively; tells whether it is locked by it now. Never waits."""
+    """Tries to lock an open file exclusively, without waiting. Returns True if it holds the lock now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,7 +84,7 @@ def locked(descriptor: int) -> bool:
 
 
 def is_named(descriptor: int, path: str | Path) -> bool:
-    """Tells whether an open file is the one of this name: a lock on one that lost its name excludes nobody."""
+    """Returns True if the open file still has this name. A lock on another file excludes no process."""
     try:
         there = os.stat(path)  # noqa: PTH116 - asked before every write; Path costs more than the call
     except OSError:
@@ -141,7 +141,7 @@ class FileLock:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         had = False
         try:
-            # If somebody removed or replaced the file, the next try opens the new one.
+            # If the file was removed or replaced, the next try opens the new one.
             had = locked(descriptor) and is_named(descriptor, self.path)
         finally:
             if not had:

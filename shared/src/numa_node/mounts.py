@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted where, as ``/proc/self/mountinfo`` says it (proc_pid_mountinfo(5)). Pure."""
+"""Parses the mounts in ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)). Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line, as far as cgroups need it."""
+    """The fields of one line that matter for cgroups."""
 
     root: str
     """Which part of the file system is seen there."""

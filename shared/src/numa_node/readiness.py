@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pod is ready: a problem must last before it is not, and be gone for a moment before it is again.
+"""Readiness of a pod. It changes only after a problem has lasted, or has been absent, for some time.
 
 A starved node is late with everything now and then. A pod that goes unready each time tells nothing, and keeps a
 roll-out of a DaemonSet from going on.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the services do their regular work.
+"""Times of the periodic work of the services.
 
 Waking up an idle process takes more CPU time than the few files that it then reads. Therefore all regular work is done
 at *ticks*: multiples of TICK_SECONDS on the loop's clock, which is the same in all processes on a machine. Any number

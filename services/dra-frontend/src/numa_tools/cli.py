@@ -30,13 +30,13 @@ _STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a u
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, and what its help says."""
+    """The texts and output forms of a command."""
 
     text: str
     outputs: tuple[str, ...] = ()
     """Values of ``-o``; the first is the default."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Arguments by what they do."""
+    """Arguments of the examples in its help, by description."""
     statuses: str = _STATUSES
 
 
@@ -76,7 +76,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Exit status: 0; 1 if there are problems; 2 if there is no such subject, or for a usage error.",
     ),
     "gather": Command(
-        "pack what a bug report needs into one archive",
+        "pack the files for a bug report into one archive",
         examples={
             "Without names of pods and nodes": "-o node.tar.gz --mask",
             "To standard output": "-o - > FILE.tar.gz",
@@ -100,7 +100,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Exit status: 0 without problems; 1 with problems; 2 for a usage error or unusable input.",
     ),
     "provision": Command(
-        "allocate hugepages as HugePageProvision files say",
+        "allocate the hugepages that HugePageProvision files specify",
         _TABLE,
         {
             "Check the files and change nothing": "--dry-run pages.yaml",
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _OF_TOP: Final = ("status", "doctor", "simulate", "explain")
-"""Commands of which the help of the program has an example."""
+"""Commands with an example in the help of the program."""
 
 
 def _first(name: str) -> str:
@@ -162,7 +162,7 @@ def _sentence(name: str) -> str:
 
 
 def _epilog(examples: Mapping[str, str], statuses: str) -> str:
-    """Returns examples, each with what it does, and the exit statuses."""
+    """Returns the end of a help text: examples with their descriptions, and the exit statuses."""
     lines = [f"  # {text}\n  {_PROGRAM} {words.rstrip()}" for words, text in examples.items()]
     return "\n".join(["examples:", *lines, "", statuses])
 
@@ -191,7 +191,7 @@ def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
 def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     subject = (
         "claim or pod ([NAMESPACE/]NAME or UID; default namespace: default), CPU or device; the prefix claim/, pod/, "
-        "cpu/ or device/ tells which, if a name could be several"
+        "cpu/ or device/ selects one of them if a name is ambiguous"
     )
     made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
     text = "archive to write (.tar.gz); - is standard output"

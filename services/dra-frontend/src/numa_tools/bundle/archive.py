@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 128 << 20
-"""Of all files together; a machine of 512 CPUs with 500 containers has a twentieth of it."""
+"""Maximum size of all files together. A machine of 512 CPUs with 500 containers has a twentieth of it."""
 MOST_ENTRIES: Final = 200_000
 _MOST_HEADER: Final = 64 << 10
 """Bytes before the content of a file; a path of the kernel has 4 KiB. What lists pieces of a file has any number."""
 MOST_PARTS: Final = 64
-"""Of a path; sysfs needs 20. Thousands fit into an archive, and what removes directories goes down in calls."""
+"""Maximum depth of a path; sysfs needs 20. Removing directories is recursive, and an archive can nest thousands."""
 MANIFEST: Final = "manifest.json"
 """What the archive is, and what could not be read."""
 STATE: Final = "state"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands read and print: strict input files; aligned tables, JSON and YAML. Pure."""
+"""Input and output of the commands: strict files; aligned tables, JSON and YAML. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -29,10 +29,10 @@ from numa_tools.commands.provision_plan import plan, read_requested
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
-"""Name of the node where nothing is published, so that any name does."""
+"""Name of the node for commands that publish nothing. It has no effect."""
 _WATCH_SECONDS: Final = 2.0
 _PEOPLE: Final = ("table", "wide")
-"""Forms of the output for people."""
+"""Values of ``-o`` whose output is a table or text."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dra-frontend inspect`` shows of a machine: plain values for JSON and YAML, a table for people. Pure."""
+"""The output of ``dra-frontend inspect`` for a machine: values for JSON and YAML, or a table. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -116,7 +116,7 @@ def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
 
 
 def machine_table(machine: Machine, *, wide: bool = False) -> str:
-    """Returns a machine for a person: a summary, then one row for each NUMA node; ``wide``: with its performance."""
+    """Returns a machine as text: a summary, then a row for each NUMA node. ``wide`` adds the node's performance."""
     nodes = list(machine.numa_nodes.values())
     sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]

@@ -79,7 +79,7 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
 def _explained(why: str, machine: Machine) -> str:
     """Returns the cause and the remedy of a missing DeviceClass.
 
-    The chart creates the classes of this driver for every page size, but a node has devices for its own sizes alone.
+    The chart creates the classes of this driver for every page size, but a node has devices only for its own sizes.
     """
     name = why.removeprefix(NO_CLASS).strip()
     if name.startswith("dra.hugepages-") and not name.endswith("-far"):

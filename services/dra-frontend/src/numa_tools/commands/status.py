@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dra-frontend status`` shows: who has what on this node, and what is wrong with it, on one screen.
+"""The output of ``dra-frontend status``: devices, claims, CPUs and problems of this node on one screen.
 
 The service is asked. While it is down, the claim files, the journal and the machine say the same, but for containers.
 """
@@ -163,7 +163,7 @@ def _is(use: Any, record: AllocationRecord) -> bool:
 
 
 def status_screen(status: Document, *, wide: bool = False) -> str:
-    """Returns the status for a person; ``wide``: with the UIDs of claims, and why they are enforced or not."""
+    """Returns the status as text. ``wide`` adds the UIDs of claims, and the reasons for their enforcement status."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     kept = {_BY_KERNEL: status["cpus"][_BY_KERNEL]} if _BY_KERNEL in status["cpus"] else {}
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())

@@ -137,7 +137,7 @@ class RunDirectory:
     active: str | None
     """Pod UID to which ``state.sock`` leads; None without a link."""
     instances: Mapping[str, bool]
-    """Pod UIDs with a state socket, and whether somebody listens at it."""
+    """Pod UIDs with a state socket, and whether a process listens on it."""
     journal_problem: str
     space: Space
 
@@ -150,7 +150,7 @@ class Claims:
     problems: Mapping[str, str]
     """By file name; "" is the directory itself."""
     detached: bool
-    """The directory was replaced on the node; what is mounted here is seen by nobody else."""
+    """True if the directory was replaced on the node, so that no other process uses the one that is mounted here."""
     space: Space
 
     @property

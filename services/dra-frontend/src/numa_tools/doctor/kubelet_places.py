@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where distributions keep the configuration of their kubelets. Pure.
+"""Paths of the kubelet's configuration in distributions. Pure.
 
 The places are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
 openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.

@@ -26,7 +26,7 @@ class Finding:
     what: str
     """The cause, one sentence or two."""
     why: str
-    """Why it matters; of an UNKNOWN, why the check could not be made."""
+    """Consequence of the fault. For UNKNOWN, the reason why the check could not be made."""
     remedy: str
     evidence: tuple[str, ...] = ()
     """Facts that show the cause, where ``what`` does not contain them: one for each part of the node."""
@@ -49,7 +49,7 @@ class Unread:
     why: str
     remedy: str
     on_purpose: bool = False
-    """Whether nobody tried: then it is not a problem either."""
+    """True if the source was not read on purpose, so that this is not a problem."""
 
 
 def unknown(source: Unread) -> Finding:

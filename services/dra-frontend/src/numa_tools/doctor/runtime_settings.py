@@ -46,7 +46,7 @@ class RuntimeConfig:
     software: str
     """CONTAINERD or CRI_O."""
     source: str
-    """Where the settings are from, for messages."""
+    """Source of the settings, for messages."""
     command: str
     """Command on the node that prints the settings in use."""
     settings: Mapping[str, Any]

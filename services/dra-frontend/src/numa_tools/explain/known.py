@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a node when somebody asks: by its files, and by what the running service says of itself."""
+"""The present state of a node for ``explain``: from its files, and from the running service."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,9 +49,9 @@ class Known:
     """``/v1/backend``; None if it is not known or cannot be read."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
-    """Why the service could not be asked: then files alone are known, and nothing of containers."""
+    """Reason why the service did not answer. Then only the files are known, and no containers."""
     hindrances: tuple[str, ...] = ()
-    """Why no claim comes to run here, whatever it asks for."""
+    """Reasons why no claim can run on this node at present, regardless of its requests."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Files of the containers' cgroups, by container id and name, where they can be seen."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Known:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Returns who holds what."""
+        """Returns the allocations."""
         releasing = {key: file for key, file in self.releasing.items() if key not in self.files}
         return Ledger(self.files, releasing, self.containers)
 

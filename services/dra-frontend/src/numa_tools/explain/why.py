@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a request has these CPUs: by which parameters, out of what, and what was worse. All as things are now."""
+"""Reasons for the CPUs of a request: parameters, the CPUs to choose from, and rejected choices, as of now."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ def stated(parameters: CpuParameters) -> dict[str, Any]:
 
 
 def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
-    """Returns why a request has its CPUs, or that nobody can tell any more."""
+    """Returns why a request has its CPUs, or that this is no longer known."""
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
@@ -84,7 +84,7 @@ def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]
 
 
 def claim_name(known: Known, uid: str) -> str:
-    """Returns namespace and name of a claim, the UID where no record tells them."""
+    """Returns namespace and name of a claim, or its UID if no record contains them."""
     released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
     return next((one.claim.full_name for one in [*known.records_of(uid), *released]), uid)
 

@@ -9,7 +9,7 @@ from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
 MOST_ITEMS: Final = 1024
-"""Of one list: more than any list of the API has."""
+"""Maximum number of entries of a list. Lists of the API are shorter."""
 _KINDS: Final[Mapping[type, str]] = {
     str: "a text",
     bool: "true or false",

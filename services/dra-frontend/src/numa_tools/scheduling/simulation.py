@@ -82,7 +82,7 @@ class Simulation:
             try:
                 given, records = self._prepared(claim, own)
             except Refused as error:
-                # The devices stay allocated, as in a cluster, where nobody tries others: the pod waits for good.
+                # The devices stay allocated, as in a cluster, where the scheduler does not try others: the pod waits.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
             row["claims"].append(given)

@@ -61,7 +61,7 @@ class Constraint:
     distinct: bool
 
     def covers(self, request: str) -> bool:
-        """Tells whether it is for a result of that name, full or without its subrequest."""
+        """Returns True if it applies to a result of that name, with or without the subrequest."""
         return covers(self.requests, request)
 
 

@@ -27,7 +27,7 @@ def find_service(run_directory: Path, pod_uid: str) -> StateClient:
 
 
 def is_served(path: Path) -> bool:
-    """Tells whether somebody listens at a unix socket."""
+    """Returns True if a process listens on a unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_SECONDS)
         try:

@@ -60,15 +60,15 @@ class ClaimReader(Protocol):
 
 
 class NodeDevices(Protocol):
-    """The devices of this node."""
+    """The devices of this node (``node/machine_watch``, MachineWatch)."""
 
     @property
     def inventory(self) -> Inventory:
-        """The devices as of the last read of the machine; another object whenever something has changed."""
+        """The devices as of the last reading of the machine. They are another object if anything has changed."""
 
 
 class KubeletCapabilities(Protocol):
-    """What this node's kubelet does with claims."""
+    """Properties of this node's kubelet that concern claims (``publishing/capabilities``)."""
 
     async def counts_claims(self, driver: str) -> bool:
         """Returns True if the kubelet adds claims of devices with the mapping to pods' limits. Raises KubeError."""
@@ -92,7 +92,7 @@ class Recovery:
     """Time for the lists of one round. The next round, with the claims that are read by name, waits for them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
-    """When a lost claim is asked for again."""
+    """Times at which lost claims are read again, by claim."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remain after the last list of all claims."""
@@ -132,7 +132,7 @@ class Recovery:
                     await self._news.wait()
 
     async def round(self) -> None:
-        """Asks for what is lost and due, and writes what can be rebuilt. Raises OSError."""
+        """Reads the lost claims that are due from the API server, and rebuilds their records. Raises OSError."""
         if not self._backend.live or (ledger := self._store.ledger) is self._intact:
             return
         overlapping, all_lost = await self._part_overlaps(), self._store.ledger.lost()
@@ -201,7 +201,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping
+        mapped = self._config.publish_node_allocatable_resource_mapping  # as in NodeClaims
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Two reports may be equal: each is another object.
@@ -271,7 +271,7 @@ class Recovery:
         self._listed = self._nameless()
 
     async def _part_overlaps(self) -> bool:
-        """Sets one of two records with the same CPUs aside if this instance leads. Returns False if there are none."""
+        """Returns True if two records have CPUs in common. If this instance leads, sets one of them aside."""
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
@@ -347,7 +347,10 @@ def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: M
 
 
 def _part_overlaps(transaction: Transaction) -> None:
-    """The record with a living container stays; of two without one, the lower UID does; two in use both stay."""
+    """Sets one record of each overlapping pair aside, unless containers of both run.
+
+    That is the record without a running container, or the one with the higher UID if neither has one.
+    """
     if not transaction.certain:
         return
     for one, other in transaction.ledger.overlaps():

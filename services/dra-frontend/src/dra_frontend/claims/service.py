@@ -28,9 +28,8 @@ from dra_frontend.api_server.other_devices import OtherDeviceReader
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
 from dra_frontend.claims.metadata import MetadataFiles
-from dra_frontend.claims.recovery import Recovery
+from dra_frontend.claims.recovery import KubeletCapabilities, NodeDevices, Recovery
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.shortages import Shortages
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
@@ -44,7 +43,7 @@ _OBSERVED: Final = (
     "is not prepared, since this node only observes and enforces nothing: set enforcement: enforce in driverConfig"
 )
 Answers = Mapping[str, Answer]
-"""By claim UID."""
+"""Answers by claim UID."""
 
 
 class ClaimReader(Protocol):
@@ -52,21 +51,6 @@ class ClaimReader(Protocol):
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
-
-
-class KubeletCapabilities(Protocol):
-    """What this node's kubelet does with claims (``publishing/capabilities``)."""
-
-    async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of devices with the mapping to pods' limits. Raises KubeError."""
-
-
-class NodeDevices(Protocol):
-    """The devices of this node (``node/machine_watch``, MachineWatch)."""
-
-    @property
-    def inventory(self) -> Inventory:
-        """The devices as of the last read of the machine; another object whenever something has changed."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -124,7 +108,7 @@ class NodeClaims:
                     extra={"driver": driver, "claim": f"{claim.namespace}/{claim.name}", "error": error},
                 )
         prepared = [uid for uid, answer in stored.items() if answer.error is None]
-        # By the event loop, which continues after the answer was sent.
+        # The event loop calls this after the answer was sent.
         asyncio.get_running_loop().call_soon(self._log_prepared, driver, prepared)
         return answers
 
@@ -157,7 +141,7 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # Without the mapping, slices of an earlier configuration may still contain it.
+            # If the mapping is off, published slices of an earlier configuration may still contain one.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service: every part of one run is made here, bottom-up, and one TaskGroup holds all that runs.
+"""The service. Creates all parts of one run, and runs their tasks in one TaskGroup.
 
 Order of start: preflight, records loaded, state endpoint up, backend's lease live, then registration with the kubelet
 and slices.
-Order of end: registration goes first, the state socket last. Slices stay; the kubelet wipes them if nobody comes back.
+Order of end: registration goes first, the state socket last. Slices stay; the kubelet deletes them if no instance
+registers again.
 """
 
 import asyncio
@@ -97,9 +98,9 @@ class Service:
         self.guard = Guard()
         self._complaints = Complaints(_log)
         self.pod_warnings: tuple[Notice, ...] = ()
-        """Faults of the pod that the preflight found and that the service works without."""
+        """Faults of the pod that the preflight has found and that do not prevent the service from running."""
         self._reported: list[NodeCondition] = []
-        """The backend's conditions of the Node, as it reported them last."""
+        """Conditions of the Node as the backend last reported them."""
         self.recorder = EventRecorder(client, node)
         self.node_events = NodeEvents(self.recorder, node, self.instance)
 
@@ -115,7 +116,7 @@ class Service:
             for driver in DRIVERS
         }
 
-        # The claims service and what follows the claims in the background.
+        # The claims service and the background tasks for claims.
         kubelet = NodeCapabilities(self.publishers, self.node_status)
         self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
@@ -139,7 +140,7 @@ class Service:
             shortages=self.shortages,
         )
 
-        # Towards the kubelet, the scheduler and Prometheus.
+        # The parts for the kubelet, the scheduler and Prometheus.
         boards = {driver: HealthBoard() for driver in DRIVERS}
         mapped = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=mapped)
@@ -160,7 +161,7 @@ class Service:
         return ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
 
     def _machine_watch(self, settings: Settings) -> MachineWatch:
-        """Returns the machine, which is read with the kubelet's reserve and the CPUs of the present claims."""
+        """Returns the watch of the machine. It uses the kubelet's memory reserve and the present claims."""
         trees = open_host(settings), HostTree(settings.config.cgroup_root)
         ledger, reserve = lambda: self.store.ledger, lambda: self.node_status.reserved_memory
         return MachineWatch(*trees, settings.config, settings.node_name, ledger, reserve=reserve)

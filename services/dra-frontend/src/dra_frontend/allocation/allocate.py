@@ -144,7 +144,7 @@ def _check_named(blank: AllocationRecord) -> None:
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
-    """Tells whether the parameters are those of the record; what is not known never takes CPUs from a claim."""
+    """Returns True if the parameters equal those of the record. If one side is unknown, the claim keeps its CPUs."""
     if parsed.refusal is not None or not (old.parameters or old.memory_parameters):
         return True
     names = ("parameters", "memory_parameters", "sharing")

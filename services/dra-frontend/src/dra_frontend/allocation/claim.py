@@ -54,7 +54,7 @@ def covers(requests: frozenset[str], request: str) -> bool:
 
 
 class Source(StrEnum):
-    """Who wrote an opaque configuration."""
+    """The source of an opaque configuration."""
 
     DEVICE_CLASS = "FromClass"
     CLAIM = "FromClaim"
@@ -76,7 +76,7 @@ class OpaqueConfig:
     parameters: Mapping[str, Any]
 
     def applies_to(self, driver: str, result: AllocationResult) -> bool:
-        """Tells whether the parameters are meant for a result of that driver."""
+        """Returns True if the parameters apply to a result of that driver."""
         return self.driver == driver and covers(self.requests, result.request)
 
 
@@ -119,7 +119,7 @@ class ClaimView:
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """Of the allocation's node selector, the node names that each term demands; none where it demands none."""
+    """Node names that each term of the allocation's node selector requires. Empty for a term that requires none."""
     results: Mapping[str, tuple[AllocationResult, ...]]
     """By driver, what is taken of devices, in the order of the scheduler."""
     watched: Mapping[str, tuple[AllocationResult, ...]]
@@ -134,7 +134,7 @@ class ClaimView:
         return f"claim {self.claim.full_name}"
 
     def is_for(self, node: str, uid: str) -> bool:
-        """Tells whether this is the claim of that UID, allocated, and possibly to that node: labels are not read."""
+        """Returns True if this claim has that UID and is allocated, possibly to that node: labels are not evaluated."""
         here = not self.nodes or any(not names or node in names for names in self.nodes)
         return here and self.allocated and self.claim.uid == uid
 

@@ -115,7 +115,7 @@ def allocate_cpus(
     ledger: Ledger,
     joins: Sequence[Join] = (),
 ) -> tuple[CpuAllocation, ...]:
-    """Returns the CPUs of every result, in order; none of them is anybody else's. Raises Refused.
+    """Returns the CPUs of every result, in order. No other claim has one of them. Raises Refused.
 
     ``parameters`` are by the requests' base names.
     """
@@ -222,7 +222,7 @@ class _Choice:
             text += f"; other requests of this claim have {format_cpu_list(mine)}"
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
-            # Only what the device could give if nobody else had any of it is worth waiting for.
+            # It is only worth waiting if the device would have enough CPUs without other claims.
             text += "; CPUs of a claim that is being released come back when its last container has ended"
         raise Refused(text)
 

@@ -103,7 +103,7 @@ def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]
 
 
 def differs(entries: Entries, present: Entries) -> bool:
-    """Tells whether the server has not what it should have; further entries and conditions are not looked at."""
+    """Returns True if the server's entries differ from these. Other entries and conditions are ignored."""
     for key, entry in entries.items():
         had = present.get(key)
         if had is None or had.data != entry.data:

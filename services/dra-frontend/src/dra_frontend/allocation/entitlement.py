@@ -24,7 +24,7 @@ def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
 
 def shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
-    """Tells whether it has the shared pool beside them (``cpuConfig.shared``)."""
+    """Returns True if it also uses the shared pool (``cpuConfig.shared``)."""
     return any(not record.shared_cpus.keys().isdisjoint(requests) for record, requests in _held(report, ledger))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what on this node, as one value made from claim files, releases in progress and the backend's reports."""
+"""The allocations of this node, as one value computed from claim files, releases and the backend's reports."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class Ledger:
     """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
-    """Claims that were prepared and not released, and whose files are gone: nobody knows what they hold."""
+    """Claims that were prepared and not released, and whose files are gone, so that their devices are unknown."""
     answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
     """Bytes by memory device of lost claims, as the API server's answer contains them. Empty if the claim is gone."""
     unlisted: bool = False

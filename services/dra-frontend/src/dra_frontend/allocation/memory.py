@@ -85,7 +85,7 @@ def allocated_bytes(device: MemoryDevice, inventory: Inventory) -> int:
 
 
 def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
-    """Tells whether a device of plain memory is offered no more, since all of it is reserved; the memory is there."""
+    """Returns True if a device of plain memory exists and is not published, since all of it is reserved."""
     if MEMORY_DRIVER in inventory.refused or result.pool not in {pool.name for pool in inventory.pools}:
         return False
     return result.device in {memory_device_name(None, node) for node, kept in inventory.reserve.by_node.items() if kept}

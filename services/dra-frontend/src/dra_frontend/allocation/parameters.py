@@ -65,7 +65,7 @@ class Section(Fields):
 
 
 def _quota(value: object) -> object:
-    """Returns ``lift`` for ``off``, its former word, which YAML reads as the boolean false unless it is quoted."""
+    """Returns ``lift`` for its former name ``off``, which YAML reads as the boolean false unless it is quoted."""
     return "lift" if value is False or (isinstance(value, str) and value == "off") else value
 
 

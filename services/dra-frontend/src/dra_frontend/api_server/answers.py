@@ -31,9 +31,9 @@ from dra_frontend.api_server.requests import Call, Document
 _log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 4 << 20
-"""Of an answer, and of an event of a watch. etcd takes objects of 1.5 MiB."""
+"""Maximum size of an answer, and of an event of a watch, in bytes. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Of a Status. Only a part of its message is shown anyway, and failures may be frequent."""
+"""Maximum size of a Status in bytes. Only a part of its message is shown, and failures may be frequent."""
 _DIGITS: Final = 20
 _SHOWN: Final = 700
 """Characters of the server's own words: they name fields, and after two long names what is wrong."""

@@ -176,7 +176,7 @@ class KubeClient:
             query = {**base.query, "limit": str(page), **({"continue": token} if token else {})}
             call = replace(base, query=query)
             try:
-                # In a thread: what tenants wrote may take a second to read, and nobody else waits for that.
+                # In a thread: parsing documents of tenants may take a second, and the event loop must not wait for it.
                 items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
             except TooLargeError as error:
                 pace = later or pace

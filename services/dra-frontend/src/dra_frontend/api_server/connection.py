@@ -102,7 +102,7 @@ class Connection:
         """The current client and the one before it, on which open requests may still end."""
 
     async def open(self) -> None:
-        """Reads address and credentials; connects to nobody yet. Raises KubeConfigError, and OSError for bad files."""
+        """Reads address and credentials; does not connect yet. Raises KubeConfigError, and OSError for bad files."""
         self._read_at = self._clock()
         configuration, trust = await asyncio.to_thread(read_configuration, self._load)
         if trust != self._trust:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the API server is and who we are: kubeconfig or service account."""
+"""Address of the API server and credentials: from a kubeconfig or the service account."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def read_configuration(load: Load) -> tuple[Configuration, object]:
 
 
 def _stamp(path: str | None) -> object:
-    """Tells one content of a file from another, also behind a symbolic link that is swapped."""
+    """Returns a value that differs if the content of a file differs, also if a symbolic link to it was replaced."""
     try:
         status = Path(path or "").stat()
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which the API server can fail us. Only situations that somebody handles have a class."""
+"""Errors of the API server. Only those that a caller handles in its own way have a class."""
 
 
 class KubeError(Exception):

@@ -213,13 +213,13 @@ class BackendView:
     """The configuration of the node: what the lack of partitions means for claims depends on it."""
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
-    """By id; another object whenever something in it has changed."""
+    """Containers by id. They are another object if anything in them has changed."""
     generation: int = 0
-    """Of the state that the reports describe; 0 before this backend has sent it."""
+    """Generation of the state that the reports describe. 0 before this backend has sent reports."""
     complete: bool = False
     """Whether the reports are this backend's present state, so that silence about a container means there is none."""
     unreadable: str = ""
-    """Why a report could not be read."""
+    """Reason why a report could not be parsed."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by another one, by :meth:`changed`."""
     _reports: ContainerReports = field(default_factory=ContainerReports)
@@ -328,7 +328,7 @@ class BackendView:
 
     @property
     def configured(self) -> tuple[Notice, ...]:
-        """Consequences of the configuration that an operator should know of, whatever the backend reports."""
+        """Consequences of the configuration that an operator should know, regardless of the reports."""
         found = list[Notice]()
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None

@@ -40,15 +40,15 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 2.0
-"""A change is written so long after it was seen, and up to twice that: what passes meanwhile is never written."""
+"""Minimum delay between a change and its write; the maximum is twice as long. A shorter change is never written."""
 PATIENCE_SECONDS: Final = 10.0
-"""So long a claim that no container has used yet waits for one, so that most claims are written once."""
+"""Delay of the status of a claim that no container has used yet, so that the status of most claims is written once."""
 PAUSE_SECONDS: Final = 15.0
-"""Between two writes of one claim."""
+"""Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""A backend that enforces nothing for so long is worth a write; its restart takes seconds."""
+"""Time for which the backend must enforce nothing before that is written. Its restart takes seconds."""
 MOST_AT_ONCE: Final = 4
-"""In a tick of two seconds."""
+"""Maximum number of writes in a tick of two seconds."""
 _REFUSED_SECONDS: Final = 600.0
 """Before a claim is tried again that the server has refused to change."""
 _FAILED: Final = (2.0, 120.0)
@@ -90,9 +90,9 @@ class DeviceStatus:
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
     _present: dict[str, Entries] = field(default_factory=dict)
-    """What the server has, by UID. Of a claim that was prepared before this process began it is not known at first."""
+    """Status on the server, by UID. It is unknown for claims that were prepared before this process began."""
     _from: tuple[object, ...] | None = None
-    """What ``_wanted`` was made from."""
+    """The objects from which ``_wanted`` was computed."""
     _due: dict[str, float] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
     _paused_until: float = -inf

@@ -192,7 +192,7 @@ class Transaction:
 
     @property
     def ledger(self) -> Ledger:
-        """Who holds what at this moment of the transaction. Built once, and again after a change."""
+        """The ledger at this point of the transaction. Computed once, and again after a change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())

@@ -35,7 +35,7 @@ _OTHERS: Final = (
 
 
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
-    """Returns what happened to a container, with a cause and a remedy for every memory claim that it holds."""
+    """Returns the text of the Event of a kill, with a cause and a remedy for each memory claim of the container."""
     held = []
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]

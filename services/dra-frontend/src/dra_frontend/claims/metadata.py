@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers can read of their devices (KEP-5304): a document for each request, as a file that CDI mounts.
+"""Metadata of devices for containers (KEP-5304): a document for each request, as a file that CDI mounts.
 
 A record carries the documents, so that a lost file can be written again. The files are written before the CDI file
 names them and removed with it. One that cannot be written is not mounted, since a container whose mount has no source
@@ -105,7 +105,7 @@ class MetadataFiles:
         return record.model_copy(update={"metadata": files})
 
     def place(self, record: AllocationRecord) -> AllocationRecord:
-        """Makes the files say what the record says; returns it without those that cannot be written."""
+        """Writes the files of a record. Returns the record without the files that cannot be written."""
         placed = {request: file for request, file in record.metadata.items() if self._placed(record, request, file)}
         return record if len(placed) == len(record.metadata) else record.model_copy(update={"metadata": placed})
 
@@ -135,7 +135,7 @@ class MetadataFiles:
         self.failed(record.driver)
 
     def missing(self, record: AllocationRecord) -> bool:
-        """Tells whether a file of the record is gone."""
+        """Returns True if a file of the record is missing."""
         # Not Path.exists(), which raises where even that is denied.
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 

@@ -49,11 +49,11 @@ _MOST_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Maximum time for the growth of one pool; the scheduler waits for 600."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval at which the helper is asked whether it can write the pools; longer than a check may take."""
+"""Interval of checks whether the helper can write the pools. A check takes less."""
 
 
 class ClaimApi(Protocol):
-    """Reads labelled claims, and writes what became of their pages."""
+    """Reads labelled claims, and writes whether their pages are allocated."""
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -206,7 +206,7 @@ class HugepagesOnDemand:
         self._publish_shortages(before)
 
     async def _check_helper(self) -> None:
-        """Asks the helper whether it can write each pool, until it does not answer for one."""
+        """Checks whether the helper can write each pool, and stops if it does not answer."""
         devices = [device for _, device in self._devices()]
         for number, device in enumerate(devices):
             try:

@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 _THOROUGH_SECONDS: Final = 10.0
 """Minimum time between two scans of every file. Only these notice changes of a file in place, and missing metadata
 files."""
-# What could not be done for a container is tried again after so long, without news.
+# Delay of a retry for a container, unless a report arrives before.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
-"""From the begin of one sweep to that of the next, up to twice as long: a cluster has thousands of nodes."""
+"""Minimum time between the beginnings of two sweeps. It is up to twice as long, since clusters have many nodes."""
 
 
 class ClaimReader(Protocol):
@@ -55,7 +55,7 @@ class Reconciler:
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _done: object = None
-    """The reports for which nothing was left to do."""
+    """The last reports that were handled completely. They are skipped until another object replaces them."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
@@ -171,8 +171,8 @@ class Reconciler:
     async def _compare(self, *records: AllocationRecord) -> None:
         """Compares records with their claim: releases them when it is forgotten, else takes over reservedFor.
 
-        Raises KubeError when the API server does not answer, and Refused when what it says cannot be read: that proves
-        nothing. A claim that is reserved for nobody keeps its record, too.
+        Raises KubeError if the API server does not answer, and Refused if its answer cannot be parsed: then the claim
+        may still exist. A claim that is reserved for no pod keeps its record, too.
         """
         claim = records[0].claim
         view = claim_of(await self._claim_reader.get_claim(claim.namespace, claim.name), claim.uid)
@@ -196,7 +196,7 @@ def _only_scan(_: Transaction) -> None:
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
-    """Tells whether a container that uses a claim becomes its owner. ``containers``: all of the node, if that is known.
+    """Returns True if a container that uses a claim becomes its owner. ``containers``: all of the node, if known.
 
     Nobody was, or a container of the same pod that does not live any more: an init container, or one that has ended.
     """

@@ -88,7 +88,7 @@ class ClaimStore:
     _ledger: Ledger = field(default_factory=partial(Ledger, {}))
     """The ledger as of the last transaction, without containers; the same object as before if it has not changed."""
     _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
-    """The last value of ``ledger``, after the ledger without containers and the containers that it was made from."""
+    """The ledger without containers, the containers, and the last value of ``ledger``, which was made of these two."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class ClaimStore:
 
     @property
     def ledger(self) -> Ledger:
-        """Returns who holds what, as of the last transaction and the latest reports.
+        """The ledger as of the last transaction and the latest reports.
 
         It is the same object as before while neither has changed, so that regular work can be skipped.
         """

@@ -15,7 +15,7 @@ CPU_IDS: Final = "dra.cpu/cpuIDs"
 SMT_LAYOUT: Final = "dra.cpu/smtLayout"
 """Which CPUs of the machine are threads of one core: as :func:`smt_layout` says it."""
 _MOST_BYTES: Final = 64
-"""Of a string attribute (DeviceAttributeMaxValueLength)."""
+"""Maximum length of a string attribute (DeviceAttributeMaxValueLength)."""
 _THREADS: Final = 2
 
 

@@ -95,22 +95,21 @@ class Inventory:
     """What does not fit at present, or leaves nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """By driver, why it offers nothing: a setting that can never be right on this machine."""
+    """Reason why a driver publishes no devices, by driver: a setting that does not fit this machine."""
     observes: bool = False
     """The node refuses every claim, since ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
-    """By driver, pool and name, as an allocation result says them."""
+    """Devices by driver, pool and name, as an allocation result contains them."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
     """Attributes of the devices in the form of the API, by the same keys. Equal values are one object."""
 
     def __post_init__(self) -> None:
-        """Makes what every claim needs: one may have hundreds of results, each naming one of hundreds of devices."""
+        """Computes the indexes: a claim may have hundreds of results, each with one of hundreds of devices."""
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
-        in_form_of_api = lru_cache(typed=True)(attribute_document)
+        api_value = lru_cache(typed=True)(attribute_document)
         attributes = {
-            key: {name: in_form_of_api(value) for name, value in device.attributes.items()}
-            for key, device in index.items()
+            key: {name: api_value(value) for name, value in device.attributes.items()} for key, device in index.items()
         }
         object.__setattr__(self, "devices", index)
         object.__setattr__(self, "attributes", attributes)

@@ -116,7 +116,7 @@ def taints(driver: str, device: Device) -> dict[str, str]:
     """Returns the values of a device's taints by key; the effect of each is NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
-    # The node refuses each claim, so that the scheduler must not choose it.
+    # The node refuses each claim, so the scheduler must not choose it.
     found |= {name: "true"} if device.attributes.get(name := OBSERVE_ATTRIBUTES[driver]) else {}
     shortage = device.shortage if isinstance(device, MemoryDevice) else ""
     return found | ({SHORTAGE_TAINT: shortage} if shortage else {})

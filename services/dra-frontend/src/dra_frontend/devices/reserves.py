@@ -18,7 +18,7 @@ from numa_contract.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 DEFAULT_PART: Final = 20
-"""Where nobody says how much: one part of so many."""
+"""Divisor of the memory for the default reserve, if neither the configuration nor the kubelet has one."""
 _SOURCES: Final = {
     "reservedMemory": "as the configuration says (reservedMemory)",
     "kubelet": (
@@ -64,7 +64,7 @@ def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | No
 
 
 def is_explicit(config: Config) -> bool:
-    """Tells whether the operator says how much memory each NUMA node keeps."""
+    """Returns True if the configuration sets the memory reserve of each NUMA node."""
     return any("memory" in entry.limits for entry in config.reserved_memory)
 
 

@@ -34,7 +34,7 @@ class ShortageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why a device should get no new claims at present."""
+    """Reason why a device should get no new claims at present."""
 
     kind: ShortageKind
     text: str

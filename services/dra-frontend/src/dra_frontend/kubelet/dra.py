@@ -40,7 +40,7 @@ class ClaimName:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """One allocated device and the CDI devices by which a container gets it."""
+    """An allocated device, and the CDI devices that inject it into a container."""
 
     request: str
     pool: str
@@ -57,7 +57,7 @@ class Answer:
     devices: tuple[PreparedDevice, ...] = ()
     """Of a prepared claim; never empty, or the container would start with nothing injected."""
     error: str | None = None
-    """Why it failed; the text reaches the pod's events. None means success, of unprepare too."""
+    """Error text, which appears in the Events of the pod. None means success, also for unprepare."""
 
 
 class ClaimsService(Protocol):
@@ -76,7 +76,7 @@ Count = Callable[[str, str, float, Sequence[bool]], None]
 
 @dataclass(slots=True)
 class DraService:
-    """Asks the claims service, and answers for every requested claim whatever happens."""
+    """Calls the claims service, and returns an answer for every requested claim, also after an error."""
 
     _driver: str
     _claims: ClaimsService
@@ -107,7 +107,7 @@ class DraService:
         if self._count is not None:
             failed = [answer.error is not None for answer in answered.values()]
             seconds = time.perf_counter() - began
-            # By the event loop, which continues after the answer was sent.
+            # The event loop calls this after the answer was sent.
             asyncio.get_running_loop().call_soon(self._count, self._driver, call, seconds, failed)
         return answered
 
@@ -182,5 +182,5 @@ def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2
 
 
 def _error_text(text: str) -> str:
-    """Returns an error fit for logs and Events, which may quote anybody; never an empty one, which means success."""
+    """Returns an error for logs and Events, in which quoted texts are printable. It is never empty: that is success."""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

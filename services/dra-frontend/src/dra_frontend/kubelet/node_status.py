@@ -43,7 +43,7 @@ class NodeStatus:
     ) -> None:
         """``waits``: after a failure, the first in a row and the longest, in seconds.
 
-        ``needed``: whether anybody wants the figure; if nobody does, the Node is read only to be asked of claims.
+        ``needed``: True if the reserve is used. Otherwise the Node is read only to find out whether claims are counted.
         """
         self._get_node = get_node
         self._clock = clock
@@ -55,7 +55,7 @@ class NodeStatus:
         self.settled = asyncio.Event()
         """Set when the Node was read, or when the server says that there is none or that this driver may not."""
         self.problem = ""
-        """Why it could not be read the last time."""
+        """Reason why the last reading failed. Empty if it succeeded."""
         self.reserved_memory: int | None = None
         """Bytes; None while no Node was read that says it. A change of less than a step of capacity is none."""
         if not needed:
@@ -63,7 +63,7 @@ class NodeStatus:
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know."""
+        """Warnings for the operator."""
         return [_UNKNOWN] if self._needed and self.settled.is_set() and self.reserved_memory is None else []
 
     async def read(self) -> None:
@@ -77,7 +77,7 @@ class NodeStatus:
         self.settled.set()
 
     async def counts_claims(self) -> bool:
-        """Tells whether the kubelet adds claims to limits, as of now. Raises KubeError while nothing is known."""
+        """Returns True if the kubelet adds claims to limits at present. Raises KubeError while that is unknown."""
         if self._read_at is None or self._clock() - self._read_at >= _FRESH_SECONDS:
             try:
                 await self.read()

@@ -102,7 +102,7 @@ class ServedSocket:
 
 @dataclass(slots=True, eq=False)
 class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
-    """One driver towards the kubelet. Entering serves DRA; ``register`` makes it known; leaving takes both back."""
+    """The plugin of one driver. Entering serves DRA, ``register`` registers it, and leaving ends both."""
 
     _driver: str
     _claims: ClaimsService
@@ -113,7 +113,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     registered: bool = False
     """Whether the kubelet's latest answer was that it accepted the plugin."""
     error: str = ""
-    """Why the kubelet refused the plugin; empty when it did not."""
+    """Reason for which the kubelet refused the plugin. Empty if it did not."""
     problem: str = ""
     """Which socket cannot be put in place, and why; empty when all are."""
     _served: list[ServedSocket] = field(default_factory=list)

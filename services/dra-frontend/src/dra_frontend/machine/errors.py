@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of memory and CPUs, as the kernel counts them in sysfs, and the NUMA nodes or CPUs that they are errors of.
 
-Counters are since boot, since the EDAC driver was loaded, or since somebody wrote ``reset_counters``.
+Counters are since boot, since the EDAC driver was loaded, or since a write to ``reset_counters``.
 """
 
 import re

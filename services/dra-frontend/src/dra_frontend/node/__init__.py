@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process reads, binds and locks on the node. No single claim is known here; the machine's devices are."""
+"""Files, sockets and locks of this process on the node. No module here knows claims."""

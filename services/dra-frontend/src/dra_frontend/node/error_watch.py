@@ -27,7 +27,7 @@ class ErrorWatch:
         self.counters: tuple[ErrorCounter, ...] = ()
         self.faults: tuple[Fault, ...] = ()
         self.problems: tuple[str, ...] = ()
-        """Why counters cannot be read. What they said last still counts."""
+        """Reason why counters cannot be read. Until they can, their last values remain valid."""
 
     @property
     def due(self) -> bool:

@@ -23,9 +23,9 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 class HostTree:
     """The file tree of a host as seen from ``root``; symbolic links resolve as if ``root`` were ``/``.
 
-    To resolve the links of a path takes a system call for each part of it, longer than reading the file. Therefore a
-    tree remembers *plain* directories: those that were read by a path without links. sysfs, procfs and cgroup2 never
-    replace a directory by a link, and the content of a captured tree does not change.
+    Resolving the links of a path takes a system call for each part of it, which is longer than reading the file.
+    Therefore a tree remembers *plain* directories: those that were read by a path without links. sysfs, procfs and
+    cgroup2 never replace a directory by a link, and the content of a captured tree does not change.
     """
 
     def __init__(self, root: str | Path = "/") -> None:
@@ -89,7 +89,7 @@ class HostTree:
             self._plain.add(directory)
 
     def real(self, path: str) -> str:
-        """Returns where a path of the host really is; links lead nowhere outside the root."""
+        """Returns the path with its links resolved. The result is never outside the root."""
         if self._is_live:
             return path
         return self._base + (path if path in self._plain else self._follow(path))
@@ -126,6 +126,6 @@ def on_node(host_root: str, path: str) -> str:
 
 
 def is_here(host_root: str) -> bool:
-    """Tells whether a host root is that of the machine that this runs on."""
+    """Returns True if a host root belongs to the machine on which this process runs."""
     boot = HostTree(host_root).read(BOOT)
     return boot is not None and boot == HostTree().read(BOOT)

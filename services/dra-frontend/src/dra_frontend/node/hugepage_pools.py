@@ -3,7 +3,7 @@
 
 With ``enforcement: observe`` it writes nothing: a pool that would be resized raises HostTreeError.
 
-The kernel allocates what it finds at that moment and calls that success: read after each write.
+A write succeeds even if the kernel can allocate only a part of the pages, so each write is followed by a reading.
 """
 
 import errno
@@ -106,7 +106,7 @@ class KernelPools:
     def _write(self, path: str, text: str) -> None:
         if self._observes:
             raise OSError(errno.EROFS, OBSERVED, path)
-        # Never creates a file: in a captured tree, too, what the kernel does not have is not there.
+        # This never creates a file, so that a captured tree gets none that its kernel does not have.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"{text}\n".encode())

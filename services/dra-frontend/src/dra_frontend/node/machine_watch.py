@@ -62,8 +62,8 @@ class MachineWatch:
     ) -> None:
         """Reads the machine once. One that cannot be read is a problem, not an error: nothing is offered until it can.
 
-        The root of ``cgroups`` is the cgroup2 mount; ``reserve``: bytes that the kubelet reserves, None while nobody
-        knows. Raises InventoryError for unusable names.
+        The root of ``cgroups`` is the cgroup2 mount; ``reserve``: bytes that the kubelet reserves, None if
+        unknown. Raises InventoryError for unusable names.
         """
         self._host = host
         self._cgroups = cgroups
@@ -79,7 +79,7 @@ class MachineWatch:
         # Without a pool: of a machine that was read each driver has at least one, if an empty one.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
-        """Why the machine cannot be read; what was read last still counts then."""
+        """Reason why the machine cannot be read. Until it can, the last reading remains valid."""
         self.notices: tuple[Notice, ...] = ()
         """Warnings: what does not fit or cannot be read, although everything else works."""
         self.failures = 0

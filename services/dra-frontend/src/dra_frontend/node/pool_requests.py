@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 LONGEST_REQUEST: Final = 256
-"""Bytes of a request."""
+"""Maximum size of a request in bytes."""
 LONGEST_ANSWER: Final = 8192
-"""Bytes of an answer."""
+"""Maximum size of an answer in bytes."""
 MOST_SECONDS: Final = 60
 _LONGEST_TEXT: Final = 512
 """Characters of a text of an answer. JSON writes one in at most 6 bytes, as in ``\\u001f``, so that two texts fit."""
@@ -32,7 +32,7 @@ class _Message(BaseModel):
 
 
 class PoolRequest(_Message):
-    """A pool, and the number of pages that it shall have."""
+    """A pool, and its desired number of pages."""
 
     numa_node: Annotated[int, Field(ge=0, le=4095)]
     page_bytes: Annotated[int, Field(ge=4096, le=1 << 40)]

@@ -2,7 +2,7 @@
 """The run directory on the host, shared by all instances: sockets by pod UID, one link to the active one, lock files.
 
 Each instance removes only what it made. Lock files are never removed: a lock on a file that has lost its name excludes
-nobody.
+no other process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _LEAVE_SECONDS: Final = 2.0
 
 
 class RunDirectory:
-    """What one instance has in the run directory. Raises SocketPathError where its socket's path is too long."""
+    """The files of one instance in the run directory. Raises SocketPathError if the path of its socket is too long."""
 
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
@@ -45,7 +45,7 @@ class RunDirectory:
         self._placed: PlacedSocket | None = None
         self._led = False
         self.problem = ""
-        """Why others do not find what they need in the directory; empty when all is in its place."""
+        """Reason why other processes cannot use the directory. Empty if it is complete."""
 
     async def __aenter__(self) -> Self:
         """Makes the directories, readable by root alone."""
@@ -81,7 +81,7 @@ class RunDirectory:
     async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
         """Lets ``state.sock`` lead here when this instance begins to lead, and while it leads nowhere. Raises nothing.
 
-        ``listen_anew`` is called when somebody has removed the socket: it shall serve what :meth:`listen` returns then.
+        ``listen_anew`` is called if the socket was removed. It must serve what :meth:`listen` returns then.
         """
         try:
             if self._placed is not None and self._placed.is_gone():

@@ -46,7 +46,7 @@ def sums(sizes: Sequence[int]) -> int:
 
 
 def has(amounts: int, amount: int) -> bool:
-    """Tells whether an amount is possible."""
+    """Returns True if an amount is possible."""
     return bool(amounts >> amount & 1)
 
 
@@ -144,7 +144,7 @@ class Place:
         return (0, not self.atomic and self._breaks(need), self.size), self
 
     def _breaks(self, need: int) -> bool:
-        """Tells whether ``fill`` breaks a whole core."""
+        """Returns True if ``fill`` allocates a part of a whole core."""
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)

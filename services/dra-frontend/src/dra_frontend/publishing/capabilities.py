@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kubelet does with the claims of this node, as far as the API server and the Node contain it."""
+"""Properties of the kubelet that concern claims, as far as the API server and the Node contain them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class NodeCapabilities:
     """The capabilities of this node's kubelet that depend on the published devices."""
 
     publishers: Mapping[str, Publisher]
-    """By driver."""
+    """Publishers by driver."""
     node_status: NodeStatus
 
     async def counts_claims(self, driver: str) -> bool:

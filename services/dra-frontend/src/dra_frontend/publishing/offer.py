@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published: the devices that the machine has now, compared with what claims were given.
+"""The published devices: those of the present machine, compared with the allocations of claims.
 
 Claims outlast hardware: pages are taken back, CPUs go offline, memory fails. Such a device is tainted and reported
 unhealthy. One that is gone stays published as long as a claim holds some of it.
@@ -36,7 +36,7 @@ _NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Holding:
-    """What claims hold of one device."""
+    """The allocations of claims from one device."""
 
     amount: int = 0
     """CPUs or bytes."""
@@ -162,7 +162,7 @@ def snapshot(
             if inventory.observes:
                 device = replace(device, attributes={**device.attributes, OBSERVE_ATTRIBUTES[pool.driver]: True})
             devices.append(_with_shortage(device, shortages))
-            # Memory that is reserved is there: claims of before the reserve keep theirs.
+            # Reserved memory counts as present: claims that were prepared before it was reserved keep their part of it.
             there = rest + _reserved(device, inventory)
             fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
@@ -191,7 +191,7 @@ def _reserved(device: Device, inventory: Inventory) -> int:
 
 
 def _concerns(fault: Fault, device: Device) -> bool:
-    """Tells whether errors may be of what a device gives to claims."""
+    """Returns True if errors may concern the CPUs or memory of a device."""
     if isinstance(device, CpuDevice):
         return not device.cpus.isdisjoint(fault.cpus)
     return device.numa_node in fault.numa_nodes

@@ -86,7 +86,7 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Tells whether a setting wants some of the lists; NUMA nodes are listed wherever the server takes a list."""
+    """Returns True if a setting requests list attributes. NUMA nodes are listed whenever the server accepts lists."""
     devices = (device for document in documents for device in document["spec"]["devices"])
     return any("strings" in one for device in devices for one in device["attributes"].values())
 
@@ -98,9 +98,9 @@ def _without_mapping(device: Document) -> Document:
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
-# Fields that a server may refuse, by reason of the Event, with the note. With its gate off it refuses a whole slice
-# because of a list attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and
-# from 1.37 on while the node's kubelet does not count claims.
+# Fields that a server may refuse, by reason of the Event, with the note. A server without the gate of list attributes
+# (KEP-5491) refuses a whole slice because of one. The mapping (KEP-5517) is dropped, or refused if the server expects
+# another form. From 1.37 on it is also refused while the node's kubelet does not count claims.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
@@ -117,7 +117,7 @@ _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
         ),
     ),
 }
-# Fields that a server drops, with what follows and the gate.
+# Fields that a server drops, with the effect and the feature gate.
 _DROPPED: Final = {
     f".{ALLOCATABLE}": (_NOT_COUNTED, f"{COUNTING} (Kubernetes 1.37)"),
     f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or may not be used", TAINTS),
@@ -147,7 +147,7 @@ def unconditional(document: Document) -> Document:
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
     """Returns the slices as they are, then with one or more of these fields left out, each with the reasons.
 
-    A reason is empty where nobody will miss what is left out.
+    A reason is empty if the omitted fields make no difference for users.
     """
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _) in _REFUSED.items():

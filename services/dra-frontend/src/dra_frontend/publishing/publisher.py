@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the ResourceSlices of one driver on this node as they should be.
+"""Keeps the ResourceSlices of one driver on this node in sync with its devices.
 
-One round is: list, write, watch. What the machine changes is written at once, what somebody else has written is put
-right later and later while that goes on. The next round begins when the watch has expired or a call has failed. Slices
-are not deleted at the end: the kubelet wipes them when the driver stays away.
+One round is: list, write, watch. Changes of the machine are written at once. Changes by another client are repaired
+after a delay, which grows while they continue. The next round begins when the watch has expired or a call has failed.
+Slices are not deleted at the end: the kubelet deletes them if the driver does not register again.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
 
-# An outage of the API server of a second or two is its restart, and nobody's business.
+# A restart of the API server takes a second or two and needs no notice.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# A round or watch that lasts so long, or so long without writes by others, makes the next wait a short one again.
+# After a round or watch of this length, or this time without writes by others, the next wait is a short one again.
 _CALM_SECONDS: Final = 60.0
 
 
@@ -50,13 +50,13 @@ class Publisher:
         self._wake = asyncio.Event()
         self._failures = 0
         self.ready = False
-        """What is desired was written once, and the feature gate was not found off since."""
+        """True if the desired slices were written once, and the feature gate was not missing since then."""
         self.error = ""
-        """Of the last round; empty after a success."""
+        """Error of the last round. Empty after a success."""
         self.reason = StatusCode.SLICES_NOT_PUBLISHED
         """Code of the status, and reason of the Event, for that error."""
         self.notes: Mapping[str, str] = {}
-        """What devices are published without, and what would help: text by reason of an Event."""
+        """Texts about omitted fields of devices, with the remedy, by reason of an Event."""
 
     @property
     def counted(self) -> bool:

@@ -44,7 +44,7 @@ class SliceWriter:
         self._held: dict[str, Document] = {}
         self._accepted: dict[str, tuple[Document, Document]] = {}
         self._left_out: dict[str, tuple[str, ...]] = {}
-        """By pool, the reasons for which fields are left out: the server refused its slices with them."""
+        """Reasons for which fields are omitted, by pool: the server refused its slices with these fields."""
         self._gate_is_on = False
         self._keeps_conditions: bool | None = None
         """Whether the server stores binding conditions of devices; None until that is known."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: who has what on this node. It shows what others hold and takes the backend's word; it decides nothing."""
+"""HTTP: allocations and status of this node, as stored by other packages and reported by the backend."""

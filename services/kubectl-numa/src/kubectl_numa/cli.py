@@ -38,12 +38,12 @@ _PASSED: Final = {
     "as": ("USER", "user to impersonate"),
     "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
 }
-"""Flags that kubectl is given as they are, with their values and help."""
+"""Flags that are passed to kubectl unchanged, with the name of their value and their help."""
 _LABEL: Final = "app.kubernetes.io/part-of"
-"""Of every pod of the chart, whatever group of nodes it is for."""
+"""Label of each pod of the chart, in all groups of nodes."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
-"""Time between two looks of ``claims --watch``, each of which lists slices and claims."""
+"""Time between two readings of ``claims --watch``, each of which lists slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
 """Values of ``free --sort-by``, and the amounts of a document that they name."""
 _USAGE: Final = 2
@@ -73,7 +73,7 @@ class Request:
         return self.given.namespace or self.kubectl.namespace()
 
     def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
-        """Prints a list in the form that was asked for. Without items, a table is one line on standard error."""
+        """Prints a list in the requested form. Instead of an empty table, ``nothing`` is printed on standard error."""
         if self.given.output == "json":
             print(json_text(documents))
         elif self.given.output == "yaml":
@@ -85,7 +85,7 @@ class Request:
         return 0
 
     def rows(self, rows: Sequence[Row]) -> str:
-        """Returns a table as the flags ask for it."""
+        """Returns a table with the columns and headings that the flags request."""
         return table(rows, wide=self.given.output == "wide", headers=not self.given.no_headers)
 
 
@@ -113,7 +113,7 @@ def _claims(request: Request) -> int:
 
 
 def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -> int:
-    """Prints the rows of claims that are new or have changed, as kubectl does, until the user ends it."""
+    """Prints the rows of claims that are new or have changed, as kubectl does, until it is interrupted."""
     while True:
         time.sleep(_WATCH_SECONDS)
         found = claim_documents(request.cluster(namespace))
@@ -227,16 +227,16 @@ def _page(request: Request) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command, and what its help says."""
+    """The function, texts and output forms of a command."""
 
     run: Callable[[Request], int]
     text: str
     argument: str = ""
-    """Name of its argument; a question mark at the end says that it may be left out."""
+    """Name of its argument, with a question mark at the end if it is optional."""
     outputs: tuple[str, ...] = ()
     """Values of ``-o``."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Arguments by what they do."""
+    """Arguments of the examples in its help, by description."""
 
 
 _LISTS: Final = ("wide", "json", "yaml")
@@ -339,7 +339,7 @@ def _sentence(command: _Command) -> str:
 
 
 def _epilog(name: str, command: _Command) -> str:
-    """Returns examples and exit statuses; without a name, an example of each command."""
+    """Returns the end of a help text: examples and exit statuses. Without a name, it has an example of each command."""
     if name:
         lines = [f"  # {text}\n  {f'{_PROGRAM} {name} {words}'.rstrip()}" for text, words in command.examples.items()]
     else:

@@ -2,7 +2,7 @@
 """The lists of ``nodes``, ``free`` and ``claims``: documents for programs, and the rows of tables. Pure.
 
 A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print documents as they
-are, and a table is made from them, so that both forms say the same.
+are, and tables are made from the same documents, so the forms cannot differ.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ Document = Mapping[str, Any]
 
 
 def node_documents(cluster: Cluster) -> list[Document]:
-    """Returns a document for each node: what is free of what there is, and what is wrong."""
+    """Returns a document for each node: free and total amounts, claims that are not enforced, and taints."""
     by_node: defaultdict[str, list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         by_node[device.node].append(key)
@@ -55,7 +55,7 @@ def _node(cluster: Cluster, node: str, keys: Sequence[Key], claims: Sequence[Cla
 
 
 def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
-    """Returns a document for each NUMA node (or what devices are grouped by), with what claims can still have."""
+    """Returns a document for each NUMA node (or other group of devices), with the amounts that are free for claims."""
     places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         if not device.tainted and not device.observes and node in ("", device.node):
@@ -69,7 +69,7 @@ def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
 
 
 def claim_documents(cluster: Cluster) -> list[Document]:
-    """Returns a document for each claim that our drivers have a part of."""
+    """Returns a document for each claim with a device of our drivers."""
     return [_claim(cluster, claim) for claim in cluster.claims if claim.parts]
 
 
@@ -152,7 +152,7 @@ def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def _by_key(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns amounts by kind as a document has them."""
+    """Returns amounts by the keys of a document, from amounts by kind."""
     found = {_AMOUNTS[kind]: amount for kind, amount in amounts.items() if kind in _AMOUNTS}
     pages = {kind.removeprefix(_HUGEPAGES): amount for kind, amount in amounts.items() if kind not in _AMOUNTS}
     return found | ({"hugepagesBytes": pages} if pages else {})

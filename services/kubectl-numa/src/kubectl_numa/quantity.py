@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantities of the Kubernetes API and lists of CPUs as whole numbers, and as people read them."""
+"""Parses and formats quantities of the Kubernetes API and lists of CPUs."""
 
 import re
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ _MOST: Final = (1 << 63) - 1
 """The largest that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
 _RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _MOST_CPUS: Final = 8192
-"""The most that a kernel can be built for (NR_CPUS of x86)."""
+"""Maximum number of CPUs that a kernel can be built for (NR_CPUS of x86)."""
 _LONGEST_LIST: Final = 65536
-"""Characters of a list of CPUs that is read."""
+"""Maximum length of a list of CPUs, in characters."""
 
 
 def parse_quantity(text: object) -> int:
@@ -44,7 +44,7 @@ def format_bytes(size: int) -> str:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Returns the CPUs of a list as the kernel writes it, ``0-3,8``; none for what is no such list, or too long."""
+    """Parses a list of CPUs in the kernel's format, ``0-3,8``. Returns [] if it is not such a list, or is too long."""
     found: list[int] = []
     for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
         match = _RANGE.fullmatch(part)
@@ -58,7 +58,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
-    """Returns CPUs in ascending order as the kernel writes them, ``0-3,8``."""
+    """Formats CPUs, which are in ascending order, as the kernel does: ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in cpus:
         if ranges and cpu == ranges[-1][1] + 1:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as tables; documents as JSON and YAML. Whoever writes a claim chooses texts that end up in a terminal. Pure."""
+"""Formats rows as tables, and documents as JSON and YAML. Pure.
+
+Some texts are chosen by the author of a claim and printed to a terminal, so all cells and texts are escaped.
+"""
 
 import json
 import re
@@ -7,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 Row = Mapping[str, Any]
-"""Cells by column. A column whose name begins with ``+`` is shown by ``-o wide`` alone."""
+"""Cells by column. A column whose name begins with ``+`` is shown only by ``-o wide``."""
 _PLAIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9./-]*", re.ASCII)
-"""Texts that YAML reads as such without quotes, unless they are one of the next."""
+"""Texts that YAML reads as text without quotes, except _YAML_WORDS."""
 _YAML_WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
@@ -61,9 +64,9 @@ def _member(key: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """Returns a value as JSON, which YAML reads alike, or a harmless text as it is.
+    """Returns a value as JSON, which YAML reads as the same value. A text that needs no quotes is unchanged.
 
-    JSON spells a character beyond the 16 bits of ``\\\\u`` as two; YAML has ``\\\\U`` for it.
+    Characters are escaped with ``\\U`` of YAML: JSON would write one that does not fit into 16 bits as two escapes.
     """
     if not isinstance(value, str):
         return json.dumps(value)

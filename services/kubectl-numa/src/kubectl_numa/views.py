@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``explain`` says of a pod and its claims, line by line. Pure."""
+"""The text of ``explain`` about a pod and its claims, line by line. Pure."""
 
 from collections.abc import Iterator
 

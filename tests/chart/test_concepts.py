@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/concepts.md explains each word that the driver shows or that other pages use with a meaning of its own.
 
-A page says at its top for whom it is written.
+Each page names its readers in the third line.
 """
 
 import re
@@ -30,7 +30,7 @@ def test_a_word_has_an_anchor_and_a_text(word: str) -> None:
 
 
 def test_uses_of_cpus_are_explained() -> None:
-    """The words of the page and of ``/v1/cpus``, apart from those that Linux defines."""
+    """Each use on the page of a node and in ``/v1/cpus`` is explained, except those that Linux defines."""
     assert {use for use in USES if f"`{use}`" not in PAGE and f"### {use}" not in PAGE} == {"offline"}
     assert "`claimed`" in PAGE
 
@@ -46,5 +46,5 @@ def test_spellings_of_page_sizes_are_the_codes() -> None:
 
 @pytest.mark.parametrize("page", sorted({page.stem for page in DOCS.glob("*.md")} - {"state-api"}))
 def test_a_page_says_for_whom_it_is(page: str) -> None:
-    """Operators and application developers need different things, and "you" is one of them. One page is generated."""
+    """Pages address either operators or application developers as "you". state-api.md is generated without it."""
     assert (DOCS / f"{page}.md").read_text().splitlines()[2].startswith("*For ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation shows can be typed: read as kubectl reads it, the policy, `simulate` and the driver accept it.
+"""Documented objects and parameters, as kubectl reads them, are accepted by the policy, `simulate` and the driver.
 
 `tests/quickstart/test_documented_manifests.py` does the same with a real kubectl.
 """
@@ -40,7 +40,7 @@ MISTYPED = [
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The arguments of simulate for a node with two NUMA nodes, which allows every kind of protection."""
+    """Returns the arguments of simulate for a node that has two NUMA nodes and allows every kind of protection."""
     directory = tmp_path_factory.mktemp("node")
     root = write_tree(captured("32intel64-2p8co2t+8ve"), directory / "root")
     config = directory / "config.yaml"
@@ -49,7 +49,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def entries(document: Any) -> list[Document]:
-    """The entries of ``config`` with opaque parameters, wherever they are in an object."""
+    """Returns the entries of ``config`` with opaque parameters, at any place in an object."""
     if isinstance(document, list):
         return [found for one in document for found in entries(one)]
     if not isinstance(document, dict):
@@ -59,7 +59,7 @@ def entries(document: Any) -> list[Document]:
 
 
 def check_typed(manifest: Manifest, sent: str) -> None:
-    """An object as kubectl sends it is what our reader makes of the text, and policy and parser accept it."""
+    """Our reader gives an object the same value as kubectl, and the policy and the parser accept it."""
     document = json.loads(sent)
     assert json.dumps(parse_yaml(manifest.text.encode(), manifest.source), sort_keys=True) == json.dumps(
         document, sort_keys=True
@@ -71,14 +71,14 @@ def check_typed(manifest: Manifest, sent: str) -> None:
 
 
 @pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
-def test_what_is_documented_can_be_typed(manifest: Manifest) -> None:
+def test_documented_manifests_are_accepted_as_typed(manifest: Manifest) -> None:
     """Objects of examples and pages, each word of the tables without quotes, and other spellings that people type."""
     check_typed(manifest, helm_json(manifest.text))
 
 
 @pytest.mark.parametrize("model", SECTIONS.values())
 def test_the_tables_have_every_word(model: type[Section]) -> None:
-    """A word that a page does not show, or in a form that is not found there, would not be tested."""
+    """A word that is missing in the tables, or has a form that the test does not find, would not be tested."""
     fields = {field.alias or name: choices(field.annotation) for name, field in model.model_fields.items()}
     expected = {(name, word) for name, known in fields.items() for word in known}
     shown = {(field, word) for key, field, word in documented_words() if key == model.KEY}
@@ -86,15 +86,15 @@ def test_the_tables_have_every_word(model: type[Section]) -> None:
 
 
 def reasons(outcome: Document) -> str:
-    """Why claims do not fit."""
+    """Returns the reasons why claims do not fit."""
     return "\n".join(text for row in outcome["outcomes"] for text in row.get("reasons", ()))
 
 
 @pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
-def test_what_is_documented_is_simulated(
+def test_documented_manifests_are_accepted_by_simulate(
     manifest: Manifest, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A word is for every machine; whether the machine has such CPUs is another question."""
+    """`simulate` accepts each of them, also if this machine has no CPUs that fit."""
     if manifest.source.startswith("examples/") or "hugepages" in manifest.text or "hbm" in manifest.text:
         return  # tests/unit/numa_tools/commands/test_simulate.py has the machines that examples need
     file = tmp_path / "manifest.yaml"
@@ -106,10 +106,10 @@ def test_what_is_documented_is_simulated(
 
 
 @pytest.mark.parametrize(("section", "field", "word"), MISTYPED)
-def test_what_yaml_makes_of_a_slip_is_refused_by_both(
+def test_a_value_with_the_wrong_yaml_type_is_refused_by_policy_and_driver(
     section: str, field: str, word: str, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the policy at `kubectl apply`, and by the driver where the policy is switched off; both name the field."""
+    """The policy refuses it at `kubectl apply`, and the driver if the policy is switched off. Both name the field."""
     text = parameter(section, field, word)
     judged = judge(POLICY, "CREATE", json.loads(helm_json(text)))
     assert f"{section}.{field}" in judged or f"{field} must be one of" in judged

@@ -52,13 +52,13 @@ def of_nodes() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("reason", "text"), list(dict.fromkeys([*of_pods(), *of_nodes()])))
 def test_the_page_has_the_text(reason: str, text: str) -> None:
-    """Whoever searches for the words that kubectl shows finds them."""
+    """A search of the page for the text that kubectl shows finds it."""
     patterns = [re.escape(pattern).replace(r"\.\.\.", ".+") for its, pattern in PATTERNS if its == reason]
     assert any(re.fullmatch(pattern, text) for pattern in patterns), (text, patterns)
 
 
 def test_every_text_of_the_page_is_one_of_the_driver() -> None:
-    """A text that no program has any more is removed from the page."""
+    """A text that the driver no longer has must be removed from the page."""
     known = [*of_pods(), *of_nodes(), ("ResourceSlicesNotPublished", "dra.cpu: slices not published: forbidden")]
     for reason, pattern in PATTERNS:
         expression = re.escape(pattern).replace(r"\.\.\.", ".+")
@@ -66,7 +66,7 @@ def test_every_text_of_the_page_is_one_of_the_driver() -> None:
 
 
 def test_every_reason_has_an_object_and_a_text() -> None:
-    """Events of pods are for their authors, those of nodes for operators."""
+    """The object decides who sees an Event: the author of a pod, or the operator of a node."""
     described = set(re.findall(r"^\* `(\w+)`: ", SECTION, re.MULTILINE))
     assert described == set(ROWS)
     assert {reason for reason, about in ROWS.items() if about == "pod"} == POD_REASONS
@@ -75,6 +75,6 @@ def test_every_reason_has_an_object_and_a_text() -> None:
 
 
 def test_no_text_names_a_uid() -> None:
-    """Pods and claims have names."""
+    """Texts identify pods and claims by namespace and name."""
     for _, text in [*of_pods(), *of_nodes()]:
         assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", text)

@@ -46,7 +46,7 @@ def scraped() -> frontend.Telemetry:
 
 
 def worked() -> frontend.Telemetry:
-    """The metrics of a frontend after calls of each kind."""
+    """Returns the metrics of a frontend after calls of each kind."""
     telemetry = scraped()
     for driver in DRIVERS:
         telemetry.note(driver, "prepare", 0.1, [True])
@@ -107,7 +107,7 @@ def test_every_expression_is_promql_of_metrics_that_exist() -> None:
 
 
 def test_queries_of_the_page_are_promql_of_metrics_that_exist() -> None:
-    """They are copied as they are. One that goes on in the next line is one query."""
+    """Readers copy them unchanged. A query may span several lines."""
     blocks = re.findall(r"^```promql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     queries = [query for block in blocks for query in re.sub(r"\n  +", " ", block).splitlines()]
     assert len(queries) > 10
@@ -117,7 +117,7 @@ def test_queries_of_the_page_are_promql_of_metrics_that_exist() -> None:
 
 
 def test_the_page_has_every_metric_with_its_type() -> None:
-    """Names, types and labels are public: programs of others depend on them."""
+    """Names, types and labels are public: dashboards and alerts of users depend on them."""
     families = {one.name: one for one in text_string_to_metric_families(worked().render().decode())}
     described = documented()
     assert {name: one.type for name, one in families.items()} == {name: kind for name, (kind, _) in described.items()}
@@ -137,7 +137,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_help_texts_are_sentences_with_a_unit() -> None:
-    """What is measured and in which unit; both halves end with a full stop."""
+    """Each text contains what is measured and the unit, and ends with a full stop, in both services."""
     for family in text_string_to_metric_families(scraped().render().decode()):
         text = family.documentation
         kinds = r"Number of \w+|Duration of .* in seconds|Seconds since \w+|Claimed bytes of|1 (if|while) |Always 1; "
@@ -150,7 +150,7 @@ def test_help_texts_are_sentences_with_a_unit() -> None:
 
 
 def test_versions_of_both_halves_are_compared() -> None:
-    """Two versions in a cluster give 2, whichever half has which. A half that is not scraped adds none."""
+    """Two versions in a cluster give 2, whichever service has which. A service that is not scraped adds nothing."""
     (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
     infos = {name for name in series() if name.endswith("_build_info")}
     assert selected(rule["expr"]) == infos == {f"dra_numa_{half}_build_info" for half in ("frontend", "backend")}
@@ -184,7 +184,7 @@ def test_a_node_is_missed_when_it_is_gone() -> None:
 
 
 def test_every_alert_links_to_its_symptom() -> None:
-    """Its link leads to the section that names the alert among what people see; the address is the operator's."""
+    """The link leads to the section whose symptoms include the alert; the operator configures the address."""
     sections = {slug(title): text for title, text in SECTIONS.items()}
     base = "https://wiki.example/numa/symptoms.html"
     values = {"metrics": {"prometheusRule": {"enabled": True, "runbookURL": base}}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``driverConfig.enforcement`` in the chart: no writer is rendered that would not observe, and NOTES says the mode."""
+"""``driverConfig.enforcement`` in the chart: while observing, no container writes, and NOTES contains the mode."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ PROVISION: Document = {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}
 
 @pytest.mark.parametrize(("mode", "more"), [("observe", ["--dry-run"]), ("enforce", [])])
 def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list[str]) -> None:
-    """It prints what it would request."""
+    """It prints the number of pages that it would request."""
     documents = render({"driverConfig": {"enforcement": mode}, "hugepageProvision": PROVISION})
     arguments = container(documents, "provision-hugepages")["args"]
     assert arguments == ["provision", *more, "/etc/dra-driver-numa/hugepages.yaml"]
@@ -40,7 +40,7 @@ def notes(path: Path, config: Document) -> str:
 
 
 def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> None:
-    """One who installs it reads both where the command ends."""
+    """Helm prints both at the end of an installation."""
     both = notes(tmp_path, {"enforcement": "observe"})
     assert 'enforcement is "observe"' in both
     assert "reservedCPUs is empty" in both

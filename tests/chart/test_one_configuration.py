@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that the chart accepts starts both containers, and what they would refuse is refused by Helm.
+"""The chart and the containers accept the same configurations.
 
 One exception: the chart also refuses host paths that must not be mounted (`tests/chart/test_refusals.py`).
 """
@@ -177,7 +177,7 @@ def accepted_alone(key: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("name", Config.model_fields)
 def test_schema_and_program_agree_on_every_scalar(name: str) -> None:
-    """Words and numbers that readers of YAML do not agree on, as the value of each key.
+    """The values are words and numbers that YAML readers interpret differently, for each key.
 
     CPU lists are left out: the schema lets numbers and texts through, and a template checks them.
     """

@@ -24,5 +24,5 @@ def printed(page: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize(("page", "example"), [("workloads.md", "one-numa-node.yaml"), ("memory.md", "memory.yaml")])
 def test_a_printed_manifest_is_that_of_the_example(page: str, example: str) -> None:
-    """A reader who copies it gets what is tested."""
+    """A manifest that is copied from a page is one that is tested."""
     assert printed(page) == [manifests((ROOT / "examples" / example).read_text())]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that is read at night: every text that people see leads to a section that says what to do."""
+"""docs/symptoms.md for a person on call: every text that the driver shows leads to a section with a remedy."""
 
 import ast
 import re
@@ -45,7 +45,7 @@ def _strings(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_every_section_answers_the_same_questions(title: str) -> None:
-    """What is seen, how urgent it is, what running pods notice, what to type; then cause and remedy. In this order."""
+    """In this order: symptoms, urgency, effect on running pods, commands, cause and remedy."""
     found = re.findall(r"^\*\*([A-Z][a-z ]+):\*\*", SECTIONS[title], re.MULTILINE)
     assert tuple(found[: len(PARTS)]) == PARTS
     assert found[len(PARTS) :] in (["Cause", "Remedy"], ["Cause and remedy"])
@@ -54,13 +54,13 @@ def test_every_section_answers_the_same_questions(title: str) -> None:
 
 
 def test_the_index_leads_to_every_section() -> None:
-    """And to nothing that is not there."""
+    """It has no link to a section that does not exist."""
     linked = set(re.findall(r"\]\(#([^)]+)\)", INDEX))
     assert linked == {slug(title) for title in SECTIONS}
 
 
 def messages() -> list[str]:
-    """What the page quotes as the text of a program, in the tables that list such texts."""
+    """Returns the texts that the tables of the page quote from a program."""
     listed = [span for cells in rows(TEXT, "message") for span in quoted(cells[0])]
     listed += [span for cells in rows(TEXT, "code or text") for span in quoted(cells[0]) if " " in span]
     listed += [span for cells in rows(TEXT, "missing in the pod") for span in quoted(cells[1])]
@@ -76,7 +76,7 @@ def test_messages_are_texts_of_the_programs(message: str) -> None:
 
 
 def test_the_index_has_every_alert_reason_and_code() -> None:
-    """Whatever the driver reports by name is found by that name."""
+    """Everything that the driver reports by a name can be found by this name."""
     named = set(quoted(INDEX))
     alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
     assert {rule["alert"] for rule in alerts} - named == set()

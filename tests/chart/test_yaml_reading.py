@@ -39,7 +39,7 @@ WORDS = (
     *("1:30", "1:30:00", "2001-01-01", "2001-01-01T00:00:00Z", "1e3", "1e+3", "1.0", ".5", "1e5000", "1_0.5", "="),
     *("2Gi", "1e9", "v1alpha1", "<", "4096", "0.1.0", '"off"', "'010'", "!!str off", "!!str 010"),
 )
-"""Plain scalars that YAML 1.1, YAML 1.2, PyYAML and Go do not agree on, and those of the driver's own values."""
+"""Plain scalars that YAML 1.1, YAML 1.2, PyYAML and Go interpret differently, and values of the driver."""
 
 
 def generated(seed: int, count: int = 800) -> list[str]:
@@ -63,7 +63,7 @@ def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[st
 
 @pytest.mark.parametrize("words", [WORDS, generated(1)], ids=["chosen", "1"])
 def test_text_that_a_command_prints_is_read_as_the_same_text(words: list[str]) -> None:
-    """``simulate -o yaml`` and others quote a name such as ``n``, which kubectl would read as a boolean."""
+    """``simulate -o yaml`` and other commands quote a name such as ``n``, which kubectl would read as a boolean."""
     printed = yaml.dump({f"k{number:04}": word for number, word in enumerate(words)}, Dumper=PortableDumper)
     assert list(helm_value(printed).values()) == list(words)
 

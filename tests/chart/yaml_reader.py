@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML as Helm reads it. kubectl reads it in the same way: both use sigs.k8s.io/yaml and send its value as JSON."""
+"""Reads YAML with Helm. kubectl reads it in the same way: both use sigs.k8s.io/yaml, which converts it to JSON."""
 
 import json
 import tempfile

@@ -35,7 +35,7 @@ class PluginGoneError(Exception):
 
 @dataclass(frozen=True)
 class HookCall:
-    """One call of a plugin, as it went. outcome is ok, error, timeout or closed.
+    """A call of a plugin. ``outcome`` is ok, error, timeout or closed.
 
     ``seconds`` is the time between the bytes of the request and those of the answer if the call succeeded.
     """

@@ -69,7 +69,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_come_back"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
-    # Images of two releases.
+    # This happens with images of two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_halves_are_compared",
     # States that last for a moment, or end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",

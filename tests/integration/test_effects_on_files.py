@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that the driver makes on a node, from the installation to the end: the table of docs/effects.md."""
+"""The files that the driver creates on a node, from the installation to the removal: the table of docs/effects.md."""
 
 import re
 
@@ -33,8 +33,8 @@ def files(stage: Stage) -> set[str]:
     return {UID.sub("UID", one) for one in found} - {"kubelet/plugins_registry"}
 
 
-def test_files_come_and_go_as_the_page_says(open_stage: OpenStage) -> None:
-    """At the installation, with a claim, at its end, and after the pod of the driver has gone."""
+def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
+    """After the installation, with a claim, after the claim has ended, and after the driver's pod was deleted."""
     stage = open_stage()
     instance = stage.add_ready_instance()
     installed = DIRECTORIES | KEPT | SOCKETS

@@ -67,7 +67,7 @@ def changes(found: dict[str, Any]) -> dict[str, str]:
 def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
     open_stage: OpenStage, machine_root: Path, reserved: str, partitions: bool
 ) -> None:
-    """Pods that run before the driver: their files stay, the report lists them, and enforcing writes exactly these."""
+    """Files of pods that ran before the driver stay unchanged, and enforcing then writes exactly the reported ones."""
     stage = open_stage(config={**OBSERVE, "reservedCPUs": reserved}, partitions=partitions)
     with StagePod(stage, "web") as web, StagePod(stage, "job") as job:
         boxes = [web.run("one"), web.run("two"), job.run()]
@@ -103,7 +103,7 @@ def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
 
 
 def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: OpenStage) -> None:
-    """Prepare names the remedy, the node stays ready and published, and a new container keeps what the runtime set."""
+    """The error of Prepare names the remedy, devices stay published, and a new container has the runtime's settings."""
     stage = open_stage(config=OBSERVE, gates_off=("DRADeviceTaints",))
     instance = stage.add_ready_instance()
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(2), hugepages(4 * MIB)) as db:
@@ -126,8 +126,8 @@ def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: Ope
     assert all(drivers), "kubectl numa shows the mode where the API server drops taints"
 
 
-def test_the_scheduler_leaves_a_node_alone_that_only_observes(open_stage: OpenStage) -> None:
-    """Each device has a taint, so that pods wait for another node instead of being refused on this one."""
+def test_the_scheduler_does_not_choose_a_node_that_only_observes(open_stage: OpenStage) -> None:
+    """Each device has a taint, so that pods are scheduled to another node instead of being refused on this one."""
     stage = open_stage(config=OBSERVE)
     stage.add_ready_instance()
     for each in stage.slices():
@@ -139,7 +139,7 @@ def test_the_scheduler_leaves_a_node_alone_that_only_observes(open_stage: OpenSt
         claim_pod(stage, "db", cpus(2))
 
 
-def test_claims_that_are_prepared_keep_what_they_have(open_stage: OpenStage) -> None:
+def test_prepared_claims_keep_their_cpus_while_observing(open_stage: OpenStage) -> None:
     """After a switch to observe nothing is repaired, a restarted container is refused, and Unprepare works."""
     stage = open_stage(config={"reservedCPUs": "0,16"}, partitions=True)
     instance = stage.add_ready_instance()

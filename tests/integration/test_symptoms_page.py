@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of docs/symptoms.md are what the commands print on nodes with these faults."""
+"""The samples of docs/symptoms.md are the output of the commands on nodes with these faults."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.rigs.symptoms import SAMPLES, Sample
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[dict[str, str]]:
-    """All outputs; the faults are played once."""
+    """Yields all outputs. The faults are caused once."""
     with played() as outputs:
         yield outputs
 
@@ -28,7 +28,7 @@ def test_the_page_shows_what_the_command_prints(sample: Sample, shown: dict[str,
 
 
 def test_every_sample_is_shown_with_its_command() -> None:
-    """The prompt has the command that was run: one of the plugin, which passes ``status`` and ``doctor`` on."""
+    """The prompt shows the command that was run, with the plugin for ``status`` and ``doctor``."""
     for sample in SAMPLES:
         subject = sample.name.partition(": ")[2]
         expected = {"Event": "", "status": "kubectl numa status node-a", "doctor": "kubectl numa doctor node-a"}

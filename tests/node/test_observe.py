@@ -39,7 +39,7 @@ def contents() -> dict[str, str]:
 
 @pytest.mark.core
 @pytest.mark.configuration(enforcement="observe")
-def test_observing_changes_nothing_and_enforcing_what_was_reported(cluster: Cluster) -> None:
+def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(cluster: Cluster) -> None:
     """Of all cgroups, interrupts, workqueues and pools, with two running pods; then the driver is set to enforce."""
     boxes = [cluster.node.pod(name).run() for name in ("web", "job")]
     instance = cluster.instance

@@ -113,7 +113,7 @@ async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plug
 
 
 async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> None:
-    """As kubectl lists objects of a namespace: the context's, that of ``-n``, or all with ``-A``, which wins."""
+    """The namespace is that of the context or of ``-n``. ``-A`` lists all, and takes precedence, as in kubectl."""
     code, out, err = await plugin.run("claims")
     assert (code, out) == (0, "")
     assert err == "no claim in namespace default has CPUs or memory; -A lists all namespaces\n"
@@ -133,7 +133,7 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
 
 
 async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
-    """YAML says the same as JSON, names can be handed to kubectl, and a table may go without headings."""
+    """YAML equals JSON, kubectl accepts the printed names, and headings can be switched off."""
     for words in (["nodes"], ["free"], ["claims", "-A"]):
         rows = await plugin.rows(*words)
         assert rows
@@ -170,7 +170,7 @@ async def test_claims_are_watched(plugin: Plugin, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("words", [[], *([name] for name in cli._COMMANDS)])
 async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, words: list[str]) -> None:
-    """With the exit statuses, as kubectl's own commands have examples."""
+    """Each help also lists the exit statuses."""
     code, out, _ = await plugin.run(*words, "--help")
     assert (code, "Exit status: " in out) == (0, True)
     examples = re.findall(r"^  kubectl numa (.*?)(?: \|.*)?$", out.partition("examples:\n")[2], re.MULTILINE)

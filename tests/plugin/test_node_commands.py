@@ -37,7 +37,7 @@ async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugi
     ("words", "passed"), [(["-o", "yaml"], ["-o", "yaml"]), (["-w"], ["--watch"]), (["-o", "table"], [])]
 )
 async def test_forms_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
-    """The command on the node knows them; the table, which is its default, needs no flag."""
+    """The command on the node has the same forms. A table is its default and needs no flag."""
     plugin.server.store.create(PODS, "numa", driver_pod())
     _, out, _ = await plugin.run("status", NODE, *words)
     assert json.loads(out)[5:] == ["--", "dra-frontend", "status", *passed]

@@ -91,8 +91,8 @@ def test_nothing_reaches_the_terminal_but_text(text: str) -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=3), max_size=3))
-def test_yaml_and_json_say_the_same(documents: list[Any]) -> None:
-    """Also of texts that YAML would read as something else, such as ``no`` and ``0x1``."""
+def test_yaml_and_json_have_the_same_values(documents: list[Any]) -> None:
+    """They include texts that YAML would read as another type, such as ``no`` and ``0x1``."""
     words = [{"text": text} for text in ("no", "On", "y", "null", "0x1", "1e3", "1:30", "", "- a", "a: b", "~")]
     for one in (documents, words, [{"list": [], "map": {}, "lists": [[1], [{"a": [2]}]]}]):
         assert yaml.safe_load(yaml_text(one)) == json.loads(json_text(one)) == one
@@ -113,13 +113,13 @@ def test_yaml_and_json_say_the_same(documents: list[Any]) -> None:
     ids=range(8),
 )
 def test_a_list_of_cpus_is_bounded_before_it_is_expanded(text: str, cpus: list[int]) -> None:
-    """Whoever may write the status of a claim chooses the text."""
+    """The text is part of a claim's status, which other programs may write."""
     assert parse_cpus(text) == cpus
 
 
 @given(st.sets(st.integers(0, 8191), max_size=40))
 def test_cpus_are_written_as_the_kernel_does(cpus: set[int]) -> None:
-    """Ranges, in ascending order."""
+    """The result has ranges in ascending order."""
     assert parse_cpus(format_cpus(sorted(cpus))) == sorted(cpus)
     assert format_cpus([0, 1, 2, 8]) == "0-2,8"
 

@@ -35,7 +35,7 @@ _EITHER: Final = {
     "DRAMEMORY_UID_NUMANodes": "DRA_CPUSET_UID",
     "names dra.memory": "names dra.cpu",
 }
-"""Texts about a claim of memory that may stand for those about one of CPUs."""
+"""Texts about a claim of memory that may appear instead of those about a claim of CPUs."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -51,15 +51,15 @@ def plain(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Night:
-    """What an operator types on nodes with faults, and what that prints."""
+class Outputs:
+    """The outputs of commands that an operator runs on nodes with faults."""
 
     directory: Path
     shown: dict[str, str] = field(default_factory=dict)
     """Output by ``fault: command``."""
 
     def run(self) -> None:
-        """Plays every fault."""
+        """Causes each fault and stores the outputs."""
         root = write_tree(captured(_MACHINE), self.directory / "machine")
         HostDirectory(root).claim_to_be_here()
         kubectl = self.directory / "kubectl"
@@ -71,7 +71,7 @@ class Night:
             self._node(_Node(stage, kubectl, self.shown))
 
     def _claims(self, node: "_Node") -> None:
-        """Faults of claims and pods, on a node that is well."""
+        """Faults of claims and pods, on a healthy node."""
         node.start()
         db = node.healthy()
         node.pending()
@@ -83,7 +83,7 @@ class Night:
         node.no_cpus_left()
 
     def _node(self, node: "_Node") -> None:
-        """Faults of the node, each of which the next one hides."""
+        """Faults of the node. Each one hides the previous one."""
         node.start()
         node.no_partitions()
         node.gate_off()
@@ -296,11 +296,11 @@ def _after(text: str, part: str) -> str:
 
 @contextlib.contextmanager
 def played() -> Iterator[dict[str, str]]:
-    """Plays all faults, and yields the outputs."""
+    """Causes all faults, and yields the outputs."""
     with tempfile.TemporaryDirectory() as directory:
-        night = Night(Path(directory))
-        night.run()
-        yield night.shown
+        outputs = Outputs(Path(directory))
+        outputs.run()
+        yield outputs.shown
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class Sample(NamedTuple):
     command: str
     """Command behind the prompt; empty for a sample of an Event."""
     parts: tuple[str, ...]
-    """Parts of the output; between them the page leaves something out."""
+    """Parts of the output that the page shows, without the omitted parts between them."""
 
 
 def slug(title: str) -> str:
@@ -52,5 +52,5 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def quoted(text: str) -> list[str]:
-    """Returns what is set as code in a text."""
+    """Returns the code spans of a text."""
     return re.findall(r"`([^`]+)`", text)

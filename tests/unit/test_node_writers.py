@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every write of the services to a file passes through one of the modules below, so that ``observe`` forgets none."""
+"""Only the modules below write files. Those for files of the node write nothing with ``enforcement: observe``."""
 
 import ast
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def _opens_for_writing(call: ast.Call) -> bool:
 
 
 def writes(source: str) -> Iterator[str]:
-    """Yields what in a module may write a file, by line."""
+    """Yields the calls in a module that may write a file, with their lines."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _MODULES.get(module, ()):
@@ -158,7 +158,7 @@ def test_only_the_listed_modules_write_files() -> None:
     ],
 )
 def test_a_writer_is_found(source: str) -> None:
-    """Each way to write a file that the sources may use."""
+    """Each of these sources may write a file."""
     assert list(writes(source))
 
 

@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named(document: object, named: str) -> None:
     [{"sharedPool": {"grow": None}}, {"memoryProtection": {"allowed": None, "maxFraction": None}}, {"pagePort": None}],
 )
 def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
-    """At every level: ``grow:`` with nothing behind it is the default."""
+    """At every level, a key without a value, such as ``grow:``, has its default."""
     assert parse_config(document, "f") == Config()
 
 

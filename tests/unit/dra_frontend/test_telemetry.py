@@ -68,14 +68,14 @@ def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() ->
 
 
 def test_no_series_contains_the_time_of_its_creation(frontend: Frontend) -> None:
-    """They would be a seventh of all series, and nothing reads them."""
+    """Such series would be a seventh of all series, and are not used."""
     frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
     frontend.telemetry.no_metadata("dra.cpu")
     assert not [line for line in frontend.scrape() if "_created" in line]
 
 
 def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Frontend) -> None:
-    """The backend sends its own."""
+    """The version of the backend is part of its report."""
     assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
 
 

@@ -119,7 +119,7 @@ def test_a_foreign_configuration_stays_in_its_line(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
 def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown commands, flags and formats are bad usage, of which one line says what is wrong and where to read on."""
+    """For unknown commands, flags and formats, one line names the fault and the help to read."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     printed = capsys.readouterr()
@@ -130,7 +130,7 @@ def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_every_help_has_examples_that_the_program_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the exit statuses."""
+    """Each help also lists the exit statuses."""
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])
     told = capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_every_table_has_the_same_forms(command: str) -> None:
 
 
 def test_wide_shows_the_performance_of_memory(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two columns more, empty where the kernel reports nothing."""
+    """The table has two more columns, which are empty if the kernel reports no values."""
     tables = []
     for form in ("table", "wide"):
         assert cli.main(["inspect", "--host-root", host, "-o", form]) == 0
@@ -350,8 +350,8 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["inspect"]])
-def test_yaml_says_the_same_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Also of a node whose service is down, of which the files tell."""
+def test_yaml_has_the_same_values_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """This includes a node whose service is down, so that its files are read."""
     printed = []
     for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         cli.main([*arguments, "--host-root", host, "-o", form])

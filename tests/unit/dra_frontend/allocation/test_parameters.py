@@ -240,7 +240,7 @@ def test_a_claim_may_name_its_cpus() -> None:
 
 
 def test_a_parameter_may_be_written_as_people_type_it() -> None:
-    """kubectl sends ``off`` and ``no`` as false, and a single CPU as a number."""
+    """kubectl converts ``off`` and ``no`` to false, and a single CPU to a number."""
     assert [wish(opaque({"quota": word})).quota for word in (False, "off", "lift", "keep", None)] == [
         *["lift"] * 3,
         "keep",

@@ -249,7 +249,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> None:
-    """Also before the first report of the backend, which then adds the number of files."""
+    """They exist before the first report of the backend, which adds the number of files."""
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
     assert "no pass over its files" in silent.configured[0].text
@@ -259,7 +259,7 @@ def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> No
 
 
 def test_an_observation_that_a_report_leaves_out_remains(view: BackendView) -> None:
-    """It is sent with the metrics only; the one of a backend that has restarted is forgotten."""
+    """The backend sends it only together with metrics. After a restart of the backend the previous one is dropped."""
     found = Observation(total=3, complete=True)
     view.renew(BackendStatus(instance="b", generation=1, observation=found, counters={}, metrics=()), [])
     view.renew(BackendStatus(instance="b", generation=1))

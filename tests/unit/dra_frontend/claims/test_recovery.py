@@ -73,7 +73,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Fronten
 
 
 async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is lost. It is searched again after a new report or a change of the records, and after a loss."""
+    """If nothing is lost, the next search follows a new report or a change of the records."""
     searched, lost = list[Ledger](), Ledger.lost
 
     def search(ledger: Ledger) -> dict[ClaimKey, str]:
@@ -907,7 +907,7 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """As for a claim that is prepared."""
+    """The same rule applies when a claim is prepared."""
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)
     await node.store.start()

@@ -277,7 +277,7 @@ async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: P
 async def test_prepared_claims_are_logged_with_their_resources(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are logged after the answer, rejected ones are not, even if they have a record."""
+    """They are logged after the answer. Rejected claims are not logged as prepared, even if they have a record."""
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(1)))
     assert (await node.prepare("v")).error is None
@@ -302,7 +302,7 @@ async def test_prepared_claims_are_logged_with_their_resources(
 async def test_a_node_that_only_observes_prepares_nothing_new(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The text names the remedy. A claim that was prepared before is answered as before, and can be unprepared."""
+    """The error names the remedy. A claim that is already prepared is answered as before, and can be unprepared."""
     api.add(claim("old", cpus(1)))
     api.add(claim("new", cpus(1)))
     first = await node.prepare("old")

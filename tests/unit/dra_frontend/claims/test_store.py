@@ -385,7 +385,7 @@ async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> Non
 
 
 async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Frontend) -> None:
-    """Regular work is skipped as long as it is. A scan of all files is no change."""
+    """Periodic tasks are skipped while the object is the same. A scan of all files does not replace it."""
     await write(node)
     node.report(**USES)
     for change in (

@@ -44,7 +44,7 @@ def test_hugepages_of_every_size() -> None:
     assert machine.numa_nodes[1].hugepages[1] == HugepagePool(1 << 30, 1, 1)
 
 
-def test_of_an_empty_pool_only_the_total_is_read() -> None:
+def test_only_the_total_of_an_empty_pool_is_read() -> None:
     """The total includes free and surplus pages, and a node has an empty pool for most of its page sizes."""
     pool = "node0/hugepages/hugepages-1048576kB"
     machine = look({f"{pool}/free_hugepages": None, f"{pool}/surplus_hugepages": "odd\n"})

@@ -51,7 +51,7 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The regular reads of an idle frontend are of files in few directories: each of them takes no further call."""
+    """An idle frontend reads files of few directories; for a known directory a read resolves no links."""
     directory = tmp_path / "sys" / "node"
     directory.mkdir(parents=True)
     (directory / "one").write_text("1")
@@ -74,7 +74,7 @@ def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> None:
-    """Nor does one that takes the place of a file, or of a directory that did not exist at the first read."""
+    """The same holds if a link replaces a file, or a directory that did not exist at the first read."""
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("of the machine that looks")

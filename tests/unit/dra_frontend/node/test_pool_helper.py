@@ -128,7 +128,7 @@ def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
 
 
 def test_no_pool_is_resized_while_the_node_only_observes(tmp_path: Path) -> None:
-    """Neither by the helper nor by another caller: the class that writes refuses."""
+    """The class that writes refuses, so that no caller can resize a pool."""
     rig = Rig(tmp_path)
     rig.helper = PoolHelper(KernelPools(HostTree(tmp_path), observes=True), CONFIG)
     (_, problem) = rig.ask(pages=3)

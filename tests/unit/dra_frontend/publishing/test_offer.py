@@ -302,7 +302,7 @@ def test_what_could_not_be_published_is_tried_again() -> None:
 
 
 def test_devices_of_a_node_that_only_observes_have_a_taint() -> None:
-    """On each device of both drivers, with an attribute that an API server without device taints keeps."""
+    """Each device of both drivers has the taint, and an attribute that an API server without device taints stores."""
     inventory = offered(pages(4, 4), enforcement="observe")
     for pool in snapshot(inventory, ledger(), Snapshot()).pools:
         for document in slice_documents(pool, NODE):

@@ -55,7 +55,7 @@ async def test_files_that_have_not_changed_are_compared_but_not_parsed_again(mem
     assert [node.kernel.get(path, "hugetlb.2MB.max") for path in (claim, above)] == [str(64 * MI)] * 2
 
 
-async def test_an_audit_of_all_containers_reads_only_changed_files_unless_it_is_a_reading(memory: Path) -> None:
+async def test_an_audit_of_all_containers_reads_only_changed_files_except_every_read_seconds(memory: Path) -> None:
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)
@@ -96,7 +96,7 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_file
 
 
 async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
-    """The lists of a tick are kept until the state changes. Afterwards they include the new container."""
+    """The lists of a tick are computed again only after a change of the state, and then include the new container."""
     node = Node(memory)
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=2-3"))
@@ -153,7 +153,7 @@ async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(m
 
 
 async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> None:
-    """Plans that a job does not reach in its time are computed in vain. A fast job ends that."""
+    """Plans that a job does not reach in its time are wasted. After a fast job, the next one gets more plans again."""
     node = Node(memory, tree=CountingTree)
     tree, reconciler = node.kernel, node.enforcer.reconciler
     assert isinstance(tree, CountingTree)
@@ -228,7 +228,7 @@ async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod
 
 
 async def test_after_a_change_of_the_plan_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
-    """Another content is desired now."""
+    """The new plan may desire other content."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.run("plain")

@@ -28,17 +28,17 @@ class Installed:
         self.node = node
         self.paths = [node.make_cgroups(pod(of), container(id_, of=of)) for id_, of in RUNNING]
         self.updates: dict[str, str] = {}
-        """CPUs that the runtime was told to set, by container id."""
+        """CPUs in the updates that the runtime received, by container id."""
 
     async def install(self) -> None:
-        """Starts the backend, and lets it compare everything once."""
+        """Starts the backend, and lets it compare all files once."""
         await self.node.enforcer.activate()
         updates = await self.node.synchronize(*RUNNING)
         self.updates = {one.container_id: one.resources.cpus for one in updates}
         await self.settle()
 
     async def settle(self) -> None:
-        """Lets the audit look at everything."""
+        """Lets the audit compare all files."""
         for _ in range(3):
             self.node.ahead += 61
             self.node.enforcer.signals.audit.set()
@@ -95,7 +95,7 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
 
 
 async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
-    """From Prepare on. When the claim has ended, the list is complete again, and not empty as before."""
+    """This begins at Prepare. After the end of the claim, their list contains all CPUs instead of being empty."""
     async with installed(tmp_path, partitions=False) as found:
         found.node.claim(CLAIM)
         await found.settle()
@@ -106,7 +106,7 @@ async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
 
 
 async def test_a_claim_writes_to_no_other_container_in_partition_mode(tmp_path: Path) -> None:
-    """Others leave the CPUs when the claim's container starts, without a write, and return when it ends."""
+    """Their effective CPUs change when the claim's container starts and ends, without a write to their files."""
     async with installed(tmp_path, partitions=True) as found:
         node = found.node
         env = node.claim(CLAIM)
@@ -133,7 +133,7 @@ def pages(uid: str) -> AllocationRecord:
 
 
 async def test_memory_claims_set_limits_of_their_container_and_pod(tmp_path: Path) -> None:
-    """Memory and its protection, NUMA nodes, hugepages, and the CPU limit; other pods stay as they are."""
+    """They are memory and its protection, NUMA nodes, hugepages, and the CPU limit. Other pods are unchanged."""
     async with installed(tmp_path, partitions=True) as found:
         node = found.node
         node.pod_quota = "200000"

@@ -60,7 +60,7 @@ async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(nod
 
 @pytest.mark.parametrize("reported", [False, True], ids=["found by the audit", "reported by RemoveContainer"])
 async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_ends(node: Node, reported: bool) -> None:
-    """A process was left when the runtime reported the end, so the claim still counted. All limits: every 60 s."""
+    """The claim counts until its last process ends. The limits of all pods are compared only every 60 s."""
     await node.run("side", name="side", quota=100_000)
     path = await node.run("claim", *node.claim(ONE), quota=200_000)
     await node.enforcer.stop_container(pod(), container("claim"))

@@ -237,7 +237,7 @@ async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(me
 
 
 async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) -> None:
-    """Every audit of all containers reads them all: with memory_localevents a pod's count lacks its containers'."""
+    """An audit of all containers reads all pods: with memory_localevents, a pod's count excludes its containers."""
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
     await node.enforcer.activate()

@@ -76,7 +76,7 @@ def drift(node: Node, chance: random.Random, paths: list[str]) -> None:
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("seed", range(8))
 async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree: type[KernelTree]) -> None:
-    """Random pods, claims and drift: the pass changes no file, and audits then change exactly these."""
+    """With random pods, claims and drift, a pass changes no file, and audits then write exactly what it reported."""
     chance = random.Random(seed)
     node = Node(tmp_path, guard=chance.random() < 0.5, tree=tree)
     await node.enforcer.activate()
@@ -131,7 +131,7 @@ class Observed:
 
 
 async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
-    """A container without a claim starts as the runtime made it; one with a claim is refused with the remedy."""
+    """A container without a claim starts with the runtime's settings. One with a claim is refused with the remedy."""
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         assert not observed.enforcer.active
@@ -153,7 +153,7 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 
 async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
-    """A container that was created before the switch: the start is refused, and ``cgroup.kill`` is not written."""
+    """If it was created before the switch, its start is refused, and ``cgroup.kill`` is not written."""
     observed = Observed(tmp_path)
     node = observed.node
     env = node.claim(cpu_record("c1", "r=2-3"))

@@ -41,7 +41,7 @@ async def test_a_container_whose_cgroup_cannot_be_read_counts_as_alive(
 
 
 class CountingExecutor(ThreadPoolExecutor):
-    """Counts the calls that are given to a thread."""
+    """An executor that counts the calls that it runs."""
 
     calls = 0
 
@@ -52,7 +52,7 @@ class CountingExecutor(ThreadPoolExecutor):
 
 
 async def test_the_ends_of_many_containers_are_read_in_one_thread(tmp_path: Path) -> None:
-    """Synchronize waits for it. A switch to a thread takes 20 times as long as reading the file of one container."""
+    """Synchronize waits for these readings. Switching to a thread takes 20 times as long as one of them."""
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     for number in range(20):
         path = f"{CGROUP}-{number}"

@@ -44,7 +44,7 @@ def reported(state: NodeState) -> list[str]:
 
 
 class CountingState(NodeState):
-    """A state that counts how often its changes are requested."""
+    """A state that counts the calls of touched_since()."""
 
     requests = 0
 
@@ -54,7 +54,7 @@ class CountingState(NodeState):
 
 
 def test_an_unchanged_state_is_not_compared_again() -> None:
-    """It is compared at each tick, on a node with hundreds of containers. Each kind of change ends that."""
+    """A comparison looks at hundreds of containers, so it is made only after one of these kinds of changes."""
     state = CountingState()
     reports, generations = Reports(state), [0]
 
@@ -297,7 +297,7 @@ def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
 
 
 def test_merged_changes_of_single_containers_are_the_reports_of_all() -> None:
-    """Random changes: a reader that only looks at the changed containers has the same reports as a new one."""
+    """After random changes, the reports equal those of a new instance, which looks at all containers."""
     rng, state = random.Random(1), synchronized()
     reports = Reports(state)
     ids = [f"c{number}" for number in range(12)]

@@ -274,7 +274,7 @@ def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.Capt
 def test_a_class_of_this_driver_is_missing_because_of_the_machine(
     name: str, why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The chart has the class, so adding it to the files would not help."""
+    """The chart creates the class, so adding it to the files is not the remedy."""
     file = written(tmp_path / "c.yaml", claim("c", {"name": "a", "exactly": {"deviceClassName": name}}))
     status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
     assert status == 3

@@ -4,6 +4,7 @@
 import os
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,60 @@ def test_contents_are_read_again_if_descriptors_were_closed_in_the_meantime(
 
     monkeypatch.setattr(os, "pread", confused)
     assert cache.contents({"c": "pod/c"}, CPUS)["c"].strip() == b"0-7"
+
+
+class Pausing(FileCache):
+    """A cache that calls a function each time the number of closed descriptors is incremented."""
+
+    def __init__(self, root: str) -> None:
+        self.incremented: Callable[[], object] = lambda: None
+        super().__init__(root, stay_open=True)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_closings" and value:
+            self.incremented()
+
+
+def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looked_up(
+    tree: KernelTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start reads contents in a thread while the event loop forgets one of the readings."""
+    cache, recording = Pausing(tree.root), tree.recording()
+    recording.read("pod/c", CPUS)
+    cache.keep("c", 1, recording.seen or {})
+    cache.contents({"c": "pod/c"}, CPUS)
+    (descriptor,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if str(one.resolve()).endswith(CPUS))
+    tree.make("pod/other")
+    tree.set("pod/other", "cpuset.cpus", "3")
+    pread, reading, reused = os.pread, threading.Event(), threading.Event()
+    found: list[dict[str, bytes]] = []
+
+    def delayed(number: int, size: int, offset: int) -> bytes:
+        reading.set()
+        reused.wait()
+        return pread(number, size, offset)
+
+    def read() -> None:
+        found.append(cache.contents({"c": "pod/c"}, CPUS))
+        reading.set()
+
+    reader = threading.Thread(target=read)
+
+    def start() -> None:
+        reader.start()
+        reading.wait()
+
+    cache.incremented = start
+    monkeypatch.setattr(os, "pread", delayed)
+    cache.forget(["c"])
+    other = os.open(tree.path("pod/other").joinpath(CPUS), os.O_RDONLY)
+    os.dup2(other, descriptor)
+    reused.set()
+    reader.join()
+    for number in {other, descriptor}:
+        os.close(number)
+    assert found == [{}]
 
 
 @pytest.mark.parametrize("stay_open", [False, True])

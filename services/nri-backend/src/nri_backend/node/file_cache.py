@@ -234,9 +234,10 @@ class FileCache:
         reading.closed = True
         while reading.opened:
             (path, name), descriptor = reading.opened.popitem()
-            self._closings += 1
+            # In this order: a reader that still finds the descriptor has read the number before it is incremented.
             if self._opened[name].get(path) == descriptor:
                 del self._opened[name][path]
+            self._closings += 1
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._comparisons = {}

@@ -22,6 +22,7 @@ from typing import Any, Final
 import yaml
 from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.documents import MAX_NESTING, TOO_DEEP
+from numa_contract.errors import shown
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.events import AliasEvent
@@ -110,9 +111,13 @@ class _StrictLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, ScalarNode) and key.value in seen:
-                raise ComposerError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
-            seen.add(str(key.value))
+            if not isinstance(key, ScalarNode):
+                # A list or map as a key is not possible in JSON. Its text may be larger than memory: aliases in it
+                # would be expanded before they are measured.
+                raise ComposerError(None, None, "found unhashable key: a list or a map", key.start_mark)
+            if key.value in seen:
+                raise ComposerError(None, None, f"the key {shown(key.value)} is given twice", key.start_mark)
+            seen.add(key.value)
         return node
 
     def construct_integer(self, node: Any) -> int:

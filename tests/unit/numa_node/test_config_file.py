@@ -45,6 +45,8 @@ def test_a_merge_key_is_not_a_key_given_twice(tmp_path: Path) -> None:
 DEEP_ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 80))
 WIDE_ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 
+TEXT_ALIASES = f"a: &a {'x' * 1000}\nb:\n  ? [{', '.join(['*a'] * 1000)}]\n  : 1\n"
+
 
 @pytest.mark.parametrize(
     ("text", "why"),
@@ -62,8 +64,11 @@ WIDE_ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 
         ("a: !!int ''", "is not valid YAML"),
         ("a: !!bool maybe", "is not valid YAML"),
         ("a: !!timestamp x", "is not valid YAML"),
+        (TEXT_ALIASES, "line 3: found unhashable key: a list or a map"),
+        ("? {a: 1}\n: 1", "line 1: found unhashable key: a list or a map"),
+        (f"{'k' * 500}: 1\n{'k' * 500}: 2", r"line 2: the key 'k{80}'\.\.\. \(500 characters\) is given twice"),
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> None:
     """Depth, number of values and length of numbers have limits of the driver's own, with aliases expanded."""

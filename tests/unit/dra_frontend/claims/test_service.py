@@ -308,6 +308,8 @@ async def test_a_node_that_only_observes_prepares_nothing_new(
     first = await node.prepare("old")
     node.claims.config = Config(enforcement="observe")
     names = [ClaimName("ns", f"claim-{uid}", uid) for uid in ("old", "new")]
+    assert (await node.claims.prepare("dra.cpu", names[:1]))["old"].error is None
+    assert "claims refused" not in caplog.messages
     answers = await node.claims.prepare("dra.cpu", names)
     assert (answers["old"].error, answers["old"].devices) == (None, first.devices)
     assert "only observes" in str(answers["new"].error)

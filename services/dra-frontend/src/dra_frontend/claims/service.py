@@ -89,7 +89,9 @@ class NodeClaims:
         # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
         known = [one for one in claims if self.store.ledger.record(driver, one.uid) is not None]
         refused = [one for one in claims if one not in known]
-        _log.warning("claims refused", extra={"driver": driver, "claims": list(map(str, refused)), "error": _OBSERVED})
+        if refused:
+            about = {"driver": driver, "claims": list(map(str, refused)), "error": _OBSERVED}
+            _log.warning("claims refused", extra=about)
         answers = {one.uid: Answer(error=f"{one} {_OBSERVED}") for one in refused}
         return {**answers, **(await self._prepare(driver, known) if known else {})}
 

@@ -29,14 +29,18 @@ from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
 from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
+MAX_FAULTS: Final = 16
+"""Maximum number of faults in the text of a ConfigError: that of an unknown key is longer than the key."""
+
 
 class ConfigError(ContractError):
-    """The configuration cannot be used; the text names every key that is wrong."""
+    """The configuration cannot be used; the text names the first MAX_FAULTS keys that are wrong."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
         self.faults = faults
-        super().__init__(f"{source}: " + "; ".join(faults))
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        super().__init__(f"{source}: " + "; ".join([*faults[:MAX_FAULTS], *more]))
 
 
 _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input should be a map"}

@@ -99,3 +99,12 @@ def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) 
     assert config.reserved_bytes(1) == 4 * base**power
     assert config.reserved_bytes(1, 2 << 20) == 64 << 20
     assert config.reserved_bytes(0) == 0
+
+
+def test_only_the_first_faults_are_in_the_text() -> None:
+    """The text of one unknown key lists all known ones: that of a file full of them would have megabytes."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config({f"key{number}": 1 for number in range(1000)}, "f")
+    assert "key15: unknown key" in str(caught.value)
+    assert str(caught.value).endswith("; and 984 more")
+    assert len(str(caught.value)) < 1 << 14

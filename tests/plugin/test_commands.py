@@ -168,6 +168,36 @@ async def test_claims_are_watched(plugin: Plugin, monkeypatch: pytest.MonkeyPatc
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+async def test_a_watch_compares_each_claim_with_its_own_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster has thousands of claims, and comparing all of them with each other would take seconds."""
+    compared = 0
+
+    class Counted(dict[str, Any]):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        def __ne__(self, other: object) -> bool:
+            return not self == other
+
+        __hash__ = None
+
+    answers = iter([[Counted(claim=f"c{number}", **_CLAIM) for number in range(200)] for _ in range(2)])
+
+    def found(_: object) -> list[Counted]:
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(cli, "claim_documents", found)
+    monkeypatch.setattr(cli.Request, "cluster", lambda *_: None)
+    monkeypatch.setattr("kubectl_numa.cli.time.sleep", lambda _: None)
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(KeyboardInterrupt):
+        cli.run(["claims", "-A", "--watch"], "kubectl")
+    assert compared <= 2 * 200
+
+
 @pytest.mark.parametrize("words", [[], *([name] for name in cli._COMMANDS)])
 async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, words: list[str]) -> None:
     """Each help also lists the exit statuses."""

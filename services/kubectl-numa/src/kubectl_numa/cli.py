@@ -117,12 +117,17 @@ def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -
     while True:
         time.sleep(_WATCH_SECONDS)
         found = claim_documents(request.cluster(namespace))
-        if changed := [claim_row(one) for one in found if one not in shown]:
+        before = {_key(one): one for one in shown}
+        if changed := [claim_row(one) for one in found if one != before.get(_key(one))]:
             rows = table(
                 changed, wide=request.given.output == "wide", headers=not shown and not request.given.no_headers
             )
             print(rows, flush=True)
         shown = found
+
+
+def _key(claim: Document) -> tuple[str, str]:
+    return claim["namespace"], claim["claim"]
 
 
 def _free(request: Request) -> int:

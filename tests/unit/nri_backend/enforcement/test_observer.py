@@ -20,7 +20,7 @@ from nri_backend.nri.model import Adjustment, RejectedError
 from numa_contract.backend_codes import BackendCode
 from numa_contract.reports import MAX_OBSERVED, Observation
 
-from tests.rigs.builders import cpu_record, memory_record
+from tests.rigs.builders import cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.irq_tree import IrqTree
@@ -150,6 +150,21 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
         assert node.enforcer._deps.observer.counters[f"refused_{Reason.OBSERVE}"] == 1
         assert await node.synchronize(("plain", "p1")) == []
         assert content(node.kernel) == before
+
+
+@pytest.mark.parametrize("fault", ["damaged record", "other pod"])
+async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
+    """The container would run on the CPUs of others. One that names a claim without a file starts."""
+    observed = Observed(tmp_path)
+    async with enforcing(observed.node) as node:
+        env, without_file = node.claim(cpu_record("c1", "r=2-3")), env_of(cpu_record("c2", "r=4"))
+        if fault == "damaged record":
+            (file,) = node.cdi.glob("*c1.json")
+            file.write_text(file.read_text().replace("version", "versions"))
+        with pytest.raises(RejectedError, match="only observes"):
+            await node.create("claims", *env, of="p9" if fault == "other pod" else "p1")
+        _, answer = await node.create("plain", *without_file)
+        assert answer == Adjustment()
 
 
 async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:

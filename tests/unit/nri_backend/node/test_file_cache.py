@@ -244,7 +244,7 @@ def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looke
     """A start reads contents in a thread while the event loop forgets one of the readings."""
     cache, recording = Pausing(tree.root), tree.recording()
     recording.read("pod/c", CPUS)
-    cache.keep("c", 1, recording.seen or {})
+    cache.store("c", 1, recording.seen or {})
     cache.contents({"c": "pod/c"}, CPUS)
     (descriptor,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if str(one.resolve()).endswith(CPUS))
     tree.make("pod/other")

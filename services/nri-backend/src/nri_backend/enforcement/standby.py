@@ -98,8 +98,9 @@ class Standby:
 class ObservedHooks:
     """Rejects containers with a claim, since nothing enforces it, and answers nothing for all others.
 
-    Only a claim with a record counts, which was prepared before the node began to observe. A container that names any
-    other claim in its environment starts as if this plugin did not exist.
+    Only a claim with a file counts, which was prepared before the node began to observe. Its record may be damaged, or
+    may not allow the use: an enforcing instance would reject the container, too. A container that names any other claim
+    in its environment starts as if this plugin did not exist.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -107,15 +108,16 @@ class ObservedHooks:
 
     def check_created(self, tracked: Tracked, _answered: Resources) -> Rejection | None:
         """Returns a rejection if the container has a claim."""
-        return _rejection(tracked)
+        return self._rejection(tracked)
 
     async def check_started(self, tracked: Tracked, _container: Container) -> tuple[Tracked, Rejection | None]:
         """Returns the container, and a rejection if it has a claim."""
-        rejection = _rejection(tracked)
+        rejection = self._rejection(tracked)
         if rejection is None:
             self._state.put(tracked.after(Event.APPLIED).seen(cpus=None))
         return tracked, rejection
 
-
-def _rejection(tracked: Tracked) -> Rejection | None:
-    return Rejection(Reason.OBSERVE, REFUSAL) if tracked.entitlement.claims else None
+    def _rejection(self, tracked: Tracked) -> Rejection | None:
+        named = tracked.identity.evidence.claims
+        has_claim = tracked.entitlement.claims or any(key in self._state.files for key in named)
+        return Rejection(Reason.OBSERVE, REFUSAL) if has_claim else None

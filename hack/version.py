@@ -23,7 +23,7 @@ PYTHONS = {
     "services/dra-frontend/pyproject.toml": r'^requires-python = ">=(.*)"$',
     "services/nri-backend/pyproject.toml": r'^requires-python = ">=(.*)"$',
     "README.md": r"Python (\d+\.\d+\.\d+) \(Debian 12\) or later",
-    "docs/kubectl-numa.md": r"Needs Python (\d+\.\d+\.\d+) or later",
+    "docs/kubectl-numa.md": r"Python (\d+\.\d+\.\d+) or later",
     "hack/plugin.py": r"Needs Python (\d+\.\d+\.\d+) or later",
     "locks/compile.sh": r"--python-version (\d+\.\d+\.\d+) ",
 }

@@ -238,6 +238,14 @@ class Pausing(FileCache):
             self.incremented()
 
 
+def _target(descriptor: Path) -> Path | None:
+    """Returns the path of an open file, or None if the descriptor has been closed."""
+    try:
+        return descriptor.readlink()
+    except FileNotFoundError:
+        return None
+
+
 def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looked_up(
     tree: KernelTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +254,8 @@ def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looke
     recording.read("pod/c", CPUS)
     cache.store("c", 1, recording.seen or {})
     cache.contents({"c": "pod/c"}, CPUS)
-    (descriptor,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if str(one.resolve()).endswith(CPUS))
+    file = tree.path("pod/c").joinpath(CPUS)
+    (descriptor,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if _target(one) == file)
     tree.make("pod/other")
     tree.set("pod/other", "cpuset.cpus", "3")
     pread, reading, reused = os.pread, threading.Event(), threading.Event()

@@ -261,7 +261,10 @@ class _Node:
     def _numa(self, fault: str, command: str) -> None:
         """Runs a command of the kubectl plugin."""
         flags = ["--kubeconfig", str(self.stage.paths.kubeconfig)]
-        self._run(fault, command, [sys.executable, "-c", _NUMA, str(self.kubectl), *command.split(), *flags], {})
+        words = [sys.executable, "-c", _NUMA, str(self.kubectl), *command.split(), *flags]
+        # No environment has the plugin installed: users get it as one file.
+        paths = [str(ROOT / "services/kubectl-numa/src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._run(fault, command, words, {"PYTHONPATH": os.pathsep.join(paths)})
 
     def _run(self, fault: str, command: str, words: list[str], environment: dict[str, str]) -> None:
         done = subprocess.run(

@@ -84,7 +84,7 @@ class NodeClaims:
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Prepares claims. Answers each with its devices, or with the reason why it is not prepared."""
-        if not self.config.observes:
+        if self.config.enforcement == "enforce":
             return await self._prepare(driver, claims)
         # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
         known = [one for one in claims if self.store.ledger.record(driver, one.uid) is not None]

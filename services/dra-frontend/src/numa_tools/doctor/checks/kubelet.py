@@ -27,7 +27,7 @@ _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
     "the Node has no capacity, or no allocatable amount", "see kubelet.ready: the kubelet writes both into the Node"
 )
-_PINNED: Final = "Guaranteed pods may be assigned what claims have, and then share what is left; claims keep theirs"
+_PINNED: Final = "Guaranteed pods may be assigned resources of claims but do not get them, because claims keep theirs"
 
 
 def _version(text: object) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.state import MAX_REJECTED, MAX_TOUCHED, NodeState
+from nri_backend.containers.state import MAX_REJECTED, MAX_TOUCHED, ChangeLog, NodeState
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
 from nri_backend.limits.runtime import RuntimeLimits
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
@@ -43,25 +43,26 @@ def reported(state: NodeState) -> list[str]:
     return [document["id"] for document in json.loads(reports.containers())]
 
 
-class CountingState(NodeState):
-    """A state that counts the calls of touched_since()."""
+class CountingLog(ChangeLog):
+    """A log of changes that counts the calls of since()."""
 
     requests = 0
 
-    def touched_since(self, touches: int) -> list[str] | None:
+    def since(self, count: int) -> list[str] | None:
         self.requests += 1
-        return super().touched_since(touches)
+        return super().since(count)
 
 
 def test_an_unchanged_state_is_not_compared_again() -> None:
     """A comparison looks at hundreds of containers, so it is made only after one of these kinds of changes."""
-    state = CountingState()
+    state = NodeState()
+    log = state.change_log = CountingLog(lambda: None)
     reports, generations = Reports(state), [0]
 
     def compares() -> bool:
-        before = state.requests
+        before = log.requests
         generations.append(reports.refresh())
-        return state.requests > before
+        return log.requests > before
 
     assert not compares()
     state.replace_containers([one("a")])
@@ -328,6 +329,6 @@ def test_all_reports_are_compared_if_more_has_changed_than_is_stored() -> None:
     state.put(one("a", Phase.STOPPED))
     for number in range(MAX_TOUCHED):
         state.put(one("b", (Phase.RUNNING, Phase.ENDING)[number % 2]))
-    assert state.touched_since(state.touches - MAX_TOUCHED - 1) is None
+    assert state.change_log.since(state.change_log.count - MAX_TOUCHED - 1) is None
     reports.refresh()
     assert [document["state"] for document in json.loads(reports.containers())] == ["stopped", "running"]

@@ -125,6 +125,40 @@ class ContainerIndex:
                 del self._by_pod[pod_uid]
 
 
+class ChangeLog:
+    """The latest changes of containers, for readers that look only at changed ones, and the functions to call."""
+
+    def __init__(self, changed: Callable[[], object]) -> None:
+        self.count = 0
+        """Number of changes of single containers and rejected attempts so far."""
+        self.end_idle: Callable[[], object] | None = None
+        """Called after each change while the audit has its idle pace, else None."""
+        self._changed = changed
+        self._ids = deque[str](maxlen=MAX_TOUCHED)
+        """Ids of the containers and attempts of the latest changes, oldest first."""
+
+    def add(self, *ids: str) -> None:
+        """Stores the ids of containers and attempts that have changed."""
+        self.count += len(ids)
+        self._ids.extend(ids)
+
+    def report(self) -> None:
+        """Calls the functions that are to be called after a change of the state."""
+        self._changed()
+        if self.end_idle is not None:
+            self.end_idle()
+
+    def since(self, count: int) -> list[str] | None:
+        """Returns the ids of the containers and attempts that have changed since ``self.count`` had this value.
+
+        They are in the order of their first change. Returns None if not all of these changes are stored.
+        """
+        number = self.count - count
+        if number > len(self._ids):
+            return None
+        return list(dict.fromkeys(islice(self._ids, len(self._ids) - number, None)))
+
+
 class NodeState:
     """The state of the node. Mutable; only the event loop changes it."""
 
@@ -137,10 +171,7 @@ class NodeState:
         self.pool = Pool()
         self.changes = 0
         """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
-        self.touches = 0
-        """Number of changes of single containers and rejected attempts so far."""
-        self._touched = deque[str](maxlen=MAX_TOUCHED)
-        """Ids of the containers and attempts of the latest of these changes, oldest first."""
+        self.change_log = ChangeLog(changed)
         self.told = False
         """True after the runtime has listed its containers; before that they are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
@@ -151,9 +182,6 @@ class NodeState:
         It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
         """Called after the shared pool has changed."""
-        self.end_idle: Callable[[], object] | None = None
-        """Called after each change while the audit has its idle pace, else None."""
-        self._changed = changed
         self._replacing = False
         """True while all containers are replaced: the pool is then computed once and not for each container."""
 
@@ -181,21 +209,24 @@ class NodeState:
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
-        container_id, user = tracked.identity.id, tracked.identity.user
-        attempt, before = self.rejected.get(user), self.containers.get(container_id)
+        identity, container_id = tracked.identity, tracked.identity.id
+        attempt, before = self.rejected.get(identity.user), self.containers.get(container_id)
         if attempt is None and not self._replacing and before == tracked:
             return
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
-        self._notify(container_id)
+        self.change_log.add(container_id)
+        self.change_log.report()
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
-            self._touch(attempt.id)
-            del self.rejected[user]
+            self.change_log.add(attempt.id)
+            del self.rejected[identity.user]
         if alive:
-            self.claims.note_users(tracked)
+            users = self.claims.first_users
+            if any(users.get(held.key) is not identity.user for held in tracked.entitlement.claims):
+                self.claims.note_users(tracked)
             if (tracked.fallback or tracked.observed.partition) and self.claims.note_fallback(tracked):
                 self._recompute()
         if (weight_now := self.containers.weights.get(container_id)) != weight_before:
@@ -213,7 +244,8 @@ class NodeState:
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
-            self._notify(container_id)
+            self.change_log.add(container_id)
+            self.change_log.report()
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
@@ -228,18 +260,19 @@ class NodeState:
         that it names again. Its evidence is dropped, since that of MAX_REJECTED attempts may be megabytes.
         """
         if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
-            self._touch(earlier.id)
+            self.change_log.add(earlier.id)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
         self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
         if len(self.rejected) > MAX_REJECTED:
-            self._touch(self.rejected.pop(next(iter(self.rejected))).id)
-        self._notify(tracked.id)
+            self.change_log.add(self.rejected.pop(next(iter(self.rejected))).id)
+        self.change_log.add(tracked.id)
+        self.change_log.report()
 
     def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
         for attempt in [attempt for attempt in self.rejected if attempt.pod_uid == pod_uid]:
-            self._touch(self.rejected.pop(attempt).id)
-        self._notify()
+            self.change_log.add(self.rejected.pop(attempt).id)
+        self.change_log.report()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
         """Sets the containers that the runtime has listed. If two of them name a claim, the first one gets it.
@@ -251,8 +284,7 @@ class NodeState:
         unlisted = [known.after(Event.UNLISTED) for known in self if known.id not in listed]
         lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
-        for container_id in (*before, *(one.id for one in self.rejected.values())):
-            self._touch(container_id)
+        self.change_log.add(*before, *(one.id for one in self.rejected.values()))
         self.containers = ContainerIndex()
         self.rejected.clear()
         self.told = True
@@ -352,16 +384,9 @@ class NodeState:
             for tracked in self.containers.of_pod(user.pod_uid)
         )
 
-    def _notify(self, *touched: str) -> None:
-        """Stores the ids of the containers and attempts that have changed, and reports a change of the state."""
-        self._touch(*touched)
-        self._changed()
-        if self.end_idle is not None:
-            self.end_idle()
-
     def _recompute(self) -> None:
         self.changes += 1
-        self._notify()
+        self.change_log.report()
         if not self._replacing:
             before, weights = self.pool.shared, self.containers.weights.values()
             self.pool = divide(self.config, self.host, self.claims.cpus, weights, self.claims.fallbacks)
@@ -388,20 +413,6 @@ class NodeState:
         """Problems of containers, for the operator."""
         found = self.containers.with_problem
         return [problem_of(tracked) for tracked in self if tracked.id in found] if found else []
-
-    def touched_since(self, touches: int) -> list[str] | None:
-        """Returns the ids of the containers and attempts that have changed since ``self.touches`` had this value.
-
-        They are in the order of their first change. Returns None if not all of these changes are stored.
-        """
-        count = self.touches - touches
-        if count > len(self._touched):
-            return None
-        return list(dict.fromkeys(islice(self._touched, len(self._touched) - count, None)))
-
-    def _touch(self, *ids: str) -> None:
-        self.touches += len(ids)
-        self._touched.extend(ids)
 
     @property
     def lazy(self) -> bool:

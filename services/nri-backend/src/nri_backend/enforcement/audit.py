@@ -212,7 +212,7 @@ class Auditor:
             self._next.tick = now + interval - now % interval
         if idle != self._next.idle:
             self._next.idle = idle
-            self._state.end_idle = self._end_idle if idle else None
+            self._state.change_log.end_idle = self._end_idle if idle else None
             self.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:

@@ -71,8 +71,8 @@ class Reports:
         self._state = state
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
-        self._touches = -1
-        """``NodeState.touches`` at the last refresh(). -1 before the first one, which looks at all containers."""
+        self._as_of = -1
+        """``ChangeLog.count`` at the last refresh(). -1 before the first one, which looks at all containers."""
         self._sent: tuple[int, _Serialized] = (0, {})
         """Generation and containers of the last body with containers or changes, the base of the next changes."""
 
@@ -81,12 +81,12 @@ class Reports:
         if not self._state.told:
             return 0
         state = self._state
-        if self._touches == state.touches:
+        if self._as_of == state.change_log.count:
             # At each tick of a quiet node, even a copy of the reports would take most of the time.
             return self.generation
         cache = dict(self._cache)
-        changed = state.touched_since(self._touches)
-        differs, self._touches = not self.generation, state.touches
+        changed = state.change_log.since(self._as_of)
+        differs, self._as_of = not self.generation, state.change_log.count
         # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
         rejected = {one.id: one for one in state.rejected.values()}
         if changed is None:

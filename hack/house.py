@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that no package of the product has more than MAX_MODULES modules: what is larger needs a street of its own."""
+"""Checks the size of packages and classes: what is larger than this page permits is hard to hold in the head.
 
+No package of the product has more than MAX_MODULES modules, and no class of the backend more than MAX_FIELDS fields.
+"""
+
+import ast
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 MAX_MODULES: Final = 12
+MAX_FIELDS: Final = 12
 SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
+BACKEND: Final = "services/nri-backend/src/nri_backend"
+_NO_FIELDS: Final = ("ClassVar", "Final")
+"""Annotations of names in the body of a class that are no fields of its objects."""
 
 
 def crowded(root: Path) -> list[str]:
@@ -16,5 +25,44 @@ def crowded(root: Path) -> list[str]:
     return [f"{one}: {size} modules, at most {MAX_MODULES}" for one, size in sizes.items() if size > MAX_MODULES]
 
 
+def overloaded(directory: Path) -> list[str]:
+    """Returns the classes below a directory that have too many fields, in words; generated code is left out.
+
+    The fields of base classes in the same directory are included.
+    """
+    paths = [path for path in sorted(directory.rglob("*.py")) if path.parent.name != "_pb"]
+    trees = [(path, ast.parse(path.read_text())) for path in paths]
+    found = [(path, one) for path, tree in trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
+    classes = {one.name: one for _, one in found}
+    sizes = [(path, one.name, len(_with_inherited(one, classes))) for path, one in found]
+    return [
+        f"{path}: {name} has {size} fields, at most {MAX_FIELDS}" for path, name, size in sizes if size > MAX_FIELDS
+    ]
+
+
+def _with_inherited(one: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> set[str]:
+    bases = [classes[base.id] for base in one.bases if isinstance(base, ast.Name) and base.id in classes]
+    return set(fields(one)).union(*(_with_inherited(base, classes) for base in bases if base is not one))
+
+
+def fields(one: ast.ClassDef) -> Iterator[str]:
+    """Yields the fields of a class: the annotated names in its body, and what its methods assign to ``self``."""
+    for statement in one.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                if not any(isinstance(part, ast.Name) and part.id in _NO_FIELDS for part in ast.walk(annotation)):
+                    yield name
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for part in ast.walk(statement):
+                    match part:
+                        case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                            yield name
+                        case _:
+                            pass
+            case _:
+                pass
+
+
 if __name__ == "__main__":
-    sys.exit("\n".join(crowded(Path(__file__).parents[1])) or 0)
+    root = Path(__file__).parents[1]
+    sys.exit("\n".join(crowded(root) + overloaded(root / BACKEND)) or 0)

@@ -26,7 +26,7 @@ def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges
     (cpus / "online").write_text("0-3\n")
     places = (f"--host-root={tmp_path}", f"--cgroup-root={tmp_path}/cgroup", f"--cdi-dir={tmp_path}/cdi")
     settings = load_settings([*places, f"--run-dir={tmp_path}/run", "--reserved-cpus=0"], {"POD_UID": "u"})
-    return Backend(settings, held or lock(tmp_path), "u/1", privileges)
+    return Backend(settings, held or lock(tmp_path), privileges)
 
 
 def test_the_lease_tells_the_state(tmp_path: Path) -> None:

@@ -79,10 +79,9 @@ def no_claims(cdi_dir: str) -> Problem:
 class Backend:
     """One instance of the backend. Its constructor opens no sockets and takes no lock."""
 
-    def __init__(self, settings: Settings, lock: ActiveLock, instance: str, privileges: Privileges) -> None:
+    def __init__(self, settings: Settings, lock: ActiveLock, privileges: Privileges) -> None:
         self._settings = settings
         self._lock = lock
-        self._instance = instance
         self._readiness = Readiness[str]()
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
@@ -179,7 +178,7 @@ class Backend:
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
-            instance=self._instance,
+            instance=self._lock.instance,
             records=self._client.records_generation,
             active=(enforcer.active or enforcer.observing) and self._lock.active,
             enforced=self._lock.fresh,
@@ -230,9 +229,9 @@ class Backend:
         await observer.run_forever(lambda: self._enforcer.observing, self._telemetry.observed)
 
     async def _lead(self) -> None:
-        _log.info("waiting for active lock", extra={"instance": self._instance})
+        _log.info("waiting for active lock", extra={"instance": self._lock.instance})
         await self._lock.acquire()
-        _log.info("active", extra={"instance": self._instance})
+        _log.info("active", extra={"instance": self._lock.instance})
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lock.renew_forever(), name="heartbeat")
             await self._enforcer.activate()
@@ -298,7 +297,7 @@ async def run(settings: Settings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         lock = ActiveLock(settings.own_dir, instance)
         stack.callback(lock.close)
-        backend = Backend(settings, lock, instance, privileges)
+        backend = Backend(settings, lock, privileges)
         _log_exclusivity(backend.pool_reason, config.cpu_exclusivity)
         if settings.bind is not None:
             await stack.enter_async_context(serve_pages(settings.bind, backend.pages()))

@@ -93,7 +93,7 @@ async def test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer(
         assert (report.pooled_code, answer in report.pooled) == (code, True)
         tracked = node.enforcer.state.containers.get("db")
         assert tracked is not None
-        stored = await node.enforcer._recorder.fallback(tracked)
+        stored = await node.enforcer.reconciler.recorder.fallback(tracked)
         assert (stored, stored.code) == (report.pooled, code)
 
 

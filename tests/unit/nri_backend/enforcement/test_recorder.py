@@ -231,7 +231,7 @@ class SlowRecords(EnforcementRecords):
 
 async def slow_write(node: Node) -> SlowRecords:
     """Waits until the disk is busy."""
-    records = node.enforcer._recorder._records
+    records = node.enforcer.reconciler.recorder._records
     assert isinstance(records, SlowRecords)
     assert await asyncio.to_thread(records.reached.wait, 5 * patience())
     return records
@@ -284,7 +284,7 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
-        cleanup = asyncio.create_task(node.enforcer._recorder.forget_others())
+        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.forget_others())
         async with during_slow_write(node):
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         await cleanup
@@ -295,9 +295,9 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
 async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> None:
     """The cleanup uses an older list of containers, and the job of the start does not wait for it."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
-        records = node.enforcer._recorder._records
+        records = node.enforcer.reconciler.recorder._records
         assert isinstance(records, SlowRecords)
-        cleanup = asyncio.create_task(node.enforcer._recorder.forget_others())
+        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.forget_others())
         assert await asyncio.to_thread(records.reached.wait, 5)
         start = asyncio.create_task(node.run("claim", *node.claim(ONE)))
         asyncio.get_running_loop().call_later(0.1, records.free.set)
@@ -313,7 +313,7 @@ async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
     before = file.stat().st_ino
     await node.enforcer._auditor.audit(full=True)
     assert file.stat().st_ino == before
-    assert node.enforcer._recorder._starting == {}
+    assert node.enforcer.reconciler.recorder._starting == {}
 
 
 def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(tmp_path: Path) -> None:

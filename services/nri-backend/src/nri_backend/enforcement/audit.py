@@ -34,8 +34,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -62,7 +62,6 @@ from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.partition_manager import PartitionManager
 from nri_backend.enforcement.reconciler import Deps, Reconciler
-from nri_backend.enforcement.recorder import Recorder
 from nri_backend.limits.claimed import ancestors
 from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
@@ -87,6 +86,13 @@ class Due:
     """True if the files of all containers are read, not only compared with the last reading."""
 
 
+class IdleChanged(Protocol):
+    """A function that is called when the idle pace begins (``idle=True``) or ends."""
+
+    def __call__(self, *, idle: bool) -> object:
+        """Handles the change."""
+
+
 @dataclass(slots=True)
 class Schedule:
     """Times at which each part of a round is due next, in seconds of the audit's clock."""
@@ -100,8 +106,12 @@ class Schedule:
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
+    pods: dict[str, str] = field(default_factory=dict)
+    """Pods whose limits the next tick applies: the UID of each with the cgroup of one of its containers."""
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the last one."""
+    idle_changed: IdleChanged = lambda **_: None
+    """Called when the idle pace begins or ends."""
     online: frozenset[int] = frozenset()
     """Online CPUs at the last tick."""
 
@@ -123,12 +133,65 @@ class Schedule:
             self.reading = nearest + READ_SECONDS if due.reading else self.reading
         return due
 
+    def set_idle(self, now: float, *, idle: bool) -> bool:
+        """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
 
-class IdleChanged(Protocol):
-    """A function that is called when the idle pace begins (``idle=True``) or ends."""
+        A tick is at a multiple of the interval, so that all timers of the driver on a node end together. Returns True
+        if the pace has changed.
+        """
+        interval = IDLE_SECONDS if idle else TICK_SECONDS
+        if self.tick > now:
+            self.tick = now + interval - now % interval
+        changed, self.idle = idle != self.idle, idle
+        return changed
 
-    def __call__(self, *, idle: bool) -> object:
-        """Handles the change."""
+
+class GroupAuditor:
+    """Audits the cgroups above containers, whose limits depend on the claims of the containers below."""
+
+    def __init__(
+        self, state: NodeState, reconciler: Reconciler, count_repairs: Callable[[Iterable[Outcome]], None]
+    ) -> None:
+        self.problems: dict[str, Problem] = {}
+        """Problems by cgroup."""
+        self._state = state
+        self._reconciler = reconciler
+        self._count_repairs = count_repairs
+
+    async def audit_all(self) -> None:
+        """Audits every cgroup above containers whose plan or files have changed since its last reading."""
+        self._reconciler.forget_raised()
+        groups = groups_above(self._state)
+        self.problems = {path: problem for path, problem in self.problems.items() if path in groups}
+        await self._apply(groups, await self._reconciler.group_detector.unsettled(list(groups)))
+
+    async def audit_above(self, pods: Mapping[str, str]) -> None:
+        """Audits the cgroups of pods, and those above them, if the plan has changed. ``pods`` is as in Schedule."""
+        self._reconciler.forget_raised()
+        above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
+        groups = {
+            path: uid for path, uid in groups_above(self._state).items() if (uid in pods if uid else path in above)
+        }
+        await self._apply(groups, self._reconciler.group_detector.outdated(list(groups)))
+
+    async def _apply(self, groups: Mapping[str, str | None], plan: Sequence[str]) -> None:
+        """Audits the cgroups in ``plan``. ``groups`` is as returned by groups_above()."""
+        while plan:
+            batch = {path: groups[path] for path in plan[:LOOKS]}
+            outcomes = await self._reconciler.apply_groups(batch, self._store)
+            self._store(outcomes)
+            done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
+            plan = [path for path in plan if path not in done]
+
+    def _store(self, outcomes: Sequence[Outcome]) -> None:
+        """Stores the problems of cgroups, and counts the repairs."""
+        self._count_repairs(outcomes)
+        for outcome in outcomes:
+            before, problem = self.problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
+            if problem:
+                self.problems[outcome.id] = problem
+                if problem != before:
+                    _log.warning("cannot set limits of parent cgroup", extra={"error": problem})
 
 
 class Auditor:
@@ -140,7 +203,6 @@ class Auditor:
         claim_files: DirectoryReader,
         host: HostReader,
         reconciler: Reconciler,
-        recorder: Recorder,
         kills: KillWatch,
         deps: Deps,
     ) -> None:
@@ -149,7 +211,6 @@ class Auditor:
         self._state = state
         self._claim_files = claim_files
         self._reconciler = reconciler
-        self._recorder = recorder
         self._kills = kills
         self._deps = deps
         self._next = Schedule(online=state.host.online)
@@ -157,17 +218,14 @@ class Auditor:
         self._ends = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
-        self._pods: dict[str, str] = {}
-        """Pods whose limits the next tick applies: the UID of each with the cgroup of one of its containers."""
-        self._group_problems: dict[str, Problem] = {}
+        self._groups = GroupAuditor(state, reconciler, self._count_repairs)
         self._failure = NO_PROBLEM
         """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
-        self.idle_changed: IdleChanged = lambda **_: None
 
     @property
     def problems(self) -> Iterable[Problem]:
         """Problems of cgroups above containers, and of the audit itself."""
-        return (*filter(None, (self._failure,)), *self._group_problems.values())
+        return (*filter(None, (self._failure,)), *self._groups.problems.values())
 
     @property
     def container_problems(self) -> Sequence[Problem]:
@@ -178,6 +236,10 @@ class Auditor:
     def is_idle(self) -> bool:
         """True while the time between two ticks is IDLE_SECONDS."""
         return self._next.idle
+
+    def on_idle_changed(self, idle_changed: IdleChanged) -> None:
+        """Sets the function that is called when the idle pace begins or ends."""
+        self._next.idle_changed = idle_changed
 
     def request_look(self) -> None:
         """Requests an immediate round that reads the claim files, since these may have changed."""
@@ -195,7 +257,7 @@ class Auditor:
 
     def request_limits_of(self, tracked: Tracked) -> None:
         """Makes the next tick apply the limits of a container's pod, and of the cgroups above it."""
-        self._pods[tracked.identity.pod.uid] = tracked.identity.cgroup
+        self._next.pods[tracked.identity.pod.uid] = tracked.identity.cgroup
 
     def _end_idle(self) -> None:
         """Ends the idle pace after a change of the state, and wakes the loop, which is waiting for a later tick."""
@@ -203,17 +265,10 @@ class Auditor:
         self._reconciler.signals.audit.set()
 
     def _set_idle(self, *, idle: bool) -> None:
-        """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
-
-        A tick is at a multiple of the interval, so that all timers of the driver on a node end together.
-        """
-        now, interval = self._deps.clock(), IDLE_SECONDS if idle else TICK_SECONDS
-        if self._next.tick > now:
-            self._next.tick = now + interval - now % interval
-        if idle != self._next.idle:
-            self._next.idle = idle
+        """Begins or ends the idle pace, as Schedule.set_idle(). The next change of the state ends it."""
+        if self._next.set_idle(self._deps.clock(), idle=idle):
             self._state.change_log.end_idle = self._end_idle if idle else None
-            self.idle_changed(idle=idle)
+            self._next.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:
         """Returns True if the node has no claims, so that no container's CPUs, memory or limits depend on ticks.
@@ -304,7 +359,7 @@ class Auditor:
             await self.move()
             if due.tick:
                 await self.partitions.settle(always=due.everyone)
-                pods, self._pods = self._pods, {}
+                pods, self._next.pods = self._next.pods, {}
                 await self.audit(full=due.full, everyone=due.everyone, reading=due.reading)
                 if not due.full:
                     await self._audit_limits_of(pods)
@@ -350,7 +405,7 @@ class Auditor:
         those whose files have not changed since their last reading.
         """
         if full:
-            await self._audit_groups()
+            await self._groups.audit_all()
         if full or self._deps.clock() >= self._next.kills:
             self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all(thorough=everyone)
@@ -360,7 +415,7 @@ class Auditor:
             refused = self._scope.refused.value if everyone else []
             plan = [*changed, *(i for i in refused if i not in changed)]
         await self._look(plan, full=full, again=everyone)
-        await self._recorder.keep_pins()
+        await self._reconciler.recorder.keep_pins()
         if full:
             await self._keep_records(everyone=everyone)
         self._deps.observer.counters["audits"] += 1
@@ -368,10 +423,11 @@ class Auditor:
 
     async def _keep_records(self, *, everyone: bool) -> None:
         """Writes enforcement records that have changed, and removes those of containers that are not tracked."""
-        await self._recorder.record(self._state, every=True)
-        due = everyone or self._recorder.has_written
+        recorder = self._reconciler.recorder
+        await recorder.record(self._state, every=True)
+        due = everyone or recorder.has_written
         if due and self._state.told and self._deps.leadership().fresh:
-            await self._recorder.forget_others()
+            await recorder.forget_others()
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
         """Audits the containers in ``plan`` and stores the outcomes; that of a hung job is stored when it ends.
@@ -402,39 +458,9 @@ class Auditor:
         """Applies the limits of pods and of the cgroups above them after claims of these pods have ended."""
         if not pods:
             return
-        self._reconciler.forget_raised()
-        above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
-        groups = {
-            path: uid for path, uid in groups_above(self._state).items() if (uid in pods if uid else path in above)
-        }
-        await self._apply_groups(groups, self._reconciler.group_detector.outdated(list(groups)))
+        await self._groups.audit_above(pods)
         ids = [one.id for uid in pods for one in self._state.containers.of_pod(uid)]
         await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
-
-    async def _audit_groups(self) -> None:
-        self._reconciler.forget_raised()
-        groups = groups_above(self._state)
-        self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
-        await self._apply_groups(groups, await self._reconciler.group_detector.unsettled(list(groups)))
-
-    async def _apply_groups(self, groups: Mapping[str, str | None], plan: Sequence[str]) -> None:
-        """Audits the cgroups in ``plan``. ``groups`` is as returned by groups_above()."""
-        while plan:
-            batch = {path: groups[path] for path in plan[:LOOKS]}
-            outcomes = await self._reconciler.apply_groups(batch, self._store_groups)
-            self._store_groups(outcomes)
-            done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
-            plan = [path for path in plan if path not in done]
-
-    def _store_groups(self, outcomes: Sequence[Outcome]) -> None:
-        """Stores the problems of cgroups above containers, and counts the repairs."""
-        self._count_repairs(outcomes)
-        for outcome in outcomes:
-            before, problem = self._group_problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
-            if problem:
-                self._group_problems[outcome.id] = problem
-                if problem != before:
-                    _log.warning("cannot set limits of parent cgroup", extra={"error": problem})
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):

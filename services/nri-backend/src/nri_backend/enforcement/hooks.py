@@ -58,15 +58,12 @@ class Enforcer:
         self.starter = Starter(state, self.reconciler, host, deps.tree)
         self._deps = deps
         self._own_pod_uid = own_pod_uid
-        self._recorder = self.reconciler.recorder
         self._standby: Standby | ObservedHooks
-        self._standby = Standby(state, self.reconciler, self._recorder, deps.tree, deps.leadership)
-        self.observing = False
-        """True if this instance is the active one of a node with ``enforcement: observe``."""
+        self._standby = Standby(state, self.reconciler, deps.tree, deps.leadership)
         self.listed: dict[str, Container] = {}
         """Containers as the runtime stores them, without their environment; only with ``enforcement: observe``."""
         self._kills = KillWatch(state, deps.tree, deps.observer)
-        self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._recorder, self._kills, deps)
+        self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._kills, deps)
         state.pool_changed = self.signals.audit.set
 
     @property
@@ -75,9 +72,14 @@ class Enforcer:
         return self.signals.active
 
     @property
+    def observing(self) -> bool:
+        """True if this instance is the active one of a node with ``enforcement: observe``."""
+        return isinstance(self._standby, ObservedHooks)
+
+    @property
     def problems(self) -> tuple[Problem, ...]:
         """Problems of the node and of containers, for the operator."""
-        node = (self._recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
+        node = (self.reconciler.recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
         files = map(file_problem, self.claim_files.view.problems.values())
         parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *self._auditor.container_problems)
         return tuple(filter(None, parts))
@@ -94,7 +96,7 @@ class Enforcer:
                 now = replace(seen, enforced=found.enforced, stated=found.stated)
                 self.state.put(self.state.authorized(now))
         if self._deps.tree.observes:
-            self._standby, self.observing = ObservedHooks(self.state), True
+            self._standby = ObservedHooks(self.state)
             await self.claim_files.refresh(thorough=True)
             return
         self.signals.active = True
@@ -108,7 +110,7 @@ class Enforcer:
 
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
         """Sets the function that is called when the pace of the audit has changed."""
-        self._auditor.idle_changed = idle_changed
+        self._auditor.on_idle_changed(idle_changed)
 
     async def run_forever(self) -> None:
         """Runs the audit; never returns."""
@@ -140,7 +142,7 @@ class Enforcer:
             elif container.state is not ContainerState.STOPPED:
                 running.add(described.identity.user)
                 found.append(described.after(Event.LIST_RUNNING))
-        self.state.replace_containers(await self._recall([*await self._recorder.lingering(found), *found]))
+        self.state.replace_containers(await self._recall([*await self.reconciler.recorder.lingering(found), *found]))
         await self.reconciler.reap(one.id for one in self.state if one.phase is Phase.LINGERING)
         self._auditor.request_audit()
         return stored_updates(containers, self.state) if self.signals.active else []
@@ -166,7 +168,7 @@ class Enforcer:
         if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
-            await self._recorder.answered(tracked)
+            await self.reconciler.recorder.answered(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
             # The audit reads the kills in the pod so far while the runtime makes the container.
             self.signals.audit.set()
@@ -192,7 +194,7 @@ class Enforcer:
             if active and tracked.entitlement.claims:
                 if tracked.entitlement.memory is not None:
                     await self._count_kills_of(tracked)
-                await self._recorder.record([self.state.containers.get(tracked.id) or tracked])
+                await self.reconciler.recorder.record([self.state.containers.get(tracked.id) or tracked])
         except RejectedError:
             raise
         except BaseException:
@@ -215,7 +217,7 @@ class Enforcer:
         if not self.signals.active:
             return []
         if huge and tracked.entitlement.hugepages:
-            self._recorder.resized(tracked)
+            self.reconciler.recorder.resized(tracked)
         self._auditor.request_full()
         resources = resources_for(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
@@ -250,7 +252,7 @@ class Enforcer:
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the content of their enforcement records and their present partition types."""
-        return await self._auditor.partitions.recall(await self._recorder.recall(containers))
+        return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
         """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""

@@ -23,7 +23,6 @@ from nri_backend.containers.plan import Observed
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import partition_of
 from nri_backend.enforcement.reconciler import Reconciler
-from nri_backend.enforcement.recorder import Recorder
 from nri_backend.limits.runtime import stated
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
@@ -42,13 +41,11 @@ class Standby:
         self,
         state: NodeState,
         reconciler: Reconciler,
-        recorder: Recorder,
         tree: CgroupTree,
         leadership: Callable[[], Leadership],
     ) -> None:
         self._state = state
         self._reconciler = reconciler
-        self._recorder = recorder
         self._tree = tree
         self._leadership = leadership
 
@@ -61,7 +58,7 @@ class Standby:
         """Returns the container, and a rejection if no active instance has set up its cgroup."""
         leader, seen = self._leader(), None
         if tracked.identity.evidence.claims:
-            tracked = replace(tracked, fallback=await self._recorder.fallback(tracked))
+            tracked = replace(tracked, fallback=await self._reconciler.recorder.fallback(tracked))
             seen = await self._shown(tracked, leader)
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection

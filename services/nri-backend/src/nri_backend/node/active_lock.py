@@ -65,6 +65,11 @@ class ActiveLock:
         holder's loss of the runtime, the first observation of a new holder, and this instance's synchronization."""
 
     @property
+    def instance(self) -> str:
+        """The name of this instance."""
+        return self._own.instance
+
+    @property
     def active(self) -> bool:
         """Whether this instance holds the lock and its file still has the name. Makes a system call."""
         return self._held and is_named(self._fd, self._path)

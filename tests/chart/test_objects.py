@@ -150,8 +150,7 @@ def test_no_more_rights_than_needed(name: str) -> None:
     exclusivity = MATRIX[name].get("driverConfig", {}).get("cpuExclusivity", "auto")
     backend = ["DAC_OVERRIDE"] if exclusivity == "pool" else ["DAC_OVERRIDE", "SYS_ADMIN"]
     for one in [*pod.get("initContainers", []), *pod["containers"]]:
-        named = {"apparmor": "RuntimeDefault"}.get(name)
-        profile = "Unconfined" if one["name"] == "provision-hugepages" else named
+        profile = {"apparmor": "RuntimeDefault"}.get(name)
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], **({"add": backend} if one["name"] == "backend" else {})},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, Document, container, render, run
+from tests.chart.helm import CHART, Document, container, host_mounts, render, run
 
 PROVISION: Document = {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}
 
@@ -18,7 +18,16 @@ def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list
     """It prints the number of pages that it would request."""
     documents = render({"driverConfig": {"enforcement": mode}, "hugepageProvision": PROVISION})
     arguments = container(documents, "provision-hugepages")["args"]
-    assert arguments == ["provision", *more, "/etc/dra-driver-numa/hugepages.yaml"]
+    assert arguments == ["provision", "--pool-root=/host", *more, "/etc/dra-driver-numa/hugepages.yaml"]
+
+
+def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
+    """That profile denies writes below /sys, so the host's directory is mounted outside of the container's /sys."""
+    documents = render({"hugepageProvision": PROVISION})
+    assert host_mounts(documents, "provision-hugepages") == {
+        "/host/sys/devices/system/node": ("/sys/devices/system/node", False)
+    }
+    assert "Unconfined" not in str(documents)
 
 
 def notes(path: Path, config: Document) -> str:

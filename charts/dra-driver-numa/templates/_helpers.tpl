@@ -115,7 +115,7 @@ capabilities:
 readOnlyRootFilesystem: true
 {{- end -}}
 
-{{/* Of the two containers. With a profile that is named, the kubelet refuses the pod where the node has no AppArmor. */}}
+{{/* Security context of every container. If a profile is named, the kubelet rejects the pod on a node without AppArmor. */}}
 {{- define "numa.driverSecurity" -}}
 {{ include "numa.containerSecurity" . }}
 {{- with .root.Values.appArmorProfile }}

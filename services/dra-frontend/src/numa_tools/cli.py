@@ -211,6 +211,8 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     pages.add_argument("--dry-run", action="store_true", help=text)
     text = "time after which missing pages count as a failure (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
+    text = "write to sys/devices/system/node below DIR, where it is mounted read-write (default: as --host-root)"
+    pages.add_argument("--pool-root", metavar="DIR", default="", help=text)
 
 
 def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:

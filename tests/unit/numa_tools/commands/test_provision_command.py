@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
     host = Host(tmp_path, small_machine().changed({NODES: None, **files}))
     assert host.provision({"size": "2M", "count": 3}) == 0
     assert (host.root / f"{pool[1:]}/nr_hugepages").read_text() == "3\n"
+
+
+def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
+    """The machine is discovered below --host-root, while --pool-root is where files are written and read back."""
+    nodes = host.root / NODES[1:]
+    mounted = tmp_path / "mounted"
+    shutil.copytree(nodes, mounted / NODES[1:])
+    assert host.provision({"size": "2M", "count": 301, "node": 0}, flags=("--pool-root", str(mounted))) == 0
+    assert host.pages(0) == 256
+    pool = mounted / NODES[1:] / "node0/hugepages/hugepages-2048kB/nr_hugepages"
+    assert pool.read_text() == "301\n"
 
 
 def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,8 @@ def _wide(arguments: argparse.Namespace) -> bool:
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     tree = HostTree(arguments.host_root)
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
-    targets, pools = plan(discover(tree), requested), KernelPools(tree)
+    targets = plan(discover(tree), requested)
+    pools = KernelPools(HostTree(arguments.pool_root) if arguments.pool_root else tree)
     rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
     failed = any(row["short"] or "problem" in row for row in rows)
     for_people = arguments.output in _PEOPLE

@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,19 +31,20 @@ def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
     assert "Unconfined" not in str(documents)
 
 
-def notes(path: Path, config: Document) -> str:
-    """Returns the notes of an installation with this configuration.
+def notes(path: Path, config: Document, groups: Sequence[Document] = ()) -> str:
+    """Returns the notes of an installation with this configuration and these groups of nodes.
 
     Helm prints them only after it has asked a cluster, so a copy of the chart has them in a ConfigMap.
     """
-    copy = path / json.dumps(sorted(config)).strip("[]").replace('"', "").replace(", ", "-")
+    copy = path / "chart"
+    shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(CHART, copy)
     text = (copy / "templates/NOTES.txt").read_text()
     (copy / "templates/_notes.tpl").write_text('{{- define "test.notes" -}}' + text + "{{- end -}}")
     data = '{notes: {{ include "test.notes" . | toJson }}}'
     (copy / "templates/notes.yaml").write_text(f"kind: Notes\napiVersion: v1\ndata: {data}\n")
     values = path / "values.json"
-    values.write_text(json.dumps({"driverConfig": config}))
+    values.write_text(json.dumps({"driverConfig": config, "groups": list(groups)}))
     out = run("template", "x", str(copy), "--values", str(values), "--show-only", "templates/notes.yaml")
     shown: str = yaml.safe_load(out)["data"]["notes"]
     return shown
@@ -51,9 +53,43 @@ def notes(path: Path, config: Document) -> str:
 def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> None:
     """Helm prints both at the end of an installation."""
     both = notes(tmp_path, {"enforcement": "observe"})
-    assert 'enforcement is "observe"' in both
-    assert "reservedCPUs is empty" in both
+    assert 'enforcement is "observe" on all nodes: ' in both
+    assert "reservedCPUs is empty on all nodes: " in both
     neither = notes(tmp_path, {"reservedCPUs": "0-1"})
     assert neither
     assert "reservedCPUs" not in neither
     assert "observe" not in neither
+
+
+def test_a_reserve_of_cpu_0_alone_is_not_empty(tmp_path: Path) -> None:
+    """``--set driverConfig.reservedCPUs=0`` is a number."""
+    assert "reservedCPUs" not in notes(tmp_path, {"reservedCPUs": 0})
+
+
+@pytest.mark.parametrize(
+    ("common", "one", "other", "places"),
+    [
+        ("0-1", "", "0-3", "in group one"),
+        ("", "0-1", "0-3", "on nodes of no group"),
+        ("", "0-1", None, "in group other and on nodes of no group"),
+        ("0-1", "", "", "in groups one, other"),
+        ("0-1", "0-1", None, ""),
+    ],
+)
+def test_the_notes_name_the_groups_without_a_reserve(
+    common: str, one: str | None, other: str | None, places: str, tmp_path: Path
+) -> None:
+    """A group may empty the common reserve or set the one that is missing, and inherits it otherwise."""
+    configs = {
+        name: {} if cpus is None else {"driverConfig": {"reservedCPUs": cpus}}
+        for name, cpus in (("one", one), ("other", other))
+    }
+    shown = notes(tmp_path, {"reservedCPUs": common}, [{"name": name, **config} for name, config in configs.items()])
+    assert f"reservedCPUs is empty {places}: " in shown if places else "reservedCPUs" not in shown
+
+
+def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
+    """A roll-out by groups has some that enforce and some that only observe."""
+    group = {"name": "canary", "driverConfig": {"enforcement": "enforce"}}
+    shown = notes(tmp_path, {"enforcement": "observe"}, [group])
+    assert 'enforcement is "observe" on nodes of no group: ' in shown

@@ -139,3 +139,32 @@ hugepages.yaml: |
       {{- toYaml .Values.hugepageProvision.pages | nindent 6 }}
 {{- end }}
 {{- end -}}
+
+{{/*
+The nodes that NOTES warns of, as the end of a sentence, or nothing. Takes (dict "root" $) and either "observe" or "unreserved".
+*/}}
+{{- define "numa.nodesThat" -}}
+{{- $root := .root -}}
+{{- $named := list -}}
+{{- $rest := false -}}
+{{- range $group := include "numa.groups" $root | fromYamlArray -}}
+{{- $config := (include "numa.scope" (dict "root" $root "group" $group) | fromYaml).Values.driverConfig -}}
+{{- $observes := eq ($config.enforcement | default "enforce") "observe" -}}
+{{- $reserves := ne (include "numa.cpuList" $config.reservedCPUs) "" -}}
+{{- if or (and $.observe $observes) (and $.unreserved (not $reserves)) -}}
+{{- if $group.name -}}
+{{- $named = append $named $group.name -}}
+{{- else -}}
+{{- $rest = true -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $places := list -}}
+{{- if $named -}}
+{{- $places = append $places (printf "in %s %s" (ternary "group" "groups" (eq (len $named) 1)) (join ", " $named)) -}}
+{{- end -}}
+{{- if $rest -}}
+{{- $places = append $places (ternary "on nodes of no group" "on all nodes" (gt (len (default list $root.Values.groups)) 0)) -}}
+{{- end -}}
+{{- with $places }} {{ join " and " . }}{{ end -}}
+{{- end -}}

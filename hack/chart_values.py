@@ -291,8 +291,9 @@ class PrometheusRule(Values):
     extra_rules: list[Kubernetes]
     """Rules of your own in the same group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
-    """Address at which your organization serves docs/symptoms.md. Each alert links to its section. Required if the
-    alerts are enabled."""
+    """Address at which your organization serves docs/symptoms.md. Each alert links to its section. Empty: the page
+    in the repository from which the chart was released; a chart from a checkout has none, and requires this value if
+    the alerts are enabled."""
 
 
 class Dashboard(Values):

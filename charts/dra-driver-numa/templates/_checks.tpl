@@ -227,7 +227,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- if and .Values.resourceQuota.enabled (not .Values.priorityClassName) -}}
 {{- fail "resourceQuota: is for pods of a priority class, and priorityClassName is empty" -}}
 {{- end -}}
-{{- if and .Values.metrics.prometheusRule.enabled (not .Values.metrics.prometheusRule.runbookURL) -}}
+{{- if and .Values.metrics.prometheusRule.enabled (not (include "numa.runbookURL" .)) -}}
 {{- fail "metrics.prometheusRule.runbookURL: is empty, and each alert links to a section of docs/symptoms.md; set it to the address of that page, such as https://REPOSITORY/blob/main/docs/symptoms.md" -}}
 {{- end -}}
 {{- $classes := include "numa.classNames" . | fromYamlArray -}}

@@ -123,6 +123,15 @@ appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end -}}
 
+{{/* Address of the page to which alerts link: the operator's, else that of this version in the repository of a released chart. */}}
+{{- define "numa.runbookURL" -}}
+{{- if .Values.metrics.prometheusRule.runbookURL -}}
+{{- .Values.metrics.prometheusRule.runbookURL -}}
+{{- else if .Chart.Home -}}
+{{- printf "%s/blob/v%s/docs/symptoms.md" .Chart.Home .Chart.Version -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The probes of a container, without those that are null. Takes (dict "probes" PROBES "port" PORT). */}}
 {{- define "numa.probes" -}}
 {{- range $kind, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}

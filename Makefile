@@ -60,7 +60,7 @@ quickstart-check: .venv/.done ## Run the command blocks of the pages about insta
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
 
-release: .venv/.done ## Make everything that a release has in dist/ (root; ARCHITECTURES="amd64 arm64")
+release: .venv/.done ## Make all files of a release in dist/ (root; REPOSITORY=, REGISTRY=, ARCHITECTURES=: docs/release.md)
 	hack/release.sh
 
 release-check: .venv/.done ## Make a release twice from nothing; the digests must be the same (root, 20 minutes)

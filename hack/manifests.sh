@@ -1,10 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # manifests.sh [HELM ARGUMENT...]: prints everything that the chart installs as one file, for those without Helm.
-# Takes what "helm template" takes, for example --values FILE. HELM is the command, default "helm".
+# Takes what "helm template" takes, for example --values FILE. Variables: HELM (the command, default
+# "helm") and CHART (default charts/dra-driver-numa).
 set -eu
 cd "$(dirname "$0")/.."
 namespace=dra-driver-numa
+chart=${CHART:-charts/dra-driver-numa}
 cat <<END
 # SPDX-License-Identifier: Apache-2.0
 # Made from charts/dra-driver-numa by "make manifests". Change it there, or with values.
@@ -18,4 +20,4 @@ metadata:
     pod-security.kubernetes.io/enforce: privileged
 END
 # --skip-tests: the pod of "helm test" is nothing to keep in a cluster.
-"${HELM:-helm}" template dra-driver-numa charts/dra-driver-numa --namespace "$namespace" --skip-tests "$@"
+"${HELM:-helm}" template dra-driver-numa "$chart" --namespace "$namespace" --skip-tests "$@"

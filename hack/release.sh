@@ -4,10 +4,11 @@
 # release.sh --check            makes it twice, from nothing, and compares the digests; dist/ is left alone
 # release.sh --without-images   leaves out the images and their SBOMs, which need root and minutes
 #
-# Images by architecture (docker load, ctr import) with an SBOM each, the chart, the manifests, the kubectl plugin (with
-# REPOSITORY=ADDRESS also its manifest for krew), and SHA256SUMS of all. The same commit and the same Debian archive
-# give the same bytes.
-# Variables: ARCHITECTURES (default "amd64 arm64"), DIST, and those of hack/images.sh.
+# Images by architecture (docker load, ctr import) and the chart, with an SBOM each, the manifests, the kubectl plugin
+# (with REPOSITORY also its manifest for krew), the SLSA provenance of these files, and SHA256SUMS of all. The same
+# commit and the same Debian archive give the same bytes.
+# Variables: ARCHITECTURES (default "amd64 arm64"), DIST, REPOSITORY and REGISTRY (hack/chart_release.py), BUILDER
+# (hack/provenance.py), and those of hack/images.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 DIST=$(realpath -m "${DIST:-dist}")
@@ -32,13 +33,23 @@ images() { # images VERSION
   done
 }
 
-chart() { # chart VERSION: what "helm package" makes has the time of day in it
+chart() { # chart VERSION: chart, SBOM and manifests. What "helm package" makes has the time of day in it
   local dir; dir=$(mktemp -d)
-  "$HELM" package charts/dra-driver-numa --destination "$dir" >/dev/null
+  "$PYTHON" -m hack.chart_release prepare "$dir/source"
+  "$HELM" package "$dir/source/dra-driver-numa" --destination "$dir" >/dev/null
   tar -C "$dir" --touch -xzf "$dir/dra-driver-numa-$1.tgz"
   tar -C "$dir" --sort=name --mtime="@$TIME" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar \
     -c dra-driver-numa | gzip -9n >"$DIST/dra-driver-numa-$1.tgz"
+  "$PYTHON" -m hack.chart_release sbom "$DIST/dra-driver-numa-$1.tgz" >"$DIST/dra-driver-numa-$1.cdx.json"
+  CHART=$dir/source/dra-driver-numa hack/manifests.sh >"$DIST/dra-driver-numa-$1.yaml"
   rm -r "$dir"
+}
+
+provenance() { # provenance VERSION: of all other files
+  local file; file=$(mktemp)
+  "$PYTHON" -m hack.provenance "$DIST" "$(git rev-parse HEAD)" >"$file"
+  mv "$file" "$DIST/dra-driver-numa-$1.provenance.json"
+  chmod 644 "$DIST/dra-driver-numa-$1.provenance.json"
 }
 
 make_release() { # make_release [--without-images]
@@ -47,8 +58,8 @@ make_release() { # make_release [--without-images]
   mkdir -p "$DIST"
   [ "${1:-}" = --without-images ] || images "$version"
   chart "$version"
-  hack/manifests.sh >"$DIST/dra-driver-numa-$version.yaml"
   "$PYTHON" -m hack.plugin "$DIST" "${REPOSITORY:-}"
+  provenance "$version"
   (cd "$DIST" && LC_ALL=C && sha256sum -- * >SHA256SUMS)
 }
 

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a release is made with: the SBOM of an image, and one version everywhere."""
 
+import base64
+import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from numa_contract import __version__
 
+from hack.chart_release import prepare
+from hack.chart_release import sbom as chart_sbom
 from hack.version import python_faults
 from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+NAME = "dra-driver-numa"
 STATUS = (
     "Package: libstdc++6\nVersion: 1:14.2.0+dfsg-19\nArchitecture: amd64\nDescription: one\n two\n\n"
     "Package: zlib1g\nVersion: 1\nArchitecture: amd64\n"
@@ -177,9 +185,114 @@ def test_a_release_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     there.mkdir(parents=True)
     made = released(here)
     assert made == released(there, TZ="Pacific/Chatham", LC_ALL="tr_TR.UTF-8")
-    names = {f"dra-driver-numa-{__version__}.tgz", f"dra-driver-numa-{__version__}.yaml"}
+    names = {f"{NAME}-{__version__}.{suffix}" for suffix in ("tgz", "yaml", "cdx.json", "provenance.json")}
     assert names | {"SHA256SUMS"} <= set(made)
     subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=here / "dist", check=True, capture_output=True)
+    summed = {line.split()[1] for line in made["SHA256SUMS"].decode().splitlines()}
+    assert summed == set(made) - {"SHA256SUMS"}
+    statement = json.loads(made[f"{NAME}-{__version__}.provenance.json"])
+    assert digests(statement) == {
+        name: hashlib.sha256(content).hexdigest()
+        for name, content in made.items()
+        if name not in ("SHA256SUMS", f"{NAME}-{__version__}.provenance.json")
+    }
+    revision = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    (source, *_) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source == {"name": "source", "digest": {"gitCommit": revision.stdout.strip()}}
+    assert statement["predicate"]["runDetails"]["builder"]["id"] == "urn:dra-driver-numa:make-release"
+    assert chart_file(made, "Chart.yaml").keys().isdisjoint({"home", "sources"})
+
+
+def digests(statement: dict[str, Any]) -> dict[str, str]:
+    """The subjects of an in-toto statement."""
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    return {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+
+
+def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
+    """A YAML file of the packaged chart."""
+    with tarfile.open(fileobj=io.BytesIO(made[f"{NAME}-{__version__}.tgz"])) as tar:
+        file = tar.extractfile(f"{NAME}/{name}")
+        assert file
+        content: dict[str, Any] = yaml.safe_load(file.read())
+    return content
+
+
+def test_a_release_contains_where_it_is_published(tmp_path: Path) -> None:
+    """REPOSITORY and REGISTRY are in the chart's metadata, its images, its alerts, the SBOM and the provenance."""
+    repository, registry = "https://git.example/team/numa", "registry.example/team"
+    workflow = f"{repository}/.github/workflows/release.yaml@refs/tags/v{__version__}"
+    made = released(tmp_path, REPOSITORY=f"{repository}/", REGISTRY=registry, BUILDER=workflow)
+    chart, values = chart_file(made, "Chart.yaml"), chart_file(made, "values.yaml")
+    assert (chart["home"], chart["sources"]) == (repository, [repository])
+    assert chart["icon"] == icon()
+    images = [f"{registry}/{NAME}/{name}" for name in ("dra-frontend", "nri-backend")]
+    assert [values[half]["image"]["repository"] for half in ("frontend", "backend")] == images
+    scanned = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    assert [one["image"] for one in scanned] == [f"{image}:{__version__}" for image in images]
+    assert chart["annotations"]["artifacthub.io/prerelease"] == "false"
+    for link in [*yaml.safe_load(chart["annotations"]["artifacthub.io/links"]), *chart["maintainers"]]:
+        tree, page = f"{repository}/blob/v{__version__}/", link["url"]
+        assert page == f"{repository}/issues" or (ROOT / page.removeprefix(tree)).is_file()
+    manifests = made[f"{NAME}-{__version__}.yaml"].decode()
+    assert re.findall(r" image: \"(\S+)\"", manifests) == [f"{image}:{__version__}" for image in images]
+    statement = json.loads(made[f"{NAME}-{__version__}.provenance.json"])["predicate"]
+    assert statement["runDetails"]["builder"]["id"] == workflow
+    assert statement["buildDefinition"]["resolvedDependencies"][0]["uri"] == f"git+{repository}"
+    components = json.loads(made[f"{NAME}-{__version__}.cdx.json"])["components"]
+    purls = [one["purl"] for one in components if one["type"] == "container"]
+    assert purls == [f"pkg:oci/{image.rpartition('/')[2]}?repository_url={image}&tag={__version__}" for image in images]
+    rules = alerts_of(tmp_path / "dist" / f"{NAME}-{__version__}.tgz")
+    assert f"runbook_url: {repository}/blob/v{__version__}/docs/symptoms.md#" in rules
+
+
+def alerts_of(archive: Path) -> str:
+    """The alerts that a packaged chart installs without an address for their links."""
+    helm = Path(sys.executable).with_name("helm")
+    command = [str(helm), "template", "x", str(archive), "--set", "metrics.prometheusRule.enabled=true"]
+    command += ["--show-only", "templates/prometheusrule.yaml"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def icon() -> str:
+    """The icon of the repository as a data URI, which needs no server."""
+    content = base64.b64encode((ROOT / "docs/images/icon.svg").read_bytes()).decode()
+    return f"data:image/svg+xml;base64,{content}"
+
+
+def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> None:
+    """Each file of the archive has its digest, and each image is named by its tag, also without a registry."""
+    root = Path(sys.executable).parent
+    tree = prepare(tmp_path, "", "")
+    subprocess.run([root / "helm", "package", tree, "--destination", tmp_path], check=True, capture_output=True)
+    archive = tmp_path / f"{NAME}-{__version__}.tgz"
+    document = chart_sbom(archive, "")
+    files = {one["name"]: one["hashes"][0]["content"] for one in document["components"] if one["type"] == "file"}
+    values = (tree / "values.yaml").read_bytes()
+    assert files[f"{NAME}/values.yaml"] == hashlib.sha256(values).hexdigest()
+    with tarfile.open(archive) as tar:
+        assert sorted(files) == sorted(entry.name for entry in tar.getmembers() if entry.isfile())
+    images = [one["purl"] for one in document["components"] if one["type"] == "container"]
+    assert images == [f"pkg:oci/{name}?tag={__version__}" for name in ("dra-frontend", "nri-backend")]
+    assert document["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert document["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in document["components"]]
+
+
+def test_the_workflow_attests_what_the_release_makes() -> None:
+    """Images and chart get their SBOM and the provenance as attestations, under the names that release.sh gives."""
+    workflow = (ROOT / ".github/workflows/release.yaml").read_text()
+    (job,) = yaml.safe_load(workflow)["jobs"].values()
+    script = "\n".join(step.get("run", "") for step in job["steps"])
+    predicates = set(re.findall(r"--type (\w+) --predicate \"?([^\s\"]+)", script))
+    assert predicates == {
+        ("cyclonedx", "dist/$image-$version-$arch.cdx.json"),
+        ("cyclonedx", f"dist/{NAME}-$version.cdx.json"),
+        ("slsaprovenance1", "provenance.json"),
+    }
+    assert f"{NAME}-$(python3 hack/version.py).provenance.json" in script
+    (command,) = re.findall(r"make release (.*)", script.replace("\\\n", ""))
+    assert re.findall(r"(\w+)=", command) == ["REPOSITORY", "REGISTRY", "BUILDER"]
 
 
 def test_a_release_is_made_from_what_is_committed(tmp_path: Path) -> None:

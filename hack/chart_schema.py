@@ -24,8 +24,19 @@ _TABLE_ENDS = "<!-- end -->\n"
 _WHOLE = frozenset({"resources", "startup", "liveness", "readiness", "rollingUpdate"})
 """Objects that have one row in the table instead of a row for each key."""
 _DROPPED = ("$defs", "$ref", "title", "default")
-_PEER_VALUES = ("args", "healthzPath", "healthzPort", "image", "kubeletRootDir", "resources", "sysfsOverlay")
-"""Values of dra-driver-cpu's chart. The schema allows them, so that the chart can reject them with their new place."""
+_PEER_VALUES = (
+    "args",
+    "extraArgs",
+    "extraVolumeMounts",
+    "healthzPath",
+    "healthzPort",
+    "image",
+    "kubeletRootDir",
+    "resources",
+    "sysfsOverlay",
+)
+_PEER_KEY = "bindAddress"
+"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them, so that the chart can reject them with their new place."""
 # "--set ...=0" is a number; the chart makes a text of it, and checks it in words.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 """Values that Helm reads as another type: "--set driverConfig.reservedCPUs=0" is a number. The chart converts it."""
@@ -84,6 +95,7 @@ def values_schema() -> dict[str, Any]:
     for owner in (properties, group):
         owner["driverConfig"] = _with_nulls(owner["driverConfig"])
     properties |= {name: {} for name in _PEER_VALUES}
+    properties["driverConfig"]["properties"][_PEER_KEY] = {}
     return schema
 
 

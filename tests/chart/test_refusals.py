@@ -231,6 +231,10 @@ def test_a_namespace_that_forbids_the_pods_is_refused(kubeconfig: Path) -> None:
             "use driverConfig.logLevel (debug, info, warning or error), driverConfig.reservedCPUs here (docs/",
         ),
         ({"args": []}, "use driverConfig here"),
+        ({"args": {"exposePCIeRoots": True}}, "use driverConfig.exposePCIeRoots here"),
+        ({"extraArgs": ["--v=4"]}, "use frontend.extraArgs and backend.extraArgs here"),
+        ({"extraVolumeMounts": []}, "use frontend.extraVolumeMounts and backend.extraVolumeMounts here"),
+        ({"driverConfig": {"bindAddress": ":9090"}}, "use frontend.port here"),
     ],
 )
 def test_values_of_the_cpu_peers_chart_are_refused_with_their_new_place(values: Document, place: str) -> None:

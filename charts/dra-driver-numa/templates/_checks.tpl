@@ -22,11 +22,14 @@
 
 {{/* Values of dra-driver-cpu's chart have another place here. Helm's words for an unknown value would not name it. */}}
 {{- define "numa.checkPeerValues" -}}
-{{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" -}}
+{{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" "extraArgs" "frontend.extraArgs and backend.extraArgs" "extraVolumeMounts" "frontend.extraVolumeMounts and backend.extraVolumeMounts" -}}
 {{- range $key, $place := $places -}}
 {{- if hasKey $.Values $key -}}
 {{- fail (printf "%s: is a value of the chart of dra-driver-cpu; use %s here (docs/migration.md)" $key $place) -}}
 {{- end -}}
+{{- end -}}
+{{- if hasKey (default dict .Values.driverConfig) "bindAddress" -}}
+{{- fail "driverConfig.bindAddress: is a key of dra-driver-cpu; use frontend.port here (docs/migration.md)" -}}
 {{- end -}}
 {{- if hasKey .Values "healthzPath" -}}
 {{- fail "healthzPath: is a value of the chart of dra-driver-cpu; remove it, the path is always /healthz (docs/migration.md)" -}}

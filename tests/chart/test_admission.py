@@ -67,7 +67,6 @@ def test_slices_that_are_not_the_nodes_own_are_refused(
     assert text in judge(SLICES, operation, document, user=caller(node))
 
 
-@pytest.mark.fault("security S15")
 @pytest.mark.parametrize(
     ("driver", "pool"),
     [
@@ -131,7 +130,6 @@ def test_the_status_of_claims_of_the_node_is_written(new: Document, old: Documen
     assert text in judge(CLAIMS, "UPDATE", new, old, user=caller())
 
 
-@pytest.mark.fault("security S15")
 @pytest.mark.parametrize(
     ("document", "text"),
     [

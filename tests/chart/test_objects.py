@@ -160,7 +160,6 @@ def test_no_more_rights_than_needed(name: str) -> None:
         assert not any("hostPort" in port for port in one.get("ports", []))
 
 
-@pytest.mark.fault("security S14")
 def test_each_half_has_only_its_own_paths() -> None:
     """The frontend reads cgroups and does not reach the runtime; the backend writes cgroups and its own directory."""
     documents = render()
@@ -193,7 +192,6 @@ def test_each_half_has_only_its_own_paths() -> None:
     assert "--kernel-root=/host" not in helm.container(documents, "backend")["args"]
 
 
-@pytest.mark.fault("protocol trap 7.8")
 def test_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
     """Made where there is none; files appear in it by renaming, so a mount of anything less would miss them."""
     for directory in ("/var/run/cdi", "/run/cdi"):
@@ -204,7 +202,6 @@ def test_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
         assert helm.host_mounts(documents, "backend")[directory] == (directory, True)
 
 
-@pytest.mark.fault("security S14")
 def test_neither_half_can_take_the_others_lock() -> None:
     """The frontend sees nothing of the backend's directory: whoever can open a lock file can take the lock."""
     documents = render({"driverConfig": {"runDir": "/run/numa"}})
@@ -226,7 +223,6 @@ def test_the_kubelet_finds_the_sockets_in_what_is_mounted(driver: str) -> None:
     assert mounts[str(paths.dra.parent)] == (f"/var/lib/kubelet/plugins/{driver}", False)
 
 
-@pytest.mark.fault("security S16")
 @pytest.mark.parametrize("name", ["frontend", "backend"])
 def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
     """A leak ends the container that leaks; a driver that is throttled would hold up every pod of the node."""
@@ -241,7 +237,6 @@ def test_our_pods_start_where_the_plugin_is_required() -> None:
     assert annotations[TOLERATE_MISSING_ANNOTATION] == "true"
 
 
-@pytest.mark.fault("security S17")
 def test_the_network_is_closed_but_for_metrics_and_the_api_server() -> None:
     """By default nobody reaches the enforcing process; addresses and ports of the API server can be named."""
     policy = only(render(), "NetworkPolicy")["spec"]

@@ -108,7 +108,6 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
     assert judge(PARAMETERS, "CREATE", document) == ALLOWED
 
 
-@pytest.mark.fault("security S4")
 @pytest.mark.parametrize(
     ("config", "text"),
     [
@@ -206,7 +205,6 @@ def pod(annotation: str | None) -> Document:
     return {"kind": "Pod", "metadata": {"annotations": {TOLERATE_MISSING_ANNOTATION: annotation}} if annotation else {}}
 
 
-@pytest.mark.fault("security S9")
 def test_tenants_may_not_start_pods_without_the_plugin() -> None:
     """Whatever the value says, since the runtime reads it; system namespaces are not looked at."""
     for value in ("true", "false", "1"):

@@ -49,8 +49,6 @@ class Attack:
     """Pattern of what the attacker hears, or of what a person sees."""
     seconds: float = 0.5
     """CPU time that it may cost, in each of the two processes."""
-    findings: tuple[str, ...] = ()
-    """Faults that it would find again."""
     spoils_the_node: bool = False
     """Whether the next attack wants a fresh one: it takes long to come to rest."""
 

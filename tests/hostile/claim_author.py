@@ -67,25 +67,21 @@ ATTACKS = [
         "32 entries with CPU lists of 10 KB",
         with_parameters(*[_cpu({"cpuset": _CPUSET}) for _ in range(32)]),
         f"{_SHORT}.*cpuset",
-        findings=("security S4",),
     ),
     _attack(
         "parameters nested 200 deep",
         with_parameters(_cpu(_nested(200))),
         f"{_SHORT}.*nested more than 64 levels deep",
-        findings=("security S13",),
     ),
     _attack(
         "keys of 9 KB",
         with_parameters(*[_cpu({f"{number}" + "k" * 9000: number}) for number in range(32)]),
         f"{_SHORT}.*unknown field",
-        findings=("security S10",),
     ),
     _attack(
         "a value that forges a line of the log",
         with_parameters(_cpu({"strategy": "x\n2026-01-01 ERROR forged\x1b[31m"})),
         r"refused.*x\\n2026",
-        findings=("security S10",),
     ),
     _attack(
         "hugepages mounted over the container's own directories",
@@ -97,6 +93,5 @@ ATTACKS = [
         partial(_odd_amounts, amounts=["0", "-1", "1500m", "1e18", "1e400", "1e999999999", "9" * 400, "9" * 60_000]),
         r"(?s)\A(?!.*prepared).*9999.*refused",
         seconds=1.0,
-        findings=("security S20", "frontend A13"),
     ),
 ]

@@ -111,13 +111,11 @@ ATTACKS = [
         "a FIFO, a link to itself, a link to /dev/zero, a directory",
         with_entries(*_NO_FILES),
         "is not a regular file",
-        findings=("frontend A11", "security S12"),
     ),
     _attack(
         "damaged JSON, lists nested 500,000 deep, noise, a lone surrogate, 100 MB",
         with_entries(*_NO_JSON),
         "(?s)(?=.*nested more than 64 levels deep).*more than 1048576 bytes",
-        findings=("frontend A11", "frontend A13", "security S12", "security S13"),
     ),
     _attack(
         "amounts that cannot be, in the record of a running container",
@@ -130,6 +128,5 @@ ATTACKS = [
             _high(float("inf")),
         ),
         "written again",
-        findings=("backend A4", "backend A5"),
     ),
 ]

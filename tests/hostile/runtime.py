@@ -95,14 +95,14 @@ ATTACKS = [
         "came back 3 times",
         2.0,
     ),
-    _attack("a storm of reconnections", _reconnects, "came back", 3.0, ("backend A3",)),
+    _attack("a storm of reconnections", _reconnects, "came back", 3.0),
     _attack(
         "a container whose pod is not listed",
         lists(_STRANGER, _STRANGER | {"id": "e" * 64, "env": []}),
         "stranger",
         3.0,
     ),
-    _attack("one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0, ("backend A11",)),
+    _attack("one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0),
     _attack(
         "odd values in a container",
         lists(
@@ -132,14 +132,12 @@ ATTACKS = [
         mixes(lambda _field, pod, box: _of(pod, box, "StopContainer")),
         _PINNED,
         1.0,
-        ("backend A11",),
     ),
     _attack(
         "a container of a claim that is removed before it starts",
         mixes(lambda _field, pod, box: _of(pod, box, "RemoveContainer", "StopContainer")),
         _PINNED,
         1.0,
-        ("backend A11",),
     ),
     _attack(
         "a container that is created twice",

@@ -152,7 +152,6 @@ def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) ->
         plain.comes_to(ALL)
 
 
-@pytest.mark.fault("protocol trap 4.10")
 def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> None:
     """After its restart the kubelet prepares every claim again: the same devices, no second allocation."""
     with claim_pod(stage, "db", cpus(4), memory(MIB)) as pod:

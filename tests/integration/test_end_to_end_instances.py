@@ -16,7 +16,6 @@ def _active(stage: Stage, instance: Instance) -> bool:
     return bool(status and status["active"])
 
 
-@pytest.mark.fault("protocol trap 2.6")
 def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
     """Both are ready and asked by the runtime, but only the holder of the lock adjusts; the other follows its death."""
     stage = open_stage()
@@ -42,7 +41,6 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
             assert not following.run().cpus() & given
 
 
-@pytest.mark.fault("frontend A8")
 def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
     """With cgroupfs and an older NRI: no claim is prepared while nobody enforces, and none is lost with its file."""
     stage = open_stage(cgroup_driver="cgroupfs", nri_level="0.8")
@@ -73,7 +71,6 @@ def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> N
         assert following.run().cpus() == stage.held(following.claim_uid)
 
 
-@pytest.mark.fault("security S14")
 def test_a_backend_has_a_directory_of_its_own_and_a_lock_there(open_stage: OpenStage) -> None:
     """Only root can enter it; whoever loses the lock ends."""
     stage = open_stage()

@@ -21,7 +21,6 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("level", "events"), [("0.8", 0x8FF), ("0.12", 0x4000)])
-@pytest.mark.fault("protocol trap 3.1")
 async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
     """There is no negotiation: the plugin is out before it is in."""
     socket = tmp_path / "nri.sock"
@@ -31,7 +30,6 @@ async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level:
         assert runtime.plugins == []
 
 
-@pytest.mark.fault("protocol trap 3.3")
 async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path) -> None:
     """An intermediate answer must say more."""
 

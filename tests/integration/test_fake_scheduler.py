@@ -106,7 +106,6 @@ def test_class_configuration_comes_first() -> None:
         pytest.param([a_slice("cpu.example", "p", TAINTED)], id="tainted"),
     ],
 )
-@pytest.mark.fault("protocol trap 5.8")
 def test_unusable_pools_are_invisible(published: list[Document]) -> None:
     """An incomplete, duplicated, obsolete or tainted pool offers nothing, without an error anywhere."""
     with pytest.raises(UnschedulableError):

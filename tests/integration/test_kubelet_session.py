@@ -97,7 +97,6 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     ]
 
 
-@pytest.mark.fault("protocol trap 4.4")
 async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Path) -> None:
     """The kubelet calls for the first pod and after the last one; the same ids go to both."""
     door = Door("r")
@@ -111,7 +110,6 @@ async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Pat
     assert [call for call, _, _ in door.calls] == ["prepare", "unprepare"]
 
 
-@pytest.mark.fault("protocol trap 4.14")
 async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
@@ -137,7 +135,6 @@ async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path)
 
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
-@pytest.mark.fault("protocol trap 4.13")
 async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
     """Each name of the health API streams the complete list, follows changes, and ends cleanly at shutdown."""
     good = DeviceHealth("node", "d0", Health.HEALTHY)

@@ -90,7 +90,6 @@ def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> Non
         soon("health again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
 
 
-@pytest.mark.fault("frontend A9")
 def test_a_start_with_a_reserved_cpu_offline(stage: Stage, machine: HostDirectory) -> None:
     """SMT off, or a failed core: the frontend starts with a warning, and claims can be taken back."""
     instance = stage.instances[0]

@@ -14,7 +14,6 @@ from tests.fakes.runtime_store import OperationError
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
-@pytest.mark.fault("protocol trap 3.5")
 async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
     """Create and start are refused with our text; stop and remove events follow."""
     refused = "create_container"
@@ -37,7 +36,6 @@ async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path
         assert rig.runtime.plugins == [PLUGIN_NAME]
 
 
-@pytest.mark.fault("protocol trap 3.6")
 async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) -> None:
     """A hook that holds the loop cannot be timed; the runtime goes on without us, and we return by ourselves."""
 
@@ -58,7 +56,6 @@ async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) ->
         assert [one.id for one in rig.hooks.containers] == [container.id]
 
 
-@pytest.mark.fault("protocol trap 3.10")
 async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
     """There is no priority: the pod's event names both plugins, even for equal values."""
 
@@ -77,7 +74,6 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
             await rig.runtime.create_container(pod, "app")
 
 
-@pytest.mark.fault("protocol trap 3.15")
 async def test_a_cpuset_outside_the_machine_fails_after_we_agreed(tmp_path: Path) -> None:
     """runc fails at create; the container's stop event tells us that it never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:

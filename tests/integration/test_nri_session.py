@@ -31,7 +31,6 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
     return RuntimeSession(hooks, observer.link_changed, observer.call_done, backoff=backoff, **options)
 
 
-@pytest.mark.fault("protocol trap 3.2", "protocol trap 3.4", "protocol trap 3.7", "protocol trap 3.11")
 @pytest.mark.parametrize("level", _LEVELS)
 async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) -> None:
     """From 0.6 to 0.12 the same hooks are called in the same order, whatever the events look like on the wire.
@@ -91,7 +90,6 @@ async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> Non
         assert rig.runtime.calls[-1].outcome == "ok"
 
 
-@pytest.mark.fault("protocol trap 2.3")
 async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path: Path) -> None:
     """Conn 1 is served before RegisterPlugin is sent, so a runtime may ask back at once."""
     done = asyncio.Event()
@@ -115,9 +113,6 @@ async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path
         forever.cancel()
 
 
-@pytest.mark.fault(
-    *("protocol trap 2.4", "protocol trap 2.9", "protocol trap 3.12", "memory peer, nri", "cpu peer 9.2.5")
-)
 async def test_a_runtime_that_restarts_is_found_again_without_a_limit(tmp_path: Path) -> None:
     """At its new socket within 2 s, with one registration each time; what was stored is told, nothing created again.
 
@@ -139,7 +134,6 @@ async def test_a_runtime_that_restarts_is_found_again_without_a_limit(tmp_path: 
         assert rig.runtime.log == []
 
 
-@pytest.mark.fault("protocol trap 2.7")
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
     """All of it is counted against one timeout of 2 s, and holds up the node meanwhile. The best of three counts."""
     seconds = []
@@ -158,7 +152,6 @@ async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: 
 
 
 @pytest.mark.parametrize("level", ["0.8", "0.12"])
-@pytest.mark.fault("protocol trap 3.3")
 async def test_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
     """The runtime closes a plugin that answers a part as if it were the whole."""
     async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10, request_seconds=10.0) as rig:

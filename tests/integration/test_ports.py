@@ -33,7 +33,6 @@ def at(template: str, port: int) -> str:
     return template.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
 
 
-@pytest.mark.fault("cpu peer 9.3.6", "cpu peer 9.4.7")
 def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
     """Without a backend it says for minutes what it lacks; whoever reaches the port learns nothing of claims."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
@@ -57,7 +56,6 @@ def test_the_page_has_a_port_where_it_is_switched_on(open_stage: OpenStage, unus
     assert frontend.alive
 
 
-@pytest.mark.fault("cpu peer 9.4.6")
 def test_readiness_follows_the_runtime_and_liveness_does_not(
     open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
@@ -73,7 +71,6 @@ def test_readiness_follows_the_runtime_and_liveness_does_not(
         assert probe(port, "/healthz") == 200
 
 
-@pytest.mark.fault("cpu peer 9.4.6")
 @pytest.mark.parametrize("service", ["frontend", "backend"])
 def test_a_taken_port_ends_the_process(open_stage: OpenStage, service: str) -> None:
     """A pod that nobody can probe must not look healthy; the log says what is wrong, in a line."""

@@ -176,7 +176,6 @@ async def test_slices_of_another_writer_are_taken_over(rig: Rig) -> None:
     assert [one.verb for one in rig.server.writes()] == ["create"] * 2 + ["delete"] * 2 + ["create", "delete"]
 
 
-@pytest.mark.fault("frontend A10")
 @pytest.mark.parametrize("dies", [True, False], ids=["expired", "ended"])
 async def test_a_watch_that_ends_at_once_is_not_a_loop(rig: Rig, dies: bool) -> None:
     """Whatever the server answers to a watch, lists and watches are far between: they back off, and have a budget."""
@@ -210,7 +209,6 @@ ODD = (
 )
 
 
-@pytest.mark.fault("frontend A12")
 @pytest.mark.parametrize("verb", ["list", "watch", "create", "get"])
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
@@ -223,7 +221,6 @@ async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
     assert rig.asked("delete") == 0
 
 
-@pytest.mark.fault("frontend A12")
 async def test_an_unknown_exception_is_survived(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """A fault of ours in one round is logged with its traceback, and the next round is tried."""
     async with rig.publisher({NODE: [{"metadata": {"name": "x"}}]}) as publisher:

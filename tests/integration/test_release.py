@@ -73,7 +73,6 @@ def imports_without(modules: list[str], *wanted: str) -> bool:
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-@pytest.mark.fault("security S19")
 def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
     """Packages that a library requires and nobody imports are taken out of the image, and stay out."""
     (unused,) = re.findall(r'^ *unused="(.*)"$', (ROOT / "hack/image/install.sh").read_text(), re.MULTILINE)
@@ -82,7 +81,6 @@ def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
     assert not imports_without(["aiohttp"], "dra_frontend.app")
 
 
-@pytest.mark.fault("security S19")
 def test_the_backend_does_without_openssl() -> None:
     """Its image has none, so nothing that it imports may ask for it."""
     assert imports_without(["_ssl", "_hashlib"], "nri_backend.app", "nri_backend.setup.command")

@@ -70,7 +70,6 @@ def test_others_make_way_before_the_first_instruction(cluster: Cluster) -> None:
 
 
 @both_drivers
-@pytest.mark.fault("protocol trap 7.10")
 def test_a_restarted_container_finds_everything_as_it_was(cluster: Cluster) -> None:
     """A new container of the same pod and name has the same CPUs and pages, and the pod's limit does not grow."""
     db = cluster.pod(cpus(2), hugepages(4 * MIB))

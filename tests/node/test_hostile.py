@@ -35,7 +35,6 @@ BOMBS = {
 
 
 @pytest.mark.core
-@pytest.mark.fault("backend A1", "backend A2")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> None:
     """A pod with 48 KiB of CPU lists, or 4000 variables of ours, is refused; others start as quickly as ever."""
@@ -51,7 +50,6 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 
 @pytest.mark.core
-@pytest.mark.fault("backend A3")
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
     """Who names the pool in his environment and starts unseen is a plain container after any number of restarts."""
     db = cluster.pod(cpus(2, numa_node=1))
@@ -92,7 +90,6 @@ def attempt(pod: ClaimPod) -> Container | None:
 
 
 @pytest.mark.core
-@pytest.mark.fault("backend A6", "frontend A1")
 def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     """While nobody enforces a claim container is refused or pinned; a standby enforces within seconds, and alone."""
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
@@ -141,7 +138,6 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
         assert box.cpus_allowed == ALL - RESERVED - claimed
 
 
-@pytest.mark.fault("backend A7")
 def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> None:
     """A privileged container that makes such a group in its own blocks no claim, and makes way as everybody."""
     dind = privileged(cluster, "mkdir $d/container")
@@ -194,7 +190,6 @@ def fill(file: Path) -> None:
     assert "No space left" in ended.stderr
 
 
-@pytest.mark.fault("frontend A6")
 def test_a_full_run_directory_locks_nobody_in(cluster: Cluster, small: Path) -> None:
     """Without room a claim is taken back and a plain pod starts; with room again, all is as ever."""
     db, kept = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))

@@ -29,8 +29,6 @@ def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
 
 
 @given(records())
-@pytest.mark.fault("protocol trap 7.2", "protocol trap 7.3", "protocol trap 7.4", "protocol trap 7.6")
-@pytest.mark.fault("cpu peer 9.4.9", "memory peer, prepare")
 def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> None:
     """Lowest version with annotations, no unknown key at any level, and for each request one device of a legal name.
 
@@ -59,7 +57,6 @@ def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> No
         )
 
 
-@pytest.mark.fault("protocol trap 7.5")
 def test_devices_of_one_file_share_no_variable() -> None:
     """A container that holds several requests of a claim gets one variable each; none overwrites another."""
     record = cpu_record("c1", "a=0-1", "b=4")
@@ -68,7 +65,6 @@ def test_devices_of_one_file_share_no_variable() -> None:
     assert record.cdi_id("a") == "dra.k8s.io/cpu=claim-c1-a"
 
 
-@pytest.mark.fault("memory peer, prepare")
 def test_memory_is_told_by_node_and_size() -> None:
     """Several allocations of one kind are joined; nodes are a list: none may be lost."""
     parts = (("m", 0, 512 * MIB, 4096), ("m", 1, 64 * MIB, 2 * MIB), ("m", 0, 2 * MIB, 2 * MIB))

@@ -18,7 +18,6 @@ from numa_contract.errors import MalformedError
         (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB", "16G"),
     ],
 )
-@pytest.mark.fault("protocol trap 8.7")
 def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
     """Our names, Kubernetes, OCI, sysfs and mount options each have their own; all are read back."""
     assert pagesize.short_page_size(size) == short

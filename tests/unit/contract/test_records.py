@@ -97,7 +97,6 @@ def test_a_version_out_of_reach_is_refused(document: object) -> None:
         parse_record(document)
 
 
-@pytest.mark.fault("backend A5")
 @pytest.mark.parametrize(
     ("document", "field"),
     [

@@ -7,7 +7,6 @@ import pytest
 from dra_frontend.settings import add_run_arguments, load_settings
 
 
-@pytest.mark.fault("cpu peer 9.4.8")
 def test_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The downward API beats the one override for all nodes, and both the host name."""
     parser = argparse.ArgumentParser()

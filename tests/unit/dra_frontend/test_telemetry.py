@@ -79,7 +79,6 @@ def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Fronte
     assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
 
 
-@pytest.mark.fault("backend A8", "security S3")
 def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Frontend) -> None:
     """The names, types, labels and values that a scrape of the backend used to have."""
     sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))

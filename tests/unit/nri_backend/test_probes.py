@@ -68,7 +68,6 @@ async def test_the_first_line_is_enough() -> None:
         assert await reader.read() == b""
 
 
-@pytest.mark.fault("security S3", "security S5")
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
     """A connection is good for one answer, whatever is sent on it."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
@@ -88,7 +87,6 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
         assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.fault("security S3", "security S5")
 async def test_a_connection_has_a_few_seconds() -> None:
     """One that says nothing, or a byte now and then, ends all the same."""
     async with (
@@ -105,7 +103,6 @@ async def test_a_connection_has_a_few_seconds() -> None:
         assert await ended(silent)
 
 
-@pytest.mark.fault("backend A8", "frontend A7", "security S3", "security S5")
 async def test_the_oldest_idle_connection_makes_room() -> None:
     """However many hold connections, the newest one, the kubelet's probe, is answered."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, contextlib.AsyncExitStack() as stack:
@@ -117,7 +114,6 @@ async def test_the_oldest_idle_connection_makes_room() -> None:
         assert await ended(first)
 
 
-@pytest.mark.fault("security S5")
 async def test_who_does_not_read_is_cut_off() -> None:
     """A large answer that is not taken is not kept for long; who reads it has it whole."""
     async with serve_pages(("127.0.0.1", 0), PAGES, seconds=0.5) as port:

@@ -141,7 +141,6 @@ def test_a_directory_replaced_on_the_host_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-@pytest.mark.fault("frontend A11", "security S12")
 def test_rude_entries_stop_nothing(tmp_path: Path, *, thorough: bool) -> None:
     """What is no file, huge or no record is a problem of its own, at once; what is not named as ours is nobody's."""
     names = [tmp_path / cdi_file_name("dra.cpu", f"c{number}") for number in range(2, 9)]

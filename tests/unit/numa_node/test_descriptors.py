@@ -16,7 +16,6 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-@pytest.mark.fault("frontend A7", "security S5")
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(100, 200, 200), (200, 200, 200)])
 def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, raised: int) -> None:
     """A process starts with what systemd leaves to old programs, and may take what the hard limit allows."""

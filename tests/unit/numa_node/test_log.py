@@ -58,7 +58,6 @@ def test_json_lines_are_objects(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-@pytest.mark.fault("security S10")
 def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
     """A value, a message, or an argument of it that holds line ends stays on its line, and is cut."""
     forged = "x\n2026-01-01 ERROR claim deleted, releasing its devices\r\x1b[31m" + "y" * 10_000

@@ -63,7 +63,6 @@ def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.
         assert len(json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"]) == devices
 
 
-@pytest.mark.fault("cpu peer 9.4.11")
 @pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
 def test_pcie_roots_by_the_flag_of_the_cpu_peer(
     spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -78,7 +77,6 @@ def test_pcie_roots_by_the_flag_of_the_cpu_peer(
     assert printed.get("resource.kubernetes.io/pcieRoot") == ({"strings": ["pci10000:e0"]} if shown else None)
 
 
-@pytest.mark.fault("cpu peer 9.4.10")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

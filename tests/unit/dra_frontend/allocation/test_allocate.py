@@ -37,7 +37,6 @@ def test_a_claim_gets_what_was_allocated() -> None:
     ]
 
 
-@pytest.mark.fault("cpu peer 9.1.7")
 def test_two_requests_of_one_claim_get_different_cpus() -> None:
     """Per-request identity: what one request has, the other has not."""
     record = decided(view("u", cpus(1, "a"), cpus(2, "b")))
@@ -55,7 +54,6 @@ def test_nobody_gets_what_somebody_has() -> None:
     assert decided(view("u2", cpus(1)), ledger=lost("lost", {"": frozenset({1, 5})})).cpus_of() == {4}
 
 
-@pytest.mark.fault("memory peer, prepare")
 def test_the_same_allocation_keeps_its_record() -> None:
     """Prepare is repeated after every hiccup: same CPUs, same owner, fresh reservedFor."""
     first = decided(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
@@ -65,7 +63,6 @@ def test_the_same_allocation_keeps_its_record() -> None:
     assert [pod.uid for pod in again.reserved_for] == ["pod-1", "pod-2"]
 
 
-@pytest.mark.fault("cpu peer 9.2.8")
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     """A claim may be deallocated and allocated anew, but not while a container runs on what it had."""
     first = decided(view("u", cpus(2)))
@@ -76,7 +73,6 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     assert "retried" in text
 
 
-@pytest.mark.fault("cpu peer 9.4.3")
 def test_administrative_access_takes_nothing() -> None:
     """A claim that only watches must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))

@@ -80,7 +80,6 @@ def test_a_whole_claim_is_read() -> None:
     }
 
 
-@pytest.mark.fault("protocol trap 6.7")
 def test_results_are_filtered_by_driver() -> None:
     """A claim's results and parameters name other drivers too, in forms of their own: they are not ours to judge."""
     found = document()
@@ -113,7 +112,6 @@ def test_what_is_not_an_amount_is_refused(amount: str) -> None:
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 
-@pytest.mark.fault("protocol trap 6.8")
 def test_class_parameters_come_before_those_of_the_claim() -> None:
     """Later entries override earlier ones, so the claim's are last, whatever order the document has."""
     claim = document()
@@ -155,7 +153,6 @@ def test_node_selection() -> None:
     assert read(claim).is_for("anywhere", UID)
 
 
-@pytest.mark.fault("protocol trap 6.10")
 def test_another_object_of_the_same_name_is_refused() -> None:
     """The kubelet asks for a UID; a claim made anew under that name is another claim."""
     text = refusal(document(), "other-uid")
@@ -207,7 +204,6 @@ def test_a_source_that_nobody_knows_is_refused() -> None:
         (("reservedFor",), {"resource": "pods", "uid": "u", "name": "n"}),
     ],
 )
-@pytest.mark.fault("security S4", "frontend A12")
 def test_a_claim_has_as_many_entries_as_the_api_allows(path: tuple[str, ...], entry: dict[str, Any]) -> None:
     """Nothing is read of lists that no API server would store."""
     claim = document()

@@ -21,7 +21,6 @@ MIB = 1 << 20
 BUDGET_SECONDS = 0.1
 
 
-@pytest.mark.fault("security S8")
 def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
     """Of the seven CPUs that the node offers half is three; key, value and remedy are in the refusal."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
@@ -38,7 +37,6 @@ def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> 
     return view(uid, memory(size, node=node), config=(memory_opaque({"protect": kind}),))
 
 
-@pytest.mark.fault("security S7")
 def test_only_the_allowed_kinds_of_protection_are_given() -> None:
     """By default ``low``; an operator may allow more or none."""
     assert decided(protecting("low"), "dra.memory").memory_parameters_of("memory").protect == "low"
@@ -53,7 +51,6 @@ def test_only_the_allowed_kinds_of_protection_are_given() -> None:
     decided(protecting("none"), "dra.memory", config=none)
 
 
-@pytest.mark.fault("security S7")
 def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
     """What others have protected counts, also while they are being released; another node's memory does not."""
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
@@ -68,7 +65,6 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
     assert decided(protecting("low", str(node // 4)), "dra.memory", holding(first)) == first
 
 
-@pytest.mark.fault("frontend A4")
 def test_hugepages_of_a_lost_record_are_held() -> None:
     """By what the container may use; and nothing is given away until the API server was asked for the claim."""
     running = report(
@@ -96,7 +92,6 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is nobody's alone
 
 
-@pytest.mark.fault("frontend A3")
 def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
     """Its backend still has a record of the claim, and this instance has neither file nor release entry."""
     uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
@@ -108,7 +103,6 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
         assert ledger.held_cpus() == {1, 5}
 
 
-@pytest.mark.fault("security S4")
 def test_what_a_claim_may_not_say_is_refused_unread() -> None:
     """The API server keeps 32 entries; those of other drivers do not count. A CPU list is expanded where it counts."""
     with pytest.raises(Refused, match="33 entries for this driver"):
@@ -120,7 +114,6 @@ def test_what_a_claim_may_not_say_is_refused_unread() -> None:
     assert len(text) < 400
 
 
-@pytest.mark.fault("cpu peer 9.3.3")
 def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
     """32 requests for an L3 each where 31 are left: refused within the budget, whatever orders there are."""
     large = assemble([Core(n // 128, n // 64, n // 4, 2) for n in range(512)])

@@ -152,7 +152,6 @@ SAID = {"apiVersion": "v1alpha1"}
         (SAID, "cpuConfig: is missing"),
     ],
 )
-@pytest.mark.fault("cpu peer 9.4.3")
 def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
     """Nothing is silently ignored; source and field are named: the administrator is told of a class, not the user."""
     shown = fault(of_cpus(raw(parameters)))

@@ -322,7 +322,6 @@ def test_pace_spreads_what_exceeds_the_burst() -> None:
     assert [pace.take() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
 
 
-@pytest.mark.fault("frontend A17")
 async def test_a_cancelled_wait_gives_its_token_back() -> None:
     """Calls that nobody waits for any more do not starve those that come after them."""
     pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
@@ -335,14 +334,12 @@ async def test_a_cancelled_wait_gives_its_token_back() -> None:
     assert pace.take() == pytest.approx(1.0)
 
 
-@pytest.mark.fault("frontend A17")
 def test_a_thousand_claims_at_once_are_read_within_the_kubelets_patience() -> None:
     """250 pods of 4 claims: the last token comes long before the kubelet's 45 s are over."""
     pace = Pace(clock=lambda: 0.0)
     assert max(pace.take() for _ in range(1000)) < 20
 
 
-@pytest.mark.fault("frontend A17")
 async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
     """A server that was not asked yet is not blamed for being late."""
     async with client_of(tmp_path, call_seconds=0.2) as (_, client):
@@ -352,7 +349,6 @@ async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
     assert [read.result() for read in reads] == [None] * 3
 
 
-@pytest.mark.fault("security S11")
 async def test_events_never_delay_a_claim(pair: Pair) -> None:
     """Events have a budget of their own: with fifty of them waiting for it, a claim is read at once."""
     _, client = pair
@@ -370,7 +366,6 @@ async def test_events_never_delay_a_claim(pair: Pair) -> None:
 A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
 
 
-@pytest.mark.fault("frontend A19")
 @pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
 async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
     """One error that passes costs a Prepare less than a second, not the kubelet's minute."""
@@ -381,7 +376,6 @@ async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
         assert [one.code for one in server.served][-1] == 200
 
 
-@pytest.mark.fault("frontend A19")
 async def test_retry_after_is_honoured(pair: Pair) -> None:
     """A server that wants to be asked later is, as far as the patience reaches: a claim is asked for once more."""
     server, client = pair
@@ -394,7 +388,6 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
     assert len(server.served) == 2
 
 
-@pytest.mark.fault("frontend A19")
 @pytest.mark.parametrize("code", [403, 404, 422])
 async def test_what_does_not_pass_is_said_at_once(pair: Pair, code: int) -> None:
     """An error that the same call would meet again, and one that outlasts the patience, have the server's reason."""
@@ -431,7 +424,6 @@ ODD = [
 ]
 
 
-@pytest.mark.fault("frontend A12")
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) -> None:
     """200 with other JSON is a proxy's word: never an exception of another kind, and never "there is none"."""
@@ -450,7 +442,6 @@ async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) 
             await call
 
 
-@pytest.mark.fault("frontend A12")
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -527,7 +518,6 @@ def test_an_empty_list_is_a_list(items: str) -> None:
 HOSTILE = ["[" * 9000 + "]" * 9000, '{"a":' * 3000 + "1" + "}" * 3000, "1e999", "9" * 5000, '"\\ud800"', "NaN"]
 
 
-@pytest.mark.fault("security S13")
 @pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 def test_one_claim_cannot_hide_the_others(value: str) -> None:
     """Whoever may create a claim writes JSON into every list of claims: his is left out, all others are there."""
@@ -550,7 +540,6 @@ MONSTERS = [
 ]
 
 
-@pytest.mark.fault("security S13")
 @pytest.mark.parametrize("data", MONSTERS, ids=map(str, range(len(MONSTERS))))
 def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
     """Strings without an end, quotes, backslashes and brackets by the hundred thousand: no way is tried twice."""
@@ -572,7 +561,6 @@ async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
     assert len(server.served) == 2 + 3
 
 
-@pytest.mark.fault("security S13")
 async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair) -> None:
     """Large claims of one tenant cost more requests, never the list."""
     server, client = pair
@@ -778,7 +766,6 @@ async def test_a_watch_that_the_server_does_not_end_ends() -> None:
             await anext(KubeClient(connection).watch_slices(*MINE, "1"))
 
 
-@pytest.mark.fault("frontend A18")
 async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Path) -> None:
     """Who was refused with the former token asks again with the present one, whoever has read it."""
     token = tmp_path / "token"

@@ -139,7 +139,6 @@ def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: B
     assert codes <= PREVENTS_PREPARE
 
 
-@pytest.mark.fault("frontend A1", "backend A6")
 def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
     """The new pod of an upgrade leads nothing. That nobody enforces is no reason to be unready: it must go on."""
     view.renew(status(active=False))

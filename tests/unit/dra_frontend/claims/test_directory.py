@@ -32,7 +32,6 @@ def quarantined(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
 
 
-@pytest.mark.fault("protocols 7.1")
 def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Path) -> None:
     """Readable by root alone; the temporary file lay beside it, and no half-written one was ever called .json."""
     files.write(record())
@@ -58,7 +57,6 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles,
     assert files.problems == {}
 
 
-@pytest.mark.fault("security S12")
 def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -> None:
     """At most 64 files and 16 MB: it lies in memory, and nobody else removes anything."""
     (tmp_path / "cdi").mkdir()

@@ -131,7 +131,6 @@ def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbag
         assert Journal(path).read() == Entries({B: NAMES[B]})
 
 
-@pytest.mark.fault("frontend A6")
 def test_what_cannot_be_written_is_kept_and_written_later(path: Path) -> None:
     """No room at the start: nothing is left behind, and it heals by itself."""
     journal = Journal(path)
@@ -196,7 +195,6 @@ def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
         assert journal.problem
 
 
-@pytest.mark.fault("frontend A21")
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
     """Nothing that keeps a promise is cut: UIDs and what is held stay, names can be asked for."""
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}

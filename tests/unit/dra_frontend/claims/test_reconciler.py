@@ -41,7 +41,6 @@ def owner(node: Frontend) -> tuple[str, str]:
     return (found.pod_uid, found.container) if found else ("", "")
 
 
-@pytest.mark.fault("backend A13")
 async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
     """Stored with the record. One of its pod takes over when it has ended: nobody else's, and none that is refused."""
     for report, expected in [
@@ -205,7 +204,6 @@ async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -
     assert api.read == ["claim-u"] * 2
 
 
-@pytest.mark.fault("frontend A12", "frontend A13")
 async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
     """Whatever the API server answers about it, the others are looked after."""
     api.add(claim("v", cpus(1)))

@@ -53,7 +53,6 @@ def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -
     return ClaimUse(uid=uid, driver=driver, cpus=held).model_dump(mode="json")
 
 
-@pytest.mark.fault("frontend A8")
 @pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
 async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Frontend, how: str) -> None:
     """The kubelet does not prepare it again: its container could never be created. It is read by name, no list."""
@@ -96,7 +95,6 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
     assert [await searches(), await searches()] == [True, True]
 
 
-@pytest.mark.fault("frontend A8")
 async def test_lost_claims_come_first(node: Frontend) -> None:
     """A Prepare that comes at once waits for those that the journal knows to be asked for."""
     node.file("u").unlink()
@@ -109,7 +107,6 @@ async def test_lost_claims_come_first(node: Frontend) -> None:
     assert again.cpus("u")
 
 
-@pytest.mark.fault("frontend A15")
 async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
     """A container names a claim that nothing tells of: its namespace is listed in the background."""
     listing = asyncio.Event()
@@ -147,7 +144,6 @@ async def test_lost_files_are_rebuilt_from_what_containers_hold(node: Frontend, 
     assert again.api.lists == ([] if journal else ["ns"])
 
 
-@pytest.mark.fault("frontend A8")
 async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> None:
     """Nothing on the node tells of a claim without a container: those that are allocated here are prepared again."""
     node.api.add(claim("elsewhere", cpus(1)))
@@ -241,7 +237,6 @@ async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> Non
     assert (await again.prepare("v")).error is not None
 
 
-@pytest.mark.fault("frontend A4")
 async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) -> None:
     """The list is refused: nothing is given away, as long as nobody knows what the running container has."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
@@ -582,7 +577,6 @@ async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -
     assert len(list((node.root / "quarantine").iterdir())) == 1
 
 
-@pytest.mark.fault("frontend A12", "security S13")
 @pytest.mark.parametrize(
     "document", [{}, {"metadata": []}, {"metadata": {"uid": "u"}, "status": 3}, {"kind": "X" * 9000}]
 )

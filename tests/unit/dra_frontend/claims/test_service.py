@@ -45,7 +45,6 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
     assert node.file("u").exists()
 
 
-@pytest.mark.fault("cpu peer 9.2.2")
 async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Claims) -> None:
     """Fail closed, with a clear error in time for the kubelet's retry; a backend that comes within the wait is used."""
     instance = Frontend(tmp_path, api=api, enforced=False)
@@ -60,7 +59,6 @@ async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Clai
     assert answer.result().error is None
 
 
-@pytest.mark.fault("cpu peer 9.4.5")
 async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
     """By claim and reason, also without the kubelet's log."""
     api.add(claim("u", cpus(9)))
@@ -84,7 +82,6 @@ async def test_the_machine_is_that_of_the_moment_of_choosing(node: Frontend, api
     assert node.cpus("u") == {1}
 
 
-@pytest.mark.fault("frontend A12", "frontend A13")
 async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claims) -> None:
     """Each claim of a batch gets its own answer, whatever its document looks like."""
     good = api.add(claim("good", cpus(1)))
@@ -141,7 +138,6 @@ async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api:
     assert not node.file("u").exists()
 
 
-@pytest.mark.fault("memory peer, prepare")
 async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) -> None:
     """A claim with CPUs and memory is prepared by two calls, and released by two."""
     api.add(claim("u", cpus(1), memory("1Gi")))
@@ -159,7 +155,6 @@ async def test_unprepare_of_what_nobody_knows_succeeds(node: Frontend) -> None:
     assert all(failure.error is not None for failure in answer.values())
 
 
-@pytest.mark.fault("cpu peer 9.2.1", "cpu peer 9.2.6", "memory peer, prepare")
 async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: Path) -> None:
     """Another life of the service knows every claim from the directory."""
     api.add(claim("u", cpus(2)))
@@ -218,7 +213,6 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
     assert answer.result().error is None
 
 
-@pytest.mark.fault("security S4")
 async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend, api: Claims) -> None:
     """A hostile claim is refused while somebody else has the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
@@ -233,7 +227,6 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
     assert "cpuConfig.cpuset: is given twice" in str(outcome.refusal)
 
 
-@pytest.mark.fault("frontend A5")
 async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Frontend, api: Claims) -> None:
     """Also to an instance that has just started: its container still runs on those CPUs."""
     for name in ("x", "a", "b"):

@@ -116,7 +116,6 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
     assert [node.file(uid).read_bytes() for uid in ("u1", "u2")] == contents
 
 
-@pytest.mark.fault("frontend A6")
 async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Frontend) -> None:
     """Others are prepared and taken back meanwhile."""
     await write(node)
@@ -142,7 +141,6 @@ async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
     assert standby.store.ledger.held_cpus() == CPUS
 
 
-@pytest.mark.fault("frontend A21")
 @pytest.mark.parametrize("others", [0, 600])
 async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: int) -> None:
     """During an upgrade the new instance unprepares; the old one must not bring the claim back, even months later."""
@@ -163,7 +161,6 @@ async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: 
     assert others or old.store.ledger.held_cpus() == frozenset()
 
 
-@pytest.mark.fault("cpu peer 9.2.3", "cpu peer 9.4.13")
 async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path) -> None:
     """Each transaction reads the directory again, under the lock: no CPU is given twice."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
@@ -188,7 +185,6 @@ async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     assert await told(node) == [("prepared", "u1"), ("released", "u1")]
 
 
-@pytest.mark.fault("frontend A3")
 async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: Path) -> None:
     """The journal carries what is held, whether or not a backend reports the container there."""
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
@@ -334,7 +330,6 @@ async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None
     await node.store.close()
 
 
-@pytest.mark.fault("frontend A2")
 async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -> None:
     """The journal cannot be written: the other claim of the call gets other CPUs, on a standby, too."""
     node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
@@ -350,7 +345,6 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
     assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
 
 
-@pytest.mark.fault("frontend A6")
 async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
     """Unprepare needs no room; a Prepare that finds none is refused and leaves nothing; it heals by itself."""
     node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))

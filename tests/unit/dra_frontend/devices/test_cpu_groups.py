@@ -51,7 +51,6 @@ def test_an_l3_that_spans_numa_nodes_names_none() -> None:
     assert "dra.cpu/coreType" not in mixed.attributes
 
 
-@pytest.mark.fault("cpu peer 9.1.5")
 def test_cpus_without_l3_are_offered_by_numa_node() -> None:
     """No cache directory is no reason to lose CPUs; they are grouped by the next larger thing."""
     found = groups(assemble(hybrid(2, 1, 2), adjacent=True), "l3")
@@ -62,7 +61,6 @@ def test_cpus_without_l3_are_offered_by_numa_node() -> None:
     assert found["cpudevnuma000"].attributes["dra.cpu/cacheL3ID"] == -1
 
 
-@pytest.mark.fault("cpu peer 9.1.6")
 def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
     """The socket is that of the lowest CPU, not of an arbitrary one."""
     found = assemble([Core(package=1), Core(package=0)])

@@ -44,7 +44,6 @@ def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
     return device
 
 
-@pytest.mark.fault("memory peer, discovery")
 def test_names_are_the_contract() -> None:
     """Pools and devices carry the names that manifests and claims know."""
     assert pools(offered(discover(small_machine()))) == {
@@ -55,7 +54,6 @@ def test_names_are_the_contract() -> None:
     }
 
 
-@pytest.mark.fault("memory peer, discovery")
 def test_memory_attributes_and_policies() -> None:
     """Memory tells its page size in both spellings, tier and distance; requests are whole pages, 1 MiB by default."""
     inventory = offered(discover(small_machine()))
@@ -95,7 +93,6 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
         assert device.capacity.step == step
 
 
-@pytest.mark.fault("memory peer, discovery")
 def test_memory_is_promised_once() -> None:
     """Plain memory is what the node has without its hugepages, surplus ones included, and without the reserve."""
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
@@ -116,7 +113,6 @@ def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
     assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "less a twentieth, in whole steps"
 
 
-@pytest.mark.fault("memory peer, discovery")
 def test_nothing_is_published_at_zero() -> None:
     """No memory, pages or free CPUs, or a reserve beyond what there is, give no device; pools remain."""
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
@@ -182,7 +178,6 @@ PAGES = {"hugepages-1Gi": 1, "hugepages-2Mi": "1Ti"}
 ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left for claims"
 
 
-@pytest.mark.fault("frontend A9")
 @pytest.mark.parametrize(
     ("keys", "texts", "kinds"),
     [
@@ -217,7 +212,6 @@ def test_what_is_absent_or_leaves_nothing_is_a_warning(
     assert sum(len(pool.devices) for pool in inventory.pools) > 0
 
 
-@pytest.mark.fault("frontend A9", "frontend A20", "cpu peer 9.4.1")
 @pytest.mark.parametrize(
     ("keys", "driver", "text"),
     [
@@ -240,7 +234,6 @@ def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, An
     assert {pool.name for pool in inventory.pools} >= {"n", "n-memory"}
 
 
-@pytest.mark.fault("frontend A20")
 def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
     """Neither NUMA nodes nor single CPUs need to know sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
@@ -254,7 +247,6 @@ def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
         assert inventory.pools[0].devices
 
 
-@pytest.mark.fault("security S8")
 @pytest.mark.parametrize(
     ("keys", "withheld"),
     [
@@ -300,7 +292,6 @@ def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
         build_inventory(machine(), config(), name)
 
 
-@pytest.mark.fault("cpu peer 9.3.4")
 def test_an_unknown_device_is_none() -> None:
     """An allocation result of another node, driver or time names nothing here; devices are found by an index."""
     inventory = offered(machine())
@@ -311,7 +302,6 @@ def test_an_unknown_device_is_none() -> None:
     assert inventory.devices.get(("dra.memory", "n", "cpudevnuma000")) is None
 
 
-@pytest.mark.fault("cpu peer 9.1.4")
 @given(machines() | odd_machines(), st.data())
 def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
     """In every mode, offered CPUs are online, in one device each, never reserved, and never all of the pool's."""

@@ -83,7 +83,6 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
         assert sum(one.amount for one in offered if one.numa_node == node.id) <= node.memory_bytes
 
 
-@pytest.mark.fault("memory peer, discovery")
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
@@ -106,7 +105,6 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
     assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
 
 
-@pytest.mark.fault("memory peer, discovery")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_at_every_start(name: str) -> None:
     """A second look at the same machine, listed in another order, publishes the same text: no write, no new name."""
@@ -125,7 +123,6 @@ def test_the_same_at_every_start(name: str) -> None:
     )
 
 
-@pytest.mark.fault("cpu peer 9.4.2")
 def test_a_device_in_full() -> None:
     """The document of a device has the form of resource.k8s.io/v1, with canonical quantities."""
     inventory = build_inventory(discover(small_machine()), Config(), "n")
@@ -174,7 +171,6 @@ def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
     assert all(len(name) <= 253 and SUBDOMAIN.fullmatch(name) for name in names)
 
 
-@pytest.mark.fault("cpu peer 9.2.9")
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
     """A pool whose devices are gone is published empty: without a slice the old devices would stay."""
     (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")
@@ -222,7 +218,6 @@ def test_many_devices_are_cut_into_slices_of_64() -> None:
     assert_admitted(documents)
 
 
-@pytest.mark.fault("cpu peer 9.2.7")
 def test_a_single_cpu_is_given_whole() -> None:
     """A device of one CPU is named by its number and is not shared; 512 of them, less one, make eight slices."""
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))

@@ -29,7 +29,6 @@ def test_claims_are_read_from_both_versions_and_both_calls() -> None:
             assert claim_names(request) == (ClaimName("ns", "n", "u"),)
 
 
-@pytest.mark.fault("protocol trap 4.8")
 def test_subrequests_are_stripped() -> None:
     """A name like ``req/sub`` would make the kubelet inject nothing, silently."""
     device = PreparedDevice("cpus/big", "p", "d", ("i",))
@@ -37,7 +36,6 @@ def test_subrequests_are_stripped() -> None:
     assert list(sent.request_names) == ["cpus"]
 
 
-@pytest.mark.fault("protocol trap 4.1")
 def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
     """Shares of one device differ by share id only; v1beta1 has no such field."""
     (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
@@ -63,7 +61,6 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
     ],
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )
-@pytest.mark.fault("protocol trap 4.9", "security S10")
 def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Answer, error: str) -> None:
     """An empty answer or text would read as success; any text goes into logs and events: short, and one line."""
     claims = written(bad=answer, good=Answer((DEVICE,))).claims

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 from typing import cast
 
-import pytest
 from dra_frontend.kubelet.health import (
     RESEND_SECONDS,
     STALE_SECONDS,
@@ -27,7 +26,6 @@ def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], No
     return cast("AsyncGenerator[tuple[DeviceHealth, ...], None]", board.watch())
 
 
-@pytest.mark.fault("cpu peer 9.3.5")
 async def test_the_complete_list_comes_at_once_and_on_every_change() -> None:
     """What changes between two answers is in the next one; showing the same list again wakes nobody."""
     board = HealthBoard([GOOD])
@@ -47,7 +45,6 @@ async def test_the_complete_list_comes_at_once_and_on_every_change() -> None:
     await stream.aclose()
 
 
-@pytest.mark.fault("protocol trap 4.13")
 async def test_the_list_is_repeated_before_it_gets_stale() -> None:
     """The kubelet forgets a device that is not repeated within the timeout, even if nothing changes."""
     assert RESEND_SECONDS * 2 < STALE_SECONDS <= 30

@@ -109,7 +109,6 @@ async def broken() -> None:
     raise LookupError("a bug")
 
 
-@pytest.mark.fault("protocol trap 4.5")
 async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
     """Missing entries fail the pod, and so do entries that nobody asked for. A call is one call, and is counted."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
@@ -157,7 +156,6 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
     assert "Traceback" in caplog.text
 
 
-@pytest.mark.fault("protocol trap 4.6")
 async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
     """A bare DEADLINE_EXCEEDED explains nothing: every claim gets a text shortly before. Out of time is a failure."""
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
@@ -167,7 +165,6 @@ async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) ->
     assert counted.calls == [("prepare", [True])]
 
 
-@pytest.mark.fault("protocol trap 4.15")
 async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
     """The kubelet may call as soon as it sees the registration socket, and only then."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
@@ -193,7 +190,6 @@ async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
     assert not list(paths.dra.parent.iterdir())
 
 
-@pytest.mark.fault("protocol trap 4.1", "protocol trap 4.2")
 async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
     """Within a second. Services have short names, and v1 comes first: v1beta1 would lose share ids."""
     paths = PluginPaths.below(short_root, "dra.memory", POD)
@@ -210,7 +206,6 @@ async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
 
-@pytest.mark.fault("protocol trap 4.3")
 async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error in answer to Notify(true) would make the kubelet drop the plugin; a refusal is shown, not raised."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
@@ -231,7 +226,6 @@ async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.Lo
     assert "no such version" in [getattr(record, "error", "") for record in caplog.records]
 
 
-@pytest.mark.fault("protocol trap 4.12")
 async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
     """With fixed names they lie under our names: they are not fought over, nor removed by gRPC when we leave."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
@@ -248,7 +242,6 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
         assert not paths.dra.exists()
 
 
-@pytest.mark.fault("protocol trap 4.11")
 async def test_long_paths_are_refused_before_anything_is_opened() -> None:
     """A kubelet root of 80 characters leaves no room: say so at once instead of failing at bind."""
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
@@ -266,7 +259,6 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
     assert [path.name for path in paths.dra.parent.iterdir()] == ["dra.sock"]
 
 
-@pytest.mark.fault("frontend A16")
 async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None:
     """The kubelet registers again, and claims are prepared. What lies in the place of one is not ours to remove."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)

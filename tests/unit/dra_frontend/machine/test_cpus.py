@@ -96,7 +96,6 @@ def test_a_core_is_what_its_threads_say(changes: Changes, found: list[list[int]]
 IDS = "topology/physical_package_id"
 
 
-@pytest.mark.fault("frontend A20")
 @pytest.mark.parametrize(
     ("changes", "second", "doubt"),
     [
@@ -119,7 +118,6 @@ def test_packages_are_told_by_masks_and_ids(changes: Changes, second: int, doubt
     assert machine.doubts == ({"socket": f"{CPU}/{doubt}"} if doubt else {})
 
 
-@pytest.mark.fault("frontend A20")
 @pytest.mark.parametrize(
     ("changes", "doubt"),
     [
@@ -140,7 +138,6 @@ def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> 
     assert doubt in machine.doubts.get("l3", "")
 
 
-@pytest.mark.fault("frontend A20")
 @pytest.mark.parametrize(
     ("file", "text", "doubt"),
     [

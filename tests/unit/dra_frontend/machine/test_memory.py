@@ -36,7 +36,6 @@ def far_node(number: int, cpumap: str = "00") -> dict[str, str | None]:
     }
 
 
-@pytest.mark.fault("memory peer, discovery")
 def test_hugepages_of_every_size() -> None:
     """Total, free and surplus pages of each size come per node; a kernel without surplus file has none."""
     machine = look({"node0/hugepages/hugepages-2048kB/surplus_hugepages": "6\n"})

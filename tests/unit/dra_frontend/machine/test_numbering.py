@@ -48,7 +48,6 @@ def bare(name: str) -> MemoryTree:
 def both_kinds(test: Callable[..., None]) -> Callable[..., None]:
     """Runs a test on every captured machine, as it is and bare."""
     for mark in (
-        pytest.mark.fault("frontend A14"),
         pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"]),
         pytest.mark.parametrize("name", NAMES),
     ):
@@ -86,7 +85,6 @@ def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree],
     assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
 
 
-@pytest.mark.fault("frontend A14")
 @pytest.mark.parametrize("stride", [False, True], ids=["in runs", "dealt out"])
 @given(st.integers(2, 6), st.integers(2, 9), st.data())
 def test_a_regular_machine_is_completed_by_one_whole_group(

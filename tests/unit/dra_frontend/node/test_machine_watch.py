@@ -101,7 +101,6 @@ async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
     assert not watch.notices
 
 
-@pytest.mark.fault("memory peer, discovery")
 async def test_a_change_is_seen_at_the_next_read() -> None:
     """Pages that were added are offered and taken from plain memory; free pages show without a discovery."""
     rig = Rig(pods="")
@@ -213,7 +212,6 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     )
 
 
-@pytest.mark.fault("frontend A9")
 async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> None:
     """Nothing is offered, which differs from offering nothing; when it can be read, all is there.
 
@@ -262,7 +260,6 @@ async def test_an_unforeseen_exception_while_reading_is_a_problem_and_no_end(
     assert (watch.problem, bool(watch.inventory.pools)) == ("", True)
 
 
-@pytest.mark.fault("frontend A12")
 async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
     """A fault of ours, or of who is called, is logged and told; the next reading is tried."""
     rig, seen = Rig(), asyncio.Event()
@@ -279,7 +276,6 @@ async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture
     assert any(record.exc_info for record in caplog.records)
 
 
-@pytest.mark.fault("frontend A20")
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
 async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", "numanode"]) -> None:
     """A mask read while CPUs come and go may be odd: what is offered by it stays until it can be read again.

@@ -46,7 +46,6 @@ async def test_leaving_removes_own_things_only(short_root: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-@pytest.mark.fault("protocol trap 4.11")
 def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
     """A wrong pod UID must not lead out of the directory; a socket that cannot be bound makes nothing at all."""
     for uid in ("", "..", "a/b"):
@@ -56,7 +55,6 @@ def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
         RunDirectory(short_root / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")
 
 
-@pytest.mark.fault("frontend A16")
 async def test_what_others_removed_comes_back(short_root: Path) -> None:
     """Own socket, link, or the whole directory: the next look makes them again, and serves the new socket."""
     root = short_root / "run"
@@ -83,7 +81,6 @@ async def test_what_others_removed_comes_back(short_root: Path) -> None:
             listening.close()
 
 
-@pytest.mark.fault("frontend A16")
 async def test_what_cannot_come_back_is_told_of(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A directory lies where the link should be: it is not ours to remove, nothing ends, and it is logged once."""
     root = short_root / "run"
@@ -126,7 +123,6 @@ def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
     assert (short_root / "s.sock").read_text() == "precious"
 
 
-@pytest.mark.fault("protocol trap 4.12")
 def test_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
     """With a fixed name the old instance's shutdown must not remove the new instance's socket."""
     old, placed_by_old = listen_unix(short_root / "s.sock")

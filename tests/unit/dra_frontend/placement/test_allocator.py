@@ -73,7 +73,6 @@ def check(
     return got
 
 
-@pytest.mark.fault("cpu peer 9.1.3")
 @settings(max_examples=300, deadline=None)
 @given(odd_machines(), st.data(), wishes())
 def test_a_set_is_found_exactly_when_there_is_one(found: Machine, data: st.DataObject, wish: CpuParameters) -> None:
@@ -115,7 +114,6 @@ def machine_named(name: str) -> Machine:
     return SYNTHETIC[name] if name in SYNTHETIC else discover(captured(name))
 
 
-@pytest.mark.fault("cpu peer 9.4.11", "cpu peer 9.4.12")
 @pytest.mark.parametrize("name", [*SYNTHETIC, *NAMES])
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
@@ -149,7 +147,6 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
     assert len(by(found, allocate(free, NONE, count, found), lambda cpu: cpu.l3)) == least
 
 
-@pytest.mark.fault("cpu peer 9.1.2")
 @given(machines() | odd_machines(), st.data())
 def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.DataObject) -> None:
     """A claim that one socket, in it one NUMA node, in that one L3 can hold is not spread over two of them.
@@ -229,7 +226,6 @@ MIXED = assemble([*[Core(l3=0, threads=2)] * 2, *[Core(l3=1, threads=1)] * 4])
 SPREAD = CpuParameters(strategy="spread")
 
 
-@pytest.mark.fault("cpu peer 9.1.1")
 @pytest.mark.parametrize(
     ("found", "gone", "count", "wish", "expected"),
     [

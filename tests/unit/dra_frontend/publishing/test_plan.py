@@ -193,7 +193,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.fault("frontend A12")
 @given(JSON, JSON)
 def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> None:
     """Whatever somebody wrote into our slice, it is a difference and no exception."""

@@ -93,7 +93,6 @@ async def test_a_request_may_arrive_in_pieces() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.fault("security S3", "security S5")
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
     """A connection is good for one answer, whatever is sent on it."""
     async with serve_port(ANY, APP) as port:
@@ -103,7 +102,6 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
         assert answer.count(b"HTTP/1.1") <= 1
 
 
-@pytest.mark.fault("security S3", "security S5")
 async def test_a_body_is_not_waited_for() -> None:
     """The answer comes before the body, of which nothing is read."""
     async with serve_port(ANY, APP) as port:
@@ -123,7 +121,6 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
         assert await is_healthy(port)
 
 
-@pytest.mark.fault("security S3", "security S5")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -148,7 +145,6 @@ async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> N
         assert rejected < 2 * (time.process_time() - began)
 
 
-@pytest.mark.fault("security S3", "security S5")
 async def test_a_connection_has_a_few_seconds() -> None:
     """One that sends nothing, or a byte now and then, ends all the same."""
     async with (
@@ -165,7 +161,6 @@ async def test_a_connection_has_a_few_seconds() -> None:
         assert await ended(silent)
 
 
-@pytest.mark.fault("backend A8", "frontend A7", "security S3", "security S5")
 @pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
     """The newest one, the kubelet's probe, is answered, however many others are open and whatever they have sent."""
@@ -180,7 +175,6 @@ async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
         assert await ended(first)
 
 
-@pytest.mark.fault("security S5")
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
     """A large answer is not kept for long; a peer that reads it has it whole."""
     async with serve_port(ANY, APP, replace(PORT, single_request_seconds=0.5)) as port:

@@ -69,7 +69,6 @@ def test_the_union_variable_of_several_requests_is_added_and_accepted() -> None:
     assert (again.cpus, again.env) == (entitlement.cpus, entitlement.env)
 
 
-@pytest.mark.fault("memory peer, nri")
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
@@ -95,7 +94,6 @@ def test_variables_that_differ_from_the_record_are_rejected(env: tuple[str, ...]
     assert env[0].partition("=")[0] in rejection.text or env[-1].partition("=")[0] in rejection.text
 
 
-@pytest.mark.fault("cpu peer 9.4.4")
 def test_a_pod_is_rejected_until_the_record_contains_it() -> None:
     """``reservedFor`` of the record is a snapshot.
 
@@ -193,7 +191,6 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
-@pytest.mark.fault("protocol trap 7.9")
 def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
     """With any variables, a container is entitled to CPUs of its claims alone, and a rejection has a text."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))

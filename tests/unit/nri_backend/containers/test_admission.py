@@ -59,7 +59,6 @@ def test_a_created_container_gets_the_resources_of_its_claims(
     assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
 
 
-@pytest.mark.fault("memory peer, nri")
 def test_a_created_container_gets_the_sum_of_its_claims() -> None:
     """CPUs, mems, DRA_CPUSET_<uid>, and as hugepage limits the kubelet's limit plus the claimed bytes."""
     records = (

@@ -212,7 +212,6 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
     assert cpu_seconds(lambda: state.set_claim_files({})) < 0.004
 
 
-@pytest.mark.fault("backend A3", "security S2")
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enforced(online: str) -> None:
     """Its enforcement record counts. Its environment alone entitles it to nothing."""
@@ -227,7 +226,6 @@ def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enf
         assert [(use.uid, use.cpus) for use in reported.unknown_claims] == [("c1", parse_cpu_list(held))]
 
 
-@pytest.mark.fault("backend A4")
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: bool) -> None:
     """The CPUs of the claim that has a record are held.
@@ -247,7 +245,6 @@ def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: 
     assert ([use.uid for use in reported.claims], [use.uid for use in reported.unknown_claims]) == (["c1"], ["m1"])
 
 
-@pytest.mark.fault("backend A11")
 def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
     """The pod that is listed last counts, and no index keeps the container after it was dropped."""
     state = node(ONE)
@@ -258,7 +255,6 @@ def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
     assert (state.containers.of_pod("p1"), state.containers.of_pod("p2"), misplaced(state)) == ([], [], [])
 
 
-@pytest.mark.fault("backend A13")
 def test_a_claim_of_an_init_container_passes_to_the_next_container_after_its_end() -> None:
     """The next container of the pod then owns the claim, even if the record still names the init container as owner."""
     owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})

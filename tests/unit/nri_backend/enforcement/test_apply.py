@@ -77,7 +77,6 @@ def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
     assert tree.written == []
 
 
-@pytest.mark.fault("memory peer, nri")
 def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
     """Twenty restarts, each with a newly started driver, while the kubelet resets its value now and then."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
@@ -163,7 +162,6 @@ def test_a_missing_cgroup_of_the_pod_is_an_error_only_for_a_needed_limit(
     assert (outcome.observed is None) is needed
 
 
-@pytest.mark.fault("backend A7")
 def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree) -> None:
     """A privileged container ran ``mkdir container``. It is not crun's sub-cgroup while processes are in the scope."""
     tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
@@ -176,7 +174,6 @@ def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree
     assert run(tree, cpuset("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "its files do not exist and are not needed"
 
 
-@pytest.mark.fault("backend A10")
 def test_a_tree_that_is_not_mounted_does_not_mean_that_a_container_has_ended(tree: KernelTree) -> None:
     tree.path("").rename(tree.path("").with_name("hidden"))
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3")))

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.usefixtures("blocking")
 ONE = cpu_record("c1", "cpus=2-3")
 
 
-@pytest.mark.fault("cpu peer 9.2.10")
 async def test_containers_are_moved_when_a_claim_is_prepared_or_deleted(node: Node) -> None:
     """No hook is called. Its claim file alone reserves the CPUs, and removing the file returns them."""
     plain = await node.run("plain")
@@ -143,7 +142,6 @@ async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: N
     assert node.reports["claim"].state == "running"
 
 
-@pytest.mark.fault("cpu peer 9.2.4", "memory peer, nri")
 async def test_containers_that_started_without_an_instance_are_moved_after_a_synchronization(node: Node) -> None:
     """The returned updates correct the values that the runtime has stored, with claim containers first."""
     node.claim(ONE)
@@ -168,7 +166,6 @@ async def test_containers_that_started_without_an_instance_are_moved_after_a_syn
     await node.until(lambda: list(node.reports) == ["plain"])
 
 
-@pytest.mark.fault("cpu peer 9.2.1")
 async def test_the_first_claim_after_a_synchronization_waits_for_the_audit(node: Node) -> None:
     """Until then the CPUs of the listed containers are unknown."""
     listed = [(f"plain-{n}", "p5") for n in range(5)]
@@ -214,7 +211,6 @@ async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_end
     assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
 
 
-@pytest.mark.fault("cpu peer 9.1.4")
 async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Path) -> None:
     """Without reserved CPUs a container without a claim is rejected."""
     everything = cpu_record("c1", "cpus=1-7")
@@ -254,7 +250,6 @@ async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(n
     await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
-@pytest.mark.fault("cpu peer 9.2.3")
 async def test_hooks_never_see_a_half_applied_synchronization(node: Node) -> None:
     """Hooks that run at the same time see the state before or after it."""
     web = replace(container("web", of="p9", name="web"), state=ContainerState.RUNNING)
@@ -289,7 +284,6 @@ class CountingList(list[Any]):
         return super().__iter__()
 
 
-@pytest.mark.fault("cpu peer 9.3.1")
 async def test_a_synchronization_iterates_over_the_pods_once(node: Node) -> None:
     """Its duration must not grow with the product of pods and containers."""
     found = [replace(container(f"c{n}", of=f"p{n}"), state=ContainerState.RUNNING) for n in range(60)]

@@ -93,7 +93,6 @@ async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(me
         await other.until(lambda: other.quota(POD) == "300000")
 
 
-@pytest.mark.fault("security S6")
 @pytest.mark.parametrize(("choice", "of_pod"), [("raise", "500000"), ("lift", "max"), ("keep", "300000")])
 async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
     memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
@@ -150,7 +149,6 @@ async def test_a_memory_limit_of_the_claim_is_applied_to_the_container(node: Nod
     assert node.kernel.get(path, "memory.max") == str(32 * MI), "a lower limit of the kubelet's holds"
 
 
-@pytest.mark.fault("memory peer, nri")
 @pytest.mark.parametrize("word", ["low", "min"])
 async def test_protection_is_raised_in_every_ancestor_and_lowered_after_the_end(node: Node, word: str) -> None:
     """The sum for living containers is added to the kubelet's value, and is repaired if another process resets it."""

@@ -26,7 +26,6 @@ ONE = cpu_record("c1", "cpus=2-3")
 GIGA = 1 << 30
 
 
-@pytest.mark.fault("memory peer, nri")
 async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
     """The others leave before the creation is answered.
 
@@ -60,7 +59,6 @@ async def test_a_start_applies_the_present_pool(node: Node) -> None:
     assert node.cpus(path) == "1,4-7"
 
 
-@pytest.mark.fault("cpu peer 9.4.5")
 async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """The text reaches the pod's events.
 
@@ -78,7 +76,6 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
     assert "DRA_CPUSET_zz" in entry["error"]
 
 
-@pytest.mark.fault("memory peer, nri")
 async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -> None:
     """Twenty restarts. Another container of the pod is rejected in between."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -245,7 +242,6 @@ async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
     assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7"), "the record of the claim still exists"
 
 
-@pytest.mark.fault("memory peer, nri")
 async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> None:
     """Not every runtime reports the end of an attempt.
 
@@ -264,7 +260,6 @@ async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> No
     assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend releases claims"
 
 
-@pytest.mark.fault("backend A11")
 async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
     """The runtime calls create, stop and start. The settings are applied before the process runs."""
     stored, _ = await node.create("claim", *node.claim(ONE))
@@ -275,7 +270,6 @@ async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
     assert node.reports["claim"].state == "running"
 
 
-@pytest.mark.fault("backend A11")
 async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: Node) -> None:
     """The runtime has forgotten it and the record is gone. Its CPUs return to the pool when its cgroup is gone."""
     path = await node.run("claim", *node.claim(ONE))
@@ -287,7 +281,6 @@ async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: No
     await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))
 
 
-@pytest.mark.fault("issue 10, law 11")
 @pytest.mark.parametrize(("reserved", "expected"), [("0", "0"), ("", "0-1,4-7")])
 async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
     memory: Path, reserved: str, expected: str
@@ -347,7 +340,6 @@ async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attemp
 UNENFORCED = "no instance of nri-backend has enforced its claims"
 
 
-@pytest.mark.fault("backend A6")
 @pytest.mark.parametrize(
     "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
 )
@@ -376,7 +368,6 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
 
 
-@pytest.mark.fault("backend A6")
 async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
     """At the creation the standby may be called before the active instance.
 
@@ -425,7 +416,6 @@ async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: N
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 
 
-@pytest.mark.fault("cpu peer 9.3.2")
 async def test_the_hooks_of_a_claim_container_write_only_its_own_cgroups(node: Node) -> None:
     """The others are moved when the claim is prepared."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]

@@ -332,7 +332,6 @@ async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_
         assert node.enforcer.state.pool.shared == POOL
 
 
-@pytest.mark.fault("backend A10")
 async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_cpus(memory: Path) -> None:
     """A mount over the tree does not end a process. The CPUs stay held until the tree shows that it has ended."""
     async with enforcing(Node(memory)) as node:

@@ -55,7 +55,6 @@ async def pool_after_restart(memory: Path, *containers: tuple[str, tuple[str, ..
         return ",".join(map(str, sorted(node.enforcer.state.pool.shared)))
 
 
-@pytest.mark.fault("backend A3", "security S2")
 async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restarts(memory: Path) -> None:
     """The container started while no instance was connected. In the pool it shows exactly the CPUs that it names."""
     forged = ("DRA_CPUSET_madeup=1-7",)
@@ -79,7 +78,6 @@ async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Pa
         assert held is node.enforcer.state.claims.known[held.key]
 
 
-@pytest.mark.fault("backend A3", "security S2")
 async def test_an_enforcement_record_is_valid_for_one_cgroup(memory: Path) -> None:
     """After a reboot, a container with the same id has another cgroup."""
     async with enforcing(Node(memory)) as node:
@@ -92,7 +90,6 @@ async def test_an_enforcement_record_is_valid_for_one_cgroup(memory: Path) -> No
     assert await pool_after_restart(memory, ("claim", env_of(ONE), "p1")) == "1,2,3,4,5,6,7"
 
 
-@pytest.mark.fault("backend A4")
 async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_memory_record(memory: Path) -> None:
     both = memory_record("m1", ("m", 1, MI, 4096))
     async with enforcing(Node(memory)) as node:
@@ -102,7 +99,6 @@ async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_mem
     assert (node.cpus(path), node.kernel.get(path, "cpuset.mems.effective")) == ("2-3", "1")
 
 
-@pytest.mark.fault("backend A12")
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
 async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
     """The spec states 64 MiB and the claim has 32 MiB.
@@ -147,7 +143,6 @@ def is_limited(node: Node, path: str, limit: int) -> bool:
     return node.kernel.get(path, "hugetlb.2MB.max") == str(limit)
 
 
-@pytest.mark.fault("issue 10, law 6")
 async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
     """The record is kept in memory and reported as a problem, and it is written as soon as that is possible."""
     async with enforcing(Node(memory)) as node:
@@ -193,7 +188,6 @@ async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory
         await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
 
 
-@pytest.mark.fault("backend A6")
 async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:
     """The standby was called at the start. The claim file was removed before the hand-over."""
     standby = Node(memory)

@@ -160,7 +160,6 @@ class StuckTree(KernelTree):
         super().write(path, name, text)
 
 
-@pytest.mark.fault("backend A15")
 async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
     """Containers with and without claims start. Only a claim on CPUs of the hung container would have to wait."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:

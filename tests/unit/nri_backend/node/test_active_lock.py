@@ -72,7 +72,6 @@ def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) ->
     assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True, since=1000.0)
 
 
-@pytest.mark.fault("backend A6", "frontend A1")
 def test_a_frozen_holder_is_replaced(run: Run) -> None:
     """After three missed heartbeats, by a standby that is synchronized. With heartbeats it stays active."""
     one, two = run.pair()
@@ -129,7 +128,6 @@ def test_a_standby_without_the_runtime_does_not_replace_a_stale_holder(run: Run)
     assert two.try_acquire()
 
 
-@pytest.mark.fault("backend A6")
 def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
     """Its heartbeat contains the loss. A loss of less than STALE_SECONDS, as when the runtime restarts, is ignored."""
     one, two = run.pair()

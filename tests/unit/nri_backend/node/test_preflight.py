@@ -53,7 +53,6 @@ def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
         (UNIFIED, "cpuset cpu\n", None),
     ],
 )
-@pytest.mark.fault("memory peer, preflight")
 def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
     """Limits have no effect on a node with cgroup v1, or if a used controller is bound to it."""
     if fault is None:
@@ -63,7 +62,6 @@ def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str
         check_controllers("/sys/fs/cgroup", controllers, parse_mounts(mounts))
 
 
-@pytest.mark.fault("memory peer, preflight")
 def test_hugepages_must_not_count_as_memory() -> None:
     """The mount option memory_hugetlb_accounting applies to the whole tree."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
@@ -88,7 +86,6 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
         ("50 30 0:26 /kubepods.slice /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "cgroup2"),
     ],
 )
-@pytest.mark.fault("memory peer, preflight")
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:

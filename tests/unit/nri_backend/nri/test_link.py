@@ -50,7 +50,6 @@ def _text(size: int) -> Message:
 
 
 @pytest.mark.parametrize("size", [0, 4000, 4060, 4070, 4080, 4090, 4096, 4100, 5000, 8192, 100_000, 4_000_000])
-@pytest.mark.fault("protocol trap 1.7")
 async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Path, size: int) -> None:
     """A message in a frame that exceeds the Go reader's buffer would close the connection."""
     async with _linked(tmp_path, Blob=_blob) as (link, end, _):
@@ -67,7 +66,6 @@ async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Pat
     ],
     ids=["a long message in one frame", "257 unread frames"],
 )
-@pytest.mark.fault("protocol trap 2.1", "protocol trap 2.2")
 async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
     tmp_path: Path, wire: bytes, reason: str
 ) -> None:
@@ -78,7 +76,6 @@ async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
         assert reason in (end.trunk.closed or "")
 
 
-@pytest.mark.fault("protocol trap 1.4")
 async def test_calls_run_concurrently_and_drain_waits_for_all_responses(tmp_path: Path) -> None:
     """Two calls wait, one of which then fails; a third one is answered in the meantime."""
     release = asyncio.Event()

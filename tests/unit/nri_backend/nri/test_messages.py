@@ -31,7 +31,6 @@ def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
     assert read_pod(message) == Pod("s", "u", "ns", "n", "/k.slice", "kata")
 
 
-@pytest.mark.fault("protocol trap 3.13")
 def test_a_container_has_the_drivers_variables_and_not_its_cdi_devices() -> None:
     """Only some runtimes set CDI_devices; all of them send the environment that CDI has edited."""
     message = pb.Container(
@@ -74,14 +73,12 @@ def test_wrappers_with_the_value_0_are_unset_fields() -> None:
     assert read_resources(message) == Resources()
 
 
-@pytest.mark.fault("protocol trap 3.8")
 def test_the_last_of_two_hugepage_limits_applies() -> None:
     """Runtimes append an update to their list, and runc writes the entries in order."""
     limits = [pb.HugepageLimit(page_size="2MB", limit=limit) for limit in (1, 2)]
     assert read_resources(pb.LinuxResources(hugepage_limits=limits)).hugepage_limits == {"2MB": 2}
 
 
-@pytest.mark.fault("protocol trap 3.14")
 def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> None:
     """``2MB`` and ``0-3,8``. Resources that were sent parse to the same value."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
@@ -91,7 +88,6 @@ def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> Non
     assert read_resources(message) == replace(_EVERYTHING, cpu_period=5)
 
 
-@pytest.mark.fault("protocol trap 3.9")
 def test_only_fields_that_runtimes_apply_and_the_driver_owns_are_sent() -> None:
     """Runtimes ignore reservation and swap, among others; shares, realtime and pids belong to the kubelet."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources

@@ -34,7 +34,6 @@ def _read(*pieces: bytes) -> dict[int, bytes]:
     ("total", "frames"),
     [(10, [10]), (4096, [4096]), (4097, [10, 4087]), (8192, [10, 8182]), (10 + (4 << 20), [10, 4 << 20])],
 )
-@pytest.mark.fault("protocol trap 2.1", "protocol trap 2.2")
 def test_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
     """The Go reader closes the connection for a frame that exceeds its 4096 bytes, and for 257 unread frames."""
     message = bytes(range(256)) * (total // 256) + bytes(total % 256)

@@ -50,7 +50,6 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "v0.12.0"])
-@pytest.mark.fault("protocol trap 3.1")
 async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version: str) -> None:
     """An unknown bit makes the runtime disconnect the plugin; an empty mask would subscribe to validation, too."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
@@ -71,7 +70,6 @@ async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version:
         ("PostUpdatePodSandbox", pb.POST_UPDATE_POD_SANDBOX, None),
     ],
 )
-@pytest.mark.fault("protocol trap 3.2")
 async def test_a_lifecycle_event_calls_the_same_hook_as_method_and_as_state_change(
     method: str, event: pb.Event, hook: str | None
 ) -> None:
@@ -91,7 +89,6 @@ async def test_unknown_events_are_acknowledged() -> None:
     assert rig.hooks.seen == []
 
 
-@pytest.mark.fault("protocol trap 3.3")
 async def test_chunks_of_a_snapshot_are_joined_before_the_hook_is_called() -> None:
     """Each chunk but the last is answered with ``more``. A second snapshot starts from an empty list."""
     rig = _Rig()
@@ -147,7 +144,6 @@ async def test_other_methods_and_services_are_unimplemented(service: str, method
     assert rig.observer.calls == [(method, "unimplemented")]
 
 
-@pytest.mark.fault("protocol trap 3.5")
 async def test_a_rejection_is_an_error_response_with_its_message() -> None:
     """Only an error response prevents the creation of the container; the message appears in the pod's events."""
     rig = _Rig()
@@ -177,7 +173,6 @@ async def test_an_unexpected_exception_is_an_error_response_without_its_details(
 @pytest.mark.parametrize(
     ("in_call", "configured", "deadline"), [(4.0, 0, 3), (0.0, 8000, 6), (4.0, 8000, 3), (0.0, 0, 1.5)]
 )
-@pytest.mark.fault("protocol trap 3.6")
 async def test_a_hook_is_answered_with_an_error_before_the_runtimes_timeout(
     in_call: float, configured: int, deadline: float
 ) -> None:

@@ -82,14 +82,12 @@ def test_calls_are_answered_in_any_order() -> None:
         (ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=0, message="fine"), payload=b"p"), b"p"),
     ],
 )
-@pytest.mark.fault("protocol trap 1.5")
 def test_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
     """A status may be present beside a success, and an empty message is no bytes."""
     client, _ = _calling()
     assert _answers(client, encode_frame(1, RESPONSE, response.SerializeToString())) == [payload]
 
 
-@pytest.mark.fault("protocol trap 1.6")
 def test_only_the_answer_to_the_call_is_one() -> None:
     """Neither what comes before it, nor a second one, nor one to a stream that nobody opened."""
     answer = encode_frame(1, RESPONSE, ttrpc_pb2.Response(payload=b"a").SerializeToString())
@@ -167,7 +165,6 @@ def _feed(*pieces: bytes) -> list[Frame]:
     return [frame for piece in pieces for frame in reader.feed(piece)]
 
 
-@pytest.mark.fault("protocol trap 1.2")
 def test_the_length_does_not_count_the_header() -> None:
     """Four bytes of data are announced as four."""
     assert encode_frame(5, RESPONSE, b"data") == bytes.fromhex("00000004 00000005 02 00") + b"data"

@@ -76,7 +76,6 @@ def test_the_drop_in_sets_what_is_missing_and_nothing_else(
 
 
 @pytest.mark.parametrize("release", VALIDATING)
-@pytest.mark.fault("security S9")
 def test_the_plugin_can_be_required(release: str) -> None:
     """The default validator requires the plugin by its name without the index, in addition to plugins listed before."""
     others = {"default_validator": {"enable": False, "required_plugins": ["other"], "reject_oci_hook_adjustment": True}}

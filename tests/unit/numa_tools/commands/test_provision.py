@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass, field
 
-import pytest
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.hugepage_pools import STEP_BYTES, KernelPools
 from hypothesis import given
@@ -89,7 +88,6 @@ def test_a_short_pool_is_compacted_and_tried_again() -> None:
     assert kernel.clock < 2
 
 
-@pytest.mark.fault("memory peer, setup")
 def test_what_stays_short_is_told() -> None:
     """By page size and node, and the other pools have theirs; trying ends by itself."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})

@@ -53,7 +53,6 @@ SEVEN = file({"size": "2M", "count": 7})
 FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), online=False)
 
 
-@pytest.mark.fault("memory peer, setup")
 @pytest.mark.parametrize(
     ("nodes", "files", "counts"),
     [

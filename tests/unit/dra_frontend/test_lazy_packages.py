@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages whose ``__init__`` is executed when it is needed."""
+"""Packages whose ``__init__`` is executed on first use."""
 
 import importlib
 import sys
@@ -22,7 +22,7 @@ from {NAME}.second import (
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A lazy package of the modules ``first``, ``second`` and ``third``."""
+    """Creates a lazy package with the modules ``first``, ``second`` and ``third``."""
     folder = tmp_path / NAME
     folder.mkdir()
     files = {"__init__": INIT, "first": "one = 1", "second": "two = 2", "third": "three = 3"}
@@ -36,7 +36,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 
 def imported() -> set[str]:
-    """The modules of the package that have been imported."""
+    """Returns the modules of the package that have been imported."""
     return {name.rpartition(".")[2] for name in sys.modules if name.startswith(f"{NAME}.")}
 
 

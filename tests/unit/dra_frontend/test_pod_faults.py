@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod lacks, as the service and the commands in the pod see it."""
+"""Missing parts of the pod, as the service and the commands in the pod report them."""
 
 from dataclasses import replace
 
@@ -16,18 +16,18 @@ TOKEN = "the API server cannot be asked: read the service account of the pod: "
 
 
 def is_missed(faults: list[str]) -> bool:
-    """Whether the token of the pod is reported as missing."""
+    """Returns True if the pod's token is reported as missing."""
     return any(one.startswith(TOKEN) for one in faults)
 
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets this process run in no pod."""
+    """Removes the signs that this process runs in a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
 def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> None:
-    """The doctor's finding has the same sentence, and a remedy."""
+    """The doctor's finding contains the same sentence and a remedy."""
     assert is_missed([str(one) for one in own_faults(IN_POD)])
     assert [*map(str, seen_faults(IN_POD))] == [*map(str, own_faults(IN_POD))]
     (fault,) = (one for one in _read_pod(IN_POD) if one.what.startswith(TOKEN))
@@ -40,7 +40,7 @@ def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> Non
 
 @pytest.mark.parametrize("elsewhere", [replace(IN_POD, host_root="/host"), replace(IN_POD, in_pod=False)])
 def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Settings) -> None:
-    """In a debugging pod or on the node itself the command has another token, or none; the service needs one."""
+    """In a debugging pod or directly on the node the command has another token or none; only the service needs one."""
     assert not is_missed([str(one) for one in seen_faults(elsewhere)])
     assert is_missed([str(one) for one in own_faults(elsewhere)])
 

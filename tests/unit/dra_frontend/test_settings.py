@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process was told to be."""
+"""Settings of the process."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from dra_frontend.settings import add_run_arguments, load_settings
 
 
 def test_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The downward API beats the one override for all nodes, and both the host name."""
+    """The downward API takes precedence over the override, which applies to all nodes, and both over the host name."""
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)
     monkeypatch.setenv("NODE_NAME", "Node-7.example")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scrape of the frontend tells."""
+"""The metrics of the frontend."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.rigs.trees import MemoryTree, captured, edac
 
 
 class Frontend:
-    """A frontend's metrics over a ledger and what its backend sent."""
+    """A frontend's metrics for a ledger and a backend's report."""
 
     def __init__(self, ledger: Ledger | None = None, tree: MemoryTree | None = None) -> None:
         self.now = 100.0
@@ -30,28 +30,28 @@ class Frontend:
         self.telemetry.show(gauges, BackendMetrics(self.backend))
 
     def send(self, *metrics: Metric, **lease: Any) -> None:
-        """The backend sends its lease."""
+        """Sends the backend's lease."""
         self.backend.renew(BackendStatus(instance="b", generation=1, metrics=metrics, **lease), [])
 
     def scrape(self) -> list[str]:
-        """The lines of a scrape, a second after the last one."""
+        """Returns the lines of a scrape, one second after the previous one."""
         self.now += 1
         return self.telemetry.render().decode().splitlines()
 
     def of_backend(self) -> list[str]:
-        """Those lines that the backend sent, without comments."""
+        """Returns the lines that come from the backend, without comments."""
         own = ("dra_numa_backend_live", "dra_numa_backend_report_age")
         return [one for one in self.scrape() if one.startswith("dra_numa_backend_") and not one.startswith(own)]
 
 
 @pytest.fixture
 def frontend() -> Frontend:
-    """A frontend that has heard of nobody."""
+    """Returns a frontend without a report of a backend."""
     return Frontend()
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
-    """Somebody must look at a file without a record; nobody gets its CPUs meanwhile."""
+    """An operator must look at a claim file without a record; its CPUs stay allocated in the meantime."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
@@ -59,7 +59,7 @@ def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
 
 
 def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() -> None:
-    """Counters are the kernel's, whatever the thresholds; a fault is there only beyond one."""
+    """The counters are those of the kernel, regardless of thresholds; a fault exists only above a threshold."""
     lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
     assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines
     assert 'dra_numa_hardware_errors_total{kind="uncorrected",source="mc0"} 2.0' in lines
@@ -68,7 +68,7 @@ def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() ->
 
 
 def test_no_series_contains_the_time_of_its_creation(frontend: Frontend) -> None:
-    """Such series would be a seventh of all series, and are not used."""
+    """Such series would be a seventh of all series, and nothing uses them."""
     frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
     frontend.telemetry.no_metadata("dra.cpu")
     assert not [line for line in frontend.scrape() if "_created" in line]
@@ -80,7 +80,7 @@ def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Fronte
 
 
 def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Frontend) -> None:
-    """The names, types, labels and values that a scrape of the backend used to have."""
+    """Names, types, labels and values are the same as in a scrape of the backend itself."""
     sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))
     hooks = Metric(
         name="hook_duration_seconds", kind="histogram", labels=("hook",), buckets=(0.0005, 1), samples=(sample,)
@@ -105,7 +105,7 @@ def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Fronte
 
 
 def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
-    """Of a backend that is gone nothing is shown but how long it has been silent."""
+    """For a backend that is gone, only the duration of its silence is shown."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
     frontend.now += LEASE_SECONDS
@@ -128,13 +128,13 @@ def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
     ],
 )
 def test_what_cannot_be_served_is_left_out(frontend: Frontend, metric: Metric) -> None:
-    """A metric that makes no sense, or more than there ever are, spoils none of the others."""
+    """An invalid metric, or more metrics than a backend has, do not affect the others."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
 
 
 def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
-    """Strangers who scrape without pause cost one rendering a second."""
+    """Clients that scrape without pause cost one rendering per second."""
     first = frontend.telemetry.render()
     frontend.now += 0.9
     assert frontend.telemetry.render() is first
@@ -143,7 +143,7 @@ def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
 
 
 def test_the_kubelets_managers_are_shown_as_the_backend_saw_them(frontend: Frontend) -> None:
-    """Nothing is said before a backend has said anything."""
+    """There is no value before the first report of a backend."""
     name = "dra_numa_kubelet_static_manager"
     assert not [line for line in frontend.scrape() if line.startswith(name)]
     frontend.send(kubelet_pins=("cpu",))

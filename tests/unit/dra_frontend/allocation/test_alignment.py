@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs agree with what matchAttribute joins them to, although their device has several values of the attribute."""
+"""A claim's CPUs share an attribute value with the devices that matchAttribute joins them to, even if the CPU device
+has several values.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,31 +47,33 @@ def with_far(machine: Machine, **nearest: Sequence[int]) -> Machine:
 
 
 def node(group_by: Any = "socket", machine: Machine = NPS4, **more: Any) -> Inventory:
-    """The devices of a machine whose PCIe roots are published."""
+    """Returns the devices of a machine whose PCIe roots are published."""
     settings = {"group_by": group_by, "min_shared_cpus": 0, "expose_pcie_roots": True, **more}
     config = Config.model_validate(settings)
     return build_inventory(replace(machine, pcie_roots=ROOTS if machine is NPS4 else machine.pcie_roots), config, NODE)
 
 
 def joined(results: list[dict[str, Any]], *constraints: dict[str, Any], uid: str = "u", config: Any = ()) -> ClaimView:
-    """An allocated claim with constraints."""
+    """Returns an allocated claim with these constraints."""
     document = claim(uid, *results, config=config)
     document["spec"] = {"devices": {"constraints": list(constraints)}}
     return parse_claim(document)
 
 
 def match(*requests: str, attribute: str = NUMA) -> dict[str, Any]:
-    """A constraint on some requests, on all by default."""
+    """Returns a matchAttribute constraint on some requests, or on all requests by default."""
     return {"matchAttribute": attribute, **({"requests": list(requests)} if requests else {})}
 
 
 def gpu(name: str = "gpu-1", request: str = "gpu") -> dict[str, Any]:
-    """A result of another driver."""
+    """Returns an allocation result of another driver."""
     return result(request, GPU, name)
 
 
 def slice_of(driver: str = GPU, generation: int = 1, **devices: Mapping[str, Any]) -> dict[str, Any]:
-    """A slice of another driver; devices by name with underscores, their attributes in the form of the API."""
+    """Returns another driver's ResourceSlice. Underscores in device names become hyphens, and attributes are in the
+    API's form.
+    """
     listed = [{"name": name.replace("_", "-"), "attributes": dict(one)} for name, one in devices.items()]
     spec = {
         "driver": driver,
@@ -81,14 +85,14 @@ def slice_of(driver: str = GPU, generation: int = 1, **devices: Mapping[str, Any
 
 
 def others(view: ClaimView, inventory: Inventory, *slices: dict[str, Any]) -> OtherDevices:
-    """The devices that the claim needs, from slices."""
+    """Returns the other drivers' devices that the claim needs, as read from the slices."""
     return OtherDevices(read_attributes(slices, needed_devices(view, inventory)))
 
 
 def prepared(
     view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None
 ) -> AllocationRecord:
-    """The record of the claim's CPUs. Raises Refused."""
+    """Returns the record of the claim's CPUs. Raises Refused."""
     known = others(view, inventory, *slices)
     return allocate_claim(
         parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
@@ -96,14 +100,14 @@ def prepared(
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
-    """The text with which the claim's CPUs are refused."""
+    """Returns the text of the rejection of the claim's CPUs."""
     with pytest.raises(Refused) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
 
 
 def joined_values(record: AllocationRecord) -> list[dict[str, tuple[Any, ...]]]:
-    """The values that the record contains for each result, by attribute."""
+    """Returns the attribute values that the record contains for each result, by attribute."""
     return [{one.attribute: one.values for one in part.joined} for part in record.cpus]
 
 
@@ -127,7 +131,9 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
 
 
 def test_cpus_are_all_next_to_memory_that_is_near_several_nodes() -> None:
-    """One of these nodes has enough free CPUs. The same attribute joins CPUs with memory of their own node."""
+    """Only one of the nearby nodes has enough free CPUs. The same attribute also joins CPUs to memory of their own
+    node.
+    """
     machine = with_far(NPS4, n8=[2, 5])
     view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
     found = prepared(view, node("machine", machine), ledger=Ledger(files_of(cpu_record("other", "r=8"))))
@@ -144,7 +150,7 @@ def test_too_few_free_cpus_next_to_the_claims_hbm_are_refused_with_the_numbers()
 
 
 def test_hbm_is_not_joined_with_cpus_by_its_own_node() -> None:
-    """Its NUMA node has no CPUs. The scheduler knows that, and so does Prepare."""
+    """The HBM's NUMA node has no CPUs, so neither the scheduler nor Prepare can match the two by NUMA node."""
     view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match())
     text = refusal(view, node("machine", with_far(NPS4, n8=[3])))
     assert "no value in common: cpudevmachine has 0, 1, 2, 3, 4, 5, 6, 7; memory-numa008 has 8" in text
@@ -171,7 +177,7 @@ def test_cpus_are_on_the_numa_node_of_another_drivers_device(attributes: dict[st
 
 
 def test_cpus_are_on_one_of_the_nodes_that_another_drivers_device_lists() -> None:
-    """All on the same one, and on one with enough free CPUs."""
+    """All CPUs are on the same listed node, and on one with enough free CPUs."""
     view = joined([cpus(8, device="cpudevmachine"), gpu()], match())
     ledger = Ledger(files_of(cpu_record("other", "r=8")))
     found = prepared(view, node("machine"), slice_of(gpu_1={NUMA: {"ints": [2, 6]}}), ledger=ledger)
@@ -193,7 +199,7 @@ def test_an_attribute_of_another_driver_without_a_domain_belongs_to_that_driver(
 
 
 def test_several_constraints_hold_together() -> None:
-    """Two pairs of CPUs and memory, and a network device that one pair is joined to as well."""
+    """There are two pairs of CPUs and memory, and a network device that is joined to one of the pairs."""
     results = [
         cpus(8, "a", "cpudevmachine"),
         memory("1Gi", "am", node=1),
@@ -226,7 +232,7 @@ def test_requests_outside_of_the_constraint_leave_room_for_those_inside() -> Non
 
 
 def test_a_constraint_that_joins_cpus_to_nothing_changes_nothing() -> None:
-    """One result always agrees with itself: the CPUs may still be on several nodes."""
+    """With only one member a constraint always holds, so the CPUs may still span several nodes."""
     view = joined([cpus(16, device="cpudevsocket000"), memory("1Gi", node=3)], match("cpus"))
     assert len(prepared(view, node()).cpus_of()) == 16
 
@@ -308,7 +314,7 @@ def test_slices_that_cannot_be_read_are_refusals(broken: dict[str, Any]) -> None
 
 
 def test_without_a_value_in_common_the_devices_are_named() -> None:
-    """The driver of the GPU has published other attributes since the scheduler looked."""
+    """The GPU's driver has published different attributes since the scheduler allocated the claim."""
     view = joined([cpus(4, device="cpudevsocket000"), gpu()], match())
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
@@ -316,7 +322,9 @@ def test_without_a_value_in_common_the_devices_are_named() -> None:
 
 
 def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
-    """Every request is joined with the next one, and no value of any is enough. Other claims wait for the lock."""
+    """Every request is joined to the next one and no value satisfies all of them. Other claims wait for the lock in the
+    meantime.
+    """
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
     inventory = node("machine", replace(machine, pcie_roots=roots))
@@ -329,7 +337,7 @@ def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])
 def test_devices_of_one_value_need_no_slices(attribute: str) -> None:
-    """In the usual groupBy the scheduler has decided everything."""
+    """With a groupBy whose devices have one value each, the scheduler has already decided everything."""
     inventory = node("numanode")
     view = joined([cpus(4, device="cpudevnuma003"), gpu()], match(attribute=attribute))
     assert not needed_devices(view, inventory)
@@ -383,12 +391,12 @@ MODES: Final = (*get_args(Config.model_fields["group_by"].annotation), "individu
 
 
 def offered_by(mode: str, machine: Machine) -> Inventory:
-    """The devices of a machine in one of the modes."""
+    """Returns the devices of a machine in one of the modes."""
     return node(machine=machine, cpu_device_mode=mode) if mode == "individual" else node(mode, machine)
 
 
 def values_of(machine: Machine, chosen: frozenset[int], attribute: str) -> set[Any]:
-    """The values that all of the CPUs have."""
+    """Returns the attribute values that all of these CPUs have in common."""
     if attribute == ROOT:
         return {name for name, near in machine.pcie_roots.items() if chosen <= near}
     values = {OF_CPU[attribute](machine.cpus[cpu]) for cpu in chosen}
@@ -491,7 +499,7 @@ def values_by_result(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_whatever_is_joined_agrees_or_prepare_refuses(mode: str, data: st.DataObject) -> None:
-    # Single CPUs of the largest machine are too many devices for the scheduler of the tests.
+    # The test scheduler is too slow for one device per CPU on the largest machine.
     names = sorted(name for name in MACHINES if (name, mode) != ("nps4", "individual"))
     machine = MACHINES[data.draw(st.sampled_from(names))]
     near = {f"pci{number}": one.cpus for number, one in machine.numa_nodes.items()}
@@ -528,7 +536,9 @@ def _possible(
     held: frozenset[int],
     constraints: list[dict[str, Any]],
 ) -> bool:
-    """Returns True if one constraint can be kept by counting: for several the test does not know."""
+    """Returns True if a single constraint can be met, decided by counting. Several constraints are beyond this
+    oracle.
+    """
     if len(constraints) > 1:
         return False
     attribute, names = constraints[0]["matchAttribute"], constraints[0].get("requests")

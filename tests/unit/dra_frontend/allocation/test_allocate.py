@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an allocated claim to its record."""
+"""Allocating the CPUs and memory of an allocated ResourceClaim and building its record."""
 
 import json
 from typing import Any
@@ -23,7 +23,9 @@ SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0
 
 
 def test_a_claim_gets_what_was_allocated() -> None:
-    """CPUs of the device's group, memory of its node, and everything an operator wants to know beside it."""
+    """The record contains CPUs of the device's group, memory of the device's node, and the details that operators
+    need.
+    """
     both = view("u", cpus(2), memory("1Gi"), memory("64Mi", "huge", kind="hugepages-2m"))
     record = decided(both)
     assert record.cpus_of() == {1, 5}
@@ -38,7 +40,7 @@ def test_a_claim_gets_what_was_allocated() -> None:
 
 
 def test_two_requests_of_one_claim_get_different_cpus() -> None:
-    """Per-request identity: what one request has, the other has not."""
+    """CPUs are allocated per request, not per claim."""
     record = decided(view("u", cpus(1, "a"), cpus(2, "b")))
     assert len(record.cpus_of(["a"])) == 1
     assert len(record.cpus_of(["b"])) == 2
@@ -46,7 +48,7 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 
 def test_nobody_gets_what_somebody_has() -> None:
-    """CPUs of other claims, of releases in progress and of containers without a record are all taken."""
+    """CPUs of other claims, of releases in progress and of containers without a record are not free."""
     first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
     assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
@@ -55,7 +57,7 @@ def test_nobody_gets_what_somebody_has() -> None:
 
 
 def test_the_same_allocation_keeps_its_record() -> None:
-    """Prepare is repeated after every hiccup: same CPUs, same owner, fresh reservedFor."""
+    """The kubelet repeats Prepare after any failure: the CPUs and the owner stay, and reservedFor is updated."""
     first = decided(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
     again = decided(view("u", cpus(2), pods=("pod-1", "pod-2")), ledger=holding(first))
     assert again.cpus == first.cpus
@@ -64,7 +66,7 @@ def test_the_same_allocation_keeps_its_record() -> None:
 
 
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
-    """A claim may be deallocated and allocated anew, but not while a container runs on what it had."""
+    """A claim may be deallocated and allocated again, but not while a container still runs on its previous CPUs."""
     first = decided(view("u", cpus(2)))
     assert len(decided(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -74,7 +76,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
 
 
 def test_administrative_access_takes_nothing() -> None:
-    """A claim that only watches must not take CPUs from their owner."""
+    """A claim with adminAccess only observes devices and must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
     assert [r.request for r in watching.results["dra.cpu"]] == ["mine"]
     assert decided(watching).requests == ("mine",)
@@ -91,14 +93,16 @@ def test_administrative_access_takes_nothing() -> None:
     ],
 )
 def test_what_cannot_be_prepared_is_refused_by_name(entry: dict[str, Any], text: str) -> None:
-    """The refusal names request, device and remedy; it reaches the pod's events."""
+    """The rejection contains the request, the device and a remedy, because it appears in the pod's events."""
     refusal = refused(view("u", entry))
     assert text in refusal
     assert "ns/claim-u" in refusal
 
 
 def test_hugepages_are_never_promised_twice() -> None:
-    """A claim over what is unclaimed is refused with the arithmetic, also where a damaged file tells what is held."""
+    """A claim that exceeds the unclaimed pages is rejected, and the text shows the calculation. Pages in a damaged
+    claim file count as allocated.
+    """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
     for ledger in (holding(first), Ledger({("dra.memory", "x"): broken})):
@@ -108,7 +112,9 @@ def test_hugepages_are_never_promised_twice() -> None:
 
 
 def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
-    """The CPUs stay those that the container really has, or it is refused; one that has none is chosen for anew."""
+    """The record contains the CPUs that the container is pinned to, or the claim is rejected. A request without a
+    container gets new CPUs.
+    """
     found = view("u", cpus(2))
     record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))
     assert (record.cpus_of(), record.rebuilt) == ({4, 5}, True)
@@ -119,7 +125,7 @@ def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
 
 
 def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
-    """Where records overlap, a claim that is allocated anew must not be offered what the other one holds too."""
+    """If two records overlap, a claim that is allocated again must not get the CPUs that the other claim also holds."""
     files = {
         ("dra.cpu", uid): ClaimFile("dra.cpu", uid, None, cpus)
         for uid, cpus in (("a", frozenset({0, 1})), ("b", frozenset({1, 2})))
@@ -131,7 +137,7 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
 
 
 def test_each_request_is_given_by_its_own_parameters() -> None:
-    """The record tells how each request was given its CPUs, and how the claim may be shared."""
+    """The record contains the parameters that each request was allocated with, and how the claim may be shared."""
     config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
     record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
@@ -141,21 +147,21 @@ def test_each_request_is_given_by_its_own_parameters() -> None:
 
 
 def test_several_results_of_one_request_are_all_different() -> None:
-    """``count: 2`` makes two results under one name: both get CPUs, and both belong to the request."""
+    """With `count: 2` there are two results of the same request name. Both get CPUs, and both belong to the request."""
     record = decided(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
     assert record.requests == ("a",)
     assert len(record.cpus_of(["a"])) == 3
 
 
 def test_a_device_that_is_gone_is_refused_with_its_request_once() -> None:
-    """With parameters and without; a subrequest is named whole."""
+    """The rejection names the request once, with or without parameters, and a subrequest by its full name."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
         assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")
 
 
 def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
-    """What is given is chosen anew, unless the record is of a release that did not record parameters."""
+    """The CPUs are allocated again, unless the record was written by a release that did not store parameters."""
     first = decided(view("u", cpus(2)))
     spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
     assert decided(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
@@ -171,12 +177,14 @@ def test_other_parameters_under_the_same_results_are_another_allocation() -> Non
 
 
 def named(cpu_list: str, *requests: str) -> dict[str, Any]:
-    """The configuration of a claim that names its CPUs."""
+    """Returns the configuration of a claim that names its CPUs."""
     return opaque({"cpuset": cpu_list}, *requests)
 
 
 def test_machine_mode_gives_the_named_cpus() -> None:
-    """Exactly those, and the record says so; without a name the allocator chooses on the whole machine."""
+    """The claim gets exactly the named CPUs, and the record says so. A claim without named CPUs gets any CPUs of the
+    machine.
+    """
     one, two = cpus(2, "a", "cpudevmachine"), cpus(1, "b", "cpudevmachine")
     record = decided(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 3], [6]]
@@ -201,7 +209,9 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
     ],
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
-    """Size, online, not reserved, nobody else's, none twice: the peer's rules, each with its words."""
+    """The named CPUs must match the requested number, be online, unreserved and unclaimed, and contain no duplicates,
+    as in dra-driver-cpu. Each violation has its own text.
+    """
     other = decided(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
     wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
     shown = refused(wanted, ledger=holding(other), inventory=inventory)
@@ -211,7 +221,9 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "l3", "coretype"])
 def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
-    """The scheduler has counted them there; on another device they would be counted twice, or not at all."""
+    """The scheduler has consumed the capacity of that device. CPUs of another device would be counted twice or not at
+    all.
+    """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), group_by=group_by), NODE)
     device = inventory.pools[0].devices[0].name
     record = decided(view("u", cpus(2, "a", device), config=(named("1,5"),)), inventory=inventory)
@@ -224,7 +236,9 @@ def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
 
 
 def test_an_external_allocator_names_all_cpus() -> None:
-    """Where an operator has said so, a claim that leaves the choice to this driver came by another scheduler."""
+    """If the configuration requires an external allocator, a claim without named CPUs was allocated by another
+    scheduler and is rejected.
+    """
     config = Config(allocator="external")
     one, two = cpus(1, "a"), cpus(1, "b")
     text = refused(view("u", one, two, config=(named("1", "a"),)), config=config)
@@ -240,12 +254,12 @@ def test_an_external_allocator_names_all_cpus() -> None:
 
 
 def single(cpu: int) -> dict[str, Any]:
-    """A result that is one CPU."""
+    """Returns a result whose device is a single CPU."""
     return result("cpus", "dra.cpu", f"cpudev{cpu:03d}")
 
 
 def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
-    """Without consumed capacity; the claim has their union under one request."""
+    """Such a device has no consumed capacity. The claim gets the union of its CPUs under one request."""
     record = decided(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
@@ -254,7 +268,7 @@ def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
 
 
 def test_a_single_cpu_is_not_given_twice() -> None:
-    """While another claim holds it, also one that is being released, and never twice to one claim."""
+    """It is not free while another claim holds it or is being released, and one claim cannot get it twice."""
     first = decided(view("o", single(2)), inventory=SINGLE)
     going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
     assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
@@ -266,7 +280,7 @@ def test_a_single_cpu_is_not_given_twice() -> None:
 
 
 def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
-    """Each result has CPUs of its own device, so that no device seems to have given more than it has."""
+    """Each result gets CPUs of its own device, so that no device appears to have given out more than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
         record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
@@ -276,15 +290,15 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
     far, near = cpus(2, device="cpudevnuma001"), cpus(1)
     assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
-    # CPU 0 was reserved meanwhile: it stays with the device that is short of one.
+    # CPU 0 has been reserved since; it stays with the device that is one CPU short.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
-    # And a single CPU was reserved, or the device mode changed: its device is gone.
+    # A single CPU has been reserved since, or the device mode has changed, so its device no longer exists.
     assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
     assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 
 
 def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
-    """Its containers run: what this release refuses takes neither CPUs nor memory from them."""
+    """Its containers are running, so parameters that this release rejects must not remove their CPUs or memory."""
     seen, running = lost("u", {"": frozenset({4, 5})}), lost("u", {"": frozenset()}, "dra.memory")
     good, bad = (decided(view("u", cpus(2), config=(opaque({"sharing": how}),)), ledger=seen) for how in ("pod", "all"))
     assert [(r.sharing, sorted(r.cpus_of())) for r in (good, bad)] == [("pod", [4, 5]), ("container", [4, 5])]
@@ -297,7 +311,9 @@ def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
 
 
 def test_a_record_of_the_next_release_stays_whole() -> None:
-    """Fields that this release does not know make no new record, and stay with the pods that stay."""
+    """Fields that this release does not know do not cause a new record, and they are preserved for the remaining
+    pods.
+    """
     now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
     document = json.loads(decided(now, "dra.memory").model_dump_json())
     for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
@@ -310,7 +326,9 @@ def test_a_record_of_the_next_release_stays_whole() -> None:
 
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:
-    """By base name, resolved; requests without any have the defaults, written down."""
+    """They are stored by base request name and fully resolved; requests without parameters get the defaults
+    explicitly.
+    """
     config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
     results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
     record = decided(view("u", *results, config=config), "dra.memory")
@@ -323,7 +341,9 @@ def test_each_memory_request_has_its_parameters_in_the_record() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("/h", "/h"), ("/h", "/h/1g"), ("/h/1g", "/h")])
 def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> None:
-    """A container that uses the whole claim would find only one of them; beside each other they are fine."""
+    """In a container that uses the whole claim, one mount would hide the other. Mounts next to each other are
+    allowed.
+    """
 
     def mounted(a: str, b: str) -> ClaimView:
         config = (memory_opaque({"mount": {"path": a}}, "a"), memory_opaque({"mount": {"path": b}}, "b"))
@@ -338,7 +358,9 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
 
 
 def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
-    """Pages in use stay the claim's when their device shrank or is gone: its name tells NUMA node and page size."""
+    """Pages in use stay allocated to the claim even if their device shrank or is gone: the device name contains NUMA
+    node and page size.
+    """
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")
     gone = (memory("4Gi", "gone", node=12, kind="hugepages-1g"), memory("64Mi", "plain", node=12))
@@ -356,7 +378,9 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
 
 
 def test_memory_that_is_reserved_by_now_is_given_to_whom_it_was_allocated() -> None:
-    """The scheduler has seen an older slice; its choice is final, and a refusal would last as long as the pod."""
+    """The scheduler used an older slice, but its decision is final. A rejection would persist for the life of the
+    pod.
+    """
     full = build_inventory(machine(), Config(), NODE, kubelet_reserve=1 << 50)
     assert decided(view("u", memory("1Gi")), "dra.memory", inventory=full).memory[0].numa_node == 0
     for absent in (memory("1Gi", node=7), memory("1Gi", kind="hugepages-16m")):

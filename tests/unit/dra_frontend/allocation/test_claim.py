@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceClaim documents become values, or a refusal that names claim and remedy; nothing else."""
+"""Parsing ResourceClaim documents into values, or into rejections that contain the claim and a remedy."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,9 @@ UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 
 
 def document() -> dict[str, Any]:
-    """A claim as the API server of 1.36 gives it, with everything that a scheduler and a template add."""
+    """Returns a ResourceClaim as the API server of Kubernetes 1.36 returns it, with all fields that a scheduler and a
+    template set.
+    """
     config = [
         {"source": source, "requests": requests, "opaque": {"driver": driver, "parameters": {"from": said}}}
         for source, requests, driver, said in (
@@ -39,7 +41,7 @@ def document() -> dict[str, Any]:
 
 
 def read(document: object, uid: str = UID) -> ClaimView:
-    """The claim, which some pod may use; raises Refused."""
+    """Returns the parsed claim, reserved for some pod. Raises Refused."""
     view = parse_claim(document)
     view.check_usable(uid)
     return view
@@ -52,14 +54,14 @@ def refusal(document: object, uid: str = UID) -> str:
 
 
 def consuming(amount: object, key: str = "dra.cpu/cpu") -> dict[str, Any]:
-    """The claim, of which the first result consumes something."""
+    """Returns the claim with a consumed capacity in its first result."""
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {key: amount, "other": "4"}
     return claim
 
 
 def test_a_whole_claim_is_read() -> None:
-    """Every field that the driver decides by arrives; pod groups are not pods, and who only watches takes nothing."""
+    """All fields that the driver uses are parsed. Pod groups are not pods, and adminAccess results get no devices."""
     claim = read(document())
     assert (claim.claim.uid, str(claim)) == (UID, "claim default/pod-a-cpu-x7k2p")
     assert claim.pod_claim_name == "cpu"
@@ -81,7 +83,7 @@ def test_a_whole_claim_is_read() -> None:
 
 
 def test_results_are_filtered_by_driver() -> None:
-    """A claim's results and parameters name other drivers too, in forms of their own: they are not ours to judge."""
+    """Results and parameters of other drivers have their own formats and must be ignored."""
     found = document()
     devices = found["status"]["allocation"]["devices"]
     devices["results"].append({"driver": "gpu.example.com", "request": 3})
@@ -91,7 +93,7 @@ def test_results_are_filtered_by_driver() -> None:
 
 @pytest.mark.parametrize(("driver", "key"), [("dra.cpu", "cpu"), ("dra.memory", "size")])
 def test_a_capacity_is_found_under_both_names(driver: str, key: str) -> None:
-    """Keys come as published: with the driver's name before them or without."""
+    """A capacity name may be published with or without the driver's name as prefix."""
     for name in (key, f"{driver}/{key}"):
         (result,) = read(consuming("3", name)).results["dra.cpu"]
         assert count_of(driver, result) == 3
@@ -101,19 +103,21 @@ def test_a_capacity_is_found_under_both_names(driver: str, key: str) -> None:
     ("amount", "exact"), [("1500m", Fraction(3, 2)), ("8Ki", 8192), (2, 2), (1.5, Fraction(3, 2)), ("-1", -1)]
 )
 def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
-    """Fractions, suffixes and bare JSON numbers keep their exact value; binary text for CPUs is usual."""
+    """Fractions, suffixes and bare JSON numbers keep their exact value. CPU amounts may use binary suffixes."""
     assert amount_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0]) == exact
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
 def test_what_is_not_an_amount_is_refused(amount: str) -> None:
-    """Nothing is computed with what no device can have."""
+    """A value that no device can have is rejected before anything is computed with it."""
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 
 def test_class_parameters_come_before_those_of_the_claim() -> None:
-    """Later entries override earlier ones, so the claim's are last, whatever order the document has."""
+    """Later entries override earlier ones, so the claim's entries come last, regardless of their order in the
+    document.
+    """
     claim = document()
     config = claim["status"]["allocation"]["devices"]["config"]
     for order in (config, config[::-1]):
@@ -130,7 +134,7 @@ def test_class_parameters_come_before_those_of_the_claim() -> None:
     [([], True), (None, True), (["cpus"], True), (["cpus/big"], True), (["cpus/small"], False), (["mem"], False)],
 )
 def test_parameters_match_by_nothing_by_base_or_by_full_name(requests: list[str] | None, applies: bool) -> None:
-    """An entry is for a result if it names no request, its base request, or exactly its subrequest."""
+    """An entry applies to a result if it lists no requests, or its base request, or exactly its subrequest."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"] = [
         {"source": "FromClaim", "requests": requests, "opaque": {"driver": "dra.cpu", "parameters": {}}}
@@ -140,7 +144,9 @@ def test_parameters_match_by_nothing_by_base_or_by_full_name(requests: list[str]
 
 
 def test_node_selection() -> None:
-    """Only names that are demanded are read; terms are alternatives, and one that demands none may be ours."""
+    """Only required node names are considered. Terms are alternatives, and a term that requires no name may match this
+    node.
+    """
     claim = document()
     assert read(claim).is_for(NODE, UID)
     assert not read(claim).is_for("node-2", UID)
@@ -154,14 +160,16 @@ def test_node_selection() -> None:
 
 
 def test_another_object_of_the_same_name_is_refused() -> None:
-    """The kubelet asks for a UID; a claim made anew under that name is another claim."""
+    """The kubelet identifies a claim by UID. A claim that was recreated with the same name is a different claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
     assert not read(document()).is_for(NODE, "other-uid")
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """A claim that the scheduler has not finished is told apart from a damaged one, and both names are in the text."""
+    """A claim that the scheduler has not finished is distinguished from a damaged one, and the text contains namespace
+    and name.
+    """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
     assert "default/pod-a-cpu-x7k2p: reserved for no pod" in refusal(claim)
@@ -175,7 +183,7 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
 @pytest.mark.parametrize("path", ["device", "pool", "request"])
 @pytest.mark.parametrize("value", [None, "", 3, {}])
 def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
-    """The text names the claim and the field that is wrong."""
+    """The text contains the claim and the invalid field."""
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0][path] = value
     assert f"claim default/pod-a-cpu-x7k2p: field '{path}'" in refusal(claim)
@@ -185,12 +193,12 @@ def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", ["4K", "", True, [], "nan", float("inf"), pytest.param(10**5000, id="huge")])
 def test_damaged_quantities_are_refused(value: object) -> None:
-    """What is not a quantity is refused with the name of the capacity."""
+    """The text contains the name of the capacity."""
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
 
 
 def test_a_source_that_nobody_knows_is_refused() -> None:
-    """Whose parameters they are decides which win."""
+    """The source of the parameters decides their precedence."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
     assert "field 'source' is 'FromMars', neither FromClass nor FromClaim" in refusal(claim)
@@ -205,7 +213,7 @@ def test_a_source_that_nobody_knows_is_refused() -> None:
     ],
 )
 def test_a_claim_has_as_many_entries_as_the_api_allows(path: tuple[str, ...], entry: dict[str, Any]) -> None:
-    """Nothing is read of lists that no API server would store."""
+    """Lists longer than the API server accepts are not read."""
     claim = document()
     holder = claim["status"]
     for key in path[:-1]:
@@ -221,5 +229,5 @@ def test_a_claim_has_as_many_entries_as_the_api_allows(path: tuple[str, ...], en
 def test_a_list_of_requests_names_requests_or_alternatives(
     requests: tuple[str, ...], request_name: str, covered: bool
 ) -> None:
-    """The lists of constraints and of opaque parameters follow one rule; an empty list is for all requests."""
+    """The lists in constraints and in opaque parameters follow the same rule; an empty list means all requests."""
     assert covers(frozenset(requests), request_name) is covered

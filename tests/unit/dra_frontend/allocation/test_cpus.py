@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several requests of one claim: what one of them is given must not be what keeps another one from anything."""
+"""Allocating several requests of one claim: the choice for one request must not prevent another from being met."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -29,16 +29,18 @@ INTEL = "32intel64-2p8co2t+8ve"
 ISOLATED = {"/sys/devices/system/cpu/isolated": "0,16"}
 HYBRID = {"/sys/devices/cpu_core/cpus": "0-3,16-19", "/sys/devices/cpu_atom/cpus": "4-15,20-31"}
 Ask = tuple[int, dict[str, Any]]
-"""An amount, and the fields of ``cpuConfig``."""
+"""Number of CPUs, and the fields of `cpuConfig`."""
 
 
 def intel(overlay: dict[str, str], **config: Any) -> Inventory:
-    """The captured machine with two sockets of eight cores with two threads, other contents laid over its sysfs."""
+    """Returns the captured machine with two sockets of eight cores and two threads each, with other contents laid over
+    its sysfs.
+    """
     return build_inventory(discover(OverlayTree(captured(INTEL), overlay)), Config(**config), NODE)
 
 
 def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
-    """A claim with a request for each, allocated in some order."""
+    """Returns a claim with one request for each amount, with the results in some order."""
     config = [opaque(fields, request) for request, (_, fields) in asks.items()]
     return view("u", *(cpus(asks[r][0], r, device) for r in order), config=config)
 
@@ -46,7 +48,7 @@ def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
 def outcome(
     inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
 ) -> AllocationRecord | str:
-    """What becomes of such a claim on the device with the most CPUs: its record, or why it is refused."""
+    """Allocates such a claim on the device with the most CPUs. Returns the record, or the text of the rejection."""
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
         return decided(asked(asks, order, widest(inventory).name), inventory=inventory, ledger=ledger)
@@ -55,7 +57,7 @@ def outcome(
 
 
 def widest(inventory: Inventory) -> CpuDevice:
-    """Returns the CPU device with the most CPUs, the first of several."""
+    """Returns the CPU device with the most CPUs, the first of several equal ones."""
     devices = [device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     return max(devices, key=lambda device: len(device.cpus))
 
@@ -80,7 +82,9 @@ def widest(inventory: Inventory) -> CpuDevice:
     ],
 )
 def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
-    """Isolated CPUs, P-cores, named CPUs, an L3, whole cores: in whatever order the scheduler lists the requests."""
+    """Covers isolated CPUs, P-cores, named CPUs, one L3 and whole cores, in every order in which the scheduler may list
+    the requests.
+    """
     for order in permutations(asks):
         record = outcome(inventory, asks, order)
         assert isinstance(record, AllocationRecord), record
@@ -92,7 +96,9 @@ def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Invent
 def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
     isolated: str, free: set[int], many: str
 ) -> None:
-    """One core is free: who wants an isolated CPU must not break it. Of many each is tried first, not all orders."""
+    """One core is free, and the request for an isolated CPU must not use half of it. With many requests not every order
+    is tried, but each request is tried first.
+    """
     found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
     asks: dict[str, Ask] = {request: (1, {"isolated": "only"}) for request in many}
@@ -104,7 +110,9 @@ def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
 
 
 def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
-    """A request that cannot be met alone is refused for that; else the others of the claim are named."""
+    """If a request cannot be met even alone, the rejection says so. Otherwise it names the other requests of the
+    claim.
+    """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)
@@ -126,7 +134,9 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
     ],
 )
 def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
-    """A device with three CPUs, all held: what it could not give either if they were free is not worth waiting for."""
+    """The device has three CPUs, all allocated. A request that would not fit even if they were free is not told to
+    wait.
+    """
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
     assert isinstance(refusal, str)
@@ -134,7 +144,7 @@ def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, A
 
 
 def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:
-    """Tells whether some order of deciding one request after another gives all of them their CPUs."""
+    """Returns True if deciding the requests one after another succeeds in some order."""
     for order in permutations(asks):
         taken = held
         try:
@@ -160,9 +170,9 @@ ASKS = st.lists(st.tuples(st.sampled_from([1, 2, 2, 3, 4, 6, 8]), wishes()), min
 def test_a_claim_fits_in_every_order_or_in_none(
     inventory: Inventory, asks: list[tuple[int, CpuParameters]], data: st.DataObject
 ) -> None:
-    """If any order of the requests succeeds the claim is given, whatever the order of the results, and disjoint."""
+    """If any order of the requests succeeds, the claim gets disjoint CPUs, regardless of the order of its results."""
     offered = widest(inventory).cpus
-    # Little is free, so that requests are in each other's way.
+    # Few CPUs are free, so that requests compete for them.
     left = data.draw(st.frozensets(st.sampled_from(sorted(offered)), max_size=12))
     held = offered - left
     named = {

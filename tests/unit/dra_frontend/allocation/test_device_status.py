@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server is told of a claim's devices: what it has, and whether the kernel shows the same."""
+"""The device status of a claim: its allocated resources, and whether the kernel enforces them."""
 
 from typing import Any
 
@@ -32,14 +32,14 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 def entry(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Entry:
-    """The entry of a claim, by the records of the node and the reports of its containers."""
+    """Returns the status entry of a claim, from the node's records and the reports of the claim's containers."""
     records = [one for one in given if isinstance(one, AllocationRecord)]
     ledger = Ledger(files_of(*records), containers=tuple(one for one in given if isinstance(one, ContainerReport)))
     return status_entries(ledger, machine(), silent=silent)["u"][key]
 
 
 def enforced(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Condition:
-    """Its condition Enforced."""
+    """Returns the entry's condition Enforced."""
     return entry(key, *given, silent=silent).conditions["Enforced"]
 
 
@@ -48,7 +48,9 @@ BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps everybody else off 
 
 
 def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
-    """A node that makes no partitions says so once; a container's own reason comes first, and a partition has none."""
+    """If the node supports no partitions, that reason is reported. A container's own reason takes precedence, and with
+    a partition there is no reason.
+    """
     record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
         ({}, f"the shared pool leaves its CPUs out: {reason}"),
@@ -61,7 +63,7 @@ def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
 
 
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
-    """What a reader needs to know where a claim is, without a shell on the node."""
+    """A reader can locate the claim's resources without a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
     assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
@@ -94,9 +96,9 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
 def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
-    """Its containers run on its CPUs and nobody else does; who was refused takes nothing from who runs.
-
-    Beside a partition the sets of others say nothing, and before a container runs others may be there.
+    """The claim is enforced if its containers run on its CPUs and no other container does. A rejected container does
+    not count. Within a partition the cpusets of other containers are irrelevant, and before the first container runs
+    others may use the CPUs.
     """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
     if isinstance(expected, Condition):
@@ -107,7 +109,7 @@ def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
 
 
 def test_containers_of_several_claims_are_no_intruders() -> None:
-    """A container may hold two claims; each of them has its own CPUs."""
+    """A container may hold two claims, each with its own CPUs."""
     both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
     beyond = report(claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-4")
@@ -116,7 +118,7 @@ def test_containers_of_several_claims_are_no_intruders() -> None:
 
 
 def test_a_container_may_have_the_pool_beside_its_cpus() -> None:
-    """Nothing is wrong with its further CPUs, as long as they are no other claim's."""
+    """Additional CPUs are fine as long as they do not belong to another claim."""
     with_pool = mixed(cpu_record("u", "r=1-2"), "0-7")
     assert enforced(CPU_KEY, with_pool, report(claims=[USE], cpus="0-7")).reason == "Exclusive"
     intruder = report("vpp", claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-7")
@@ -130,18 +132,20 @@ def test_a_container_may_have_the_pool_beside_its_cpus() -> None:
     [("strict", "1", "Bound"), ("strict", "0-1", "NUMANodesDiffer"), ("preferred", "0-1", "Bound")],
 )
 def test_a_memory_claim_is_enforced_where_it_is_bound(binding: str, mems: str, reason: str) -> None:
-    """A container may use no other node's memory, unless its claim leaves that to a policy."""
+    """The container must not be able to use another node's memory, unless the claim leaves placement to a memory
+    policy.
+    """
     record = memory_record("u", ("m", 1, MI, 4096), m={"binding": binding})
     assert enforced(MEMORY_KEY, record, report(claims=[MEMORY_USE], cpus="0-7", mems=mems)).reason == reason
 
 
 def test_nothing_is_claimed_while_nobody_enforces() -> None:
-    """What a backend said before it fell silent may not be true any more."""
+    """The last report of a silent backend may be outdated."""
     assert enforced(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"), silent=True) == NO_BACKEND
 
 
 def test_what_is_written_is_read_again() -> None:
-    """A condition keeps the time at which it took its status; another status has a new one."""
+    """A condition keeps its transition time as long as its status is the same."""
     wanted = status_entries(Ledger(files_of(cpu_record("u", "r=1"))), machine(), silent=False)["u"]
     documents = written(wanted, {}, NOW)
     assert documents[0]["conditions"][0] == {
@@ -162,7 +166,7 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_a_share_of_a_device_is_named() -> None:
-    """The server knows entries of shared devices by it."""
+    """The API server identifies entries of shared devices by share id."""
     record = cpu_record("u", "r=1")
     record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})
     (document,) = written(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)
@@ -170,7 +174,7 @@ def test_a_share_of_a_device_is_named() -> None:
 
 
 def test_an_ended_container_leaves_what_was_seen_of_it() -> None:
-    """It may be restarted at once; a claim that was true is not unknown meanwhile."""
+    """The container may be restarted at once, so the status of an enforced claim does not become Unknown in between."""
     idle = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"))}
     seen = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"))}
     silent = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), silent=True)}
@@ -183,12 +187,12 @@ def test_an_ended_container_leaves_what_was_seen_of_it() -> None:
     [None, {}, {"status": None}, {"status": {"devices": 3}}, {"status": {"devices": [1, {"driver": "dra.cpu"}]}}],
 )
 def test_anything_is_read(document: Any) -> None:
-    """Claims are read for a Prepare: what their status says must not be in its way."""
+    """Prepare reads the claim, so an invalid status must not make it fail."""
     assert read_entries(document) == {}
 
 
 def test_odd_entries_are_read_as_far_as_they_go() -> None:
-    """Others' entries are theirs; conditions of any shape are none."""
+    """Entries of other drivers are kept as they are, and malformed conditions are ignored."""
     name = {"driver": "dra.cpu", "pool": "node", "device": "d"}
     for odd in ({"conditions": 1}, {"conditions": [1, {"type": 2}]}, {"data": None, "shareID": None}):
         assert read_entries({"status": {"devices": [{**name, **odd}]}}) == {CPU_KEY: Entry({}, {}, {})}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs a container may use, as explain, doctor and the status of claims see it."""
+"""The CPUs that a container may use, as explain, doctor and the claim status compute them."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ BESIDE = TWO.model_copy(update={"shared_cpus": {"a": SharedCpus(cpus=frozenset({
 
 
 def user(*requests: str, driver: str = "dra.cpu", uid: str = "u1") -> ContainerReport:
-    """A container that names some requests of a claim."""
+    """Returns a container that names some requests of a claim."""
     use: dict[str, Any] = {"uid": uid, "driver": driver, "requests": requests}
     return report("c", claims=[use])
 
 
 def test_of_a_claim_those_requests_that_it_names() -> None:
-    """All of them where the backend, of an older release, names none."""
+    """A backend of an older release reports no request names; then all requests count."""
     ledger = Ledger(files_of(TWO, OTHER))
     assert entitled_cpus(user("a"), ledger) == own_cpus(user("a"), ledger) == {0, 1}
     assert entitled_cpus(user("a", "b"), ledger) == entitled_cpus(user(), ledger) == {0, 1, 2, 3}
 
 
 def test_the_pool_beside_them() -> None:
-    """What no other claim holds of it, for who names the request that asks for it."""
+    """A container gets the unclaimed pool CPUs in addition if it names the request that asks for them."""
     ledger = Ledger(files_of(BESIDE, OTHER))
     assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
     assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
@@ -37,7 +37,7 @@ def test_the_pool_beside_them() -> None:
 
 
 def test_without_a_cpu_request() -> None:
-    """None of its own: it has the shared pool, whatever other containers have of the same claim."""
+    """A container without a CPU request uses the shared pool, even if other containers hold CPUs of the same claim."""
     ledger = Ledger(files_of(TWO, memory_record("u1", ("m", 0, 1 << 20, 4096))))
     assert entitled_cpus(user("m", driver="dra.memory"), ledger) == frozenset()
     assert entitled_cpus(user("r", uid="unknown"), ledger) == frozenset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator lets one tenant have, and what a hostile claim may cost."""
+"""Limits that the operator sets for tenants, and bounds on the cost of a hostile claim."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ BUDGET_SECONDS = 0.1
 
 
 def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
-    """Of the seven CPUs that the node offers half is three; key, value and remedy are in the refusal."""
+    """Half of the node's seven CPUs is three. The rejection contains the configuration key, its value and a remedy."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)
@@ -33,12 +33,12 @@ def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
 
 
 def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> Any:
-    """A claim that wants memory protected."""
+    """Returns a claim that asks for memory protection."""
     return view(uid, memory(size, node=node), config=(memory_opaque({"protect": kind}),))
 
 
 def test_only_the_allowed_kinds_of_protection_are_given() -> None:
-    """By default ``low``; an operator may allow more or none."""
+    """The default is `low`; an operator may allow other kinds or none."""
     assert decided(protecting("low"), "dra.memory").memory_parameters_of("memory").protect == "low"
     text = refused(protecting("min"), "dra.memory")
     assert (
@@ -52,7 +52,9 @@ def test_only_the_allowed_kinds_of_protection_are_given() -> None:
 
 
 def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
-    """What others have protected counts, also while they are being released; another node's memory does not."""
+    """Memory protected by other claims counts, also while these are being released. Memory of other NUMA nodes does not
+    count.
+    """
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
     first = decided(protecting("low", str(node // 4)), "dra.memory")
     text = refused(protecting("low", str(node // 2), "v"), "dra.memory", holding(first))
@@ -66,7 +68,9 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
 
 
 def test_hugepages_of_a_lost_record_are_held() -> None:
-    """By what the container may use; and nothing is given away until the API server was asked for the claim."""
+    """The container may use them, and none are allocated to other claims until the API server was asked for the
+    claim.
+    """
     running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
         limits={
@@ -89,11 +93,11 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
     assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
     decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)
-    decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is nobody's alone
+    decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is not exclusive
 
 
 def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
-    """Its backend still has a record of the claim, and this instance has neither file nor release entry."""
+    """The backend still has a record of the claim, but this instance has neither its file nor a release entry."""
     uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
     assert Ledger({}, containers=(report(**uses),)).held_cpus() == {4, 5}
     assert Ledger({}, containers=(report(**uses, refused="no"),)).held_cpus() == frozenset()
@@ -104,7 +108,9 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
 
 
 def test_what_a_claim_may_not_say_is_refused_unread() -> None:
-    """The API server keeps 32 entries; those of other drivers do not count. A CPU list is expanded where it counts."""
+    """The API server stores at most 32 entries, not counting those of other drivers. A CPU list is expanded only if it
+    is used.
+    """
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)
     others = [opaque({}, driver="gpu.example.com")] * 31
@@ -115,7 +121,9 @@ def test_what_a_claim_may_not_say_is_refused_unread() -> None:
 
 
 def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
-    """32 requests for an L3 each where 31 are left: refused within the budget, whatever orders there are."""
+    """There are 32 requests for one L3 each and only 31 free L3 groups. The rejection arrives within the time budget in
+    any order.
+    """
     large = assemble([Core(n // 128, n // 64, n // 4, 2) for n in range(512)])
     inventory = build_inventory(large, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     l3s = sorted({cpu.l3 for cpu in large.cpus.values() if cpu.l3 is not None})

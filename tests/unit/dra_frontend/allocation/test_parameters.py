@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque parameters: strict, claim over class, for each request by itself, and nothing that could not be kept."""
+"""Opaque parameters are parsed strictly and per request, the claim overrides the class, and parameters that cannot be
+enforced are rejected.
+"""
 
 from typing import Any
 
@@ -27,34 +29,34 @@ Entry = dict[str, Any]
 
 
 def of_cpus(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> DriverClaim:
-    """A claim with two requests for CPUs."""
+    """Returns a claim with two requests for CPUs."""
     device = inventory.pools[0].devices[0].name
     found = view("u", cpus(2, request, device), cpus(2, "other", device), config=config)
     return parse_driver_claim(found, "dra.cpu", inventory, BOTH)
 
 
 def of_memory(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> DriverClaim:
-    """A claim with the request ``r``, which has a result of each kind."""
+    """Returns a claim with the request `r`, which has a result of each driver."""
     found = view("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config)
     return parse_driver_claim(found, "dra.memory", PAGES, BOTH)
 
 
 def wish(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> CpuParameters:
-    """How the request wants its CPUs."""
+    """Returns the resolved CPU parameters of a request."""
     parsed = of_cpus(*config, request=request, inventory=inventory)
     assert parsed.refusal is None
     return parsed.blank.parameters[request.partition("/")[0]]
 
 
 def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> MemoryParameters:
-    """How the request wants its memory."""
+    """Returns the resolved memory parameters of a request."""
     parsed = of_memory(*config, kinds=kinds, size=size)
     assert parsed.refusal is None
     return parsed.blank.memory_parameters["r"]
 
 
 def fault(parsed: DriverClaim) -> str:
-    """Why the claim is refused."""
+    """Returns the text of the claim's rejection."""
     assert parsed.refusal is not None
     text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
@@ -62,14 +64,14 @@ def fault(parsed: DriverClaim) -> str:
 
 
 def raw(parameters: Any, entry: Entry | None = None) -> Entry:
-    """An entry with these parameters, whatever they are."""
+    """Returns a configuration entry with these parameters, valid or not."""
     entry = entry or opaque({})
     entry["opaque"]["parameters"] = parameters
     return entry
 
 
 def test_without_parameters_everything_is_the_default() -> None:
-    """Nothing has to be given: memory is bound by cpuset.mems, and nothing is limited, protected or mounted."""
+    """Parameters are optional: memory is bound by cpuset.mems, and nothing is limited, protected or mounted."""
     assert wish() == wish(raw({})) == wish(opaque({})) == wish(opaque({"x": 1}, driver="gpu.example.com"))
     assert wish() == CpuParameters()
     default = MemoryParameters(binding="strict", limit="none", protect="none", high=None, mount=None)
@@ -77,7 +79,7 @@ def test_without_parameters_everything_is_the_default() -> None:
 
 
 def test_every_field_arrives() -> None:
-    """All fields of the tables, with values that are no defaults."""
+    """Every field of the parameter tables is set to a value other than its default."""
     first = {"fullPhysicalCores": True, "l3": "required", "isolated": "only", "coreType": "performance"}
     second = {"sharing": "pod", "quota": "keep", "irqs": "keep"}
     assert wish(opaque(first), opaque(second)) == CpuParameters(
@@ -94,7 +96,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_the_claim_beats_the_class_field_by_field() -> None:
-    """What the claim does not say, the class decides; a mount is one field, so that no mode of another path remains."""
+    """Fields that the claim omits come from the class. A mount is one field, so its parts are never mixed."""
     both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
     assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")
     both = [memory_opaque({"limit": "claim", "protect": "low"}, from_class=True), memory_opaque({"protect": "none"})]
@@ -105,7 +107,9 @@ def test_the_claim_beats_the_class_field_by_field() -> None:
 
 
 def test_each_request_has_its_own() -> None:
-    """Parameters for another request change nothing; a subrequest is meant by its own name and by its request's."""
+    """Parameters of other requests are ignored. A subrequest is matched by its own name and by its parent request's
+    name.
+    """
     config = (opaque({"strategy": "spread"}, "other"), opaque({"isolated": "never"}, "cpus"))
     assert wish(*config) == wish(*config, request="cpus/big") == CpuParameters(isolated="never")
     assert wish(opaque({"l3": "ignore"}, "cpus/big"), request="cpus/big") == CpuParameters(l3="ignore")
@@ -153,7 +157,9 @@ SAID = {"apiVersion": "v1alpha1"}
     ],
 )
 def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
-    """Nothing is silently ignored; source and field are named: the administrator is told of a class, not the user."""
+    """Unknown or invalid fields are never ignored. The text contains the field and the source, since a class is fixed
+    by its administrator and not by the user.
+    """
     shown = fault(of_cpus(raw(parameters)))
     assert shown.startswith("parameters of the claim: ")
     assert text in shown
@@ -191,7 +197,7 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
     ],
 )
 def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -> None:
-    """Source, field, value and what it should be are named."""
+    """The text contains the source, the field, its value and the expected values."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
     assert shown.startswith("parameters of the claim: memoryConfig.")
     assert text in shown
@@ -215,12 +221,14 @@ def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -
     ],
 )
 def test_contradictions_are_refused(config: list[Entry], text: str) -> None:
-    """Two wishes that cannot both come true are a mistake, not a preference."""
+    """Two parameters that contradict each other are an error, not a preference."""
     assert text in fault(of_cpus(*config))
 
 
 def test_a_claim_may_name_its_cpus() -> None:
-    """Of every group; only by the claim, once for a request, and beside it nothing that chooses CPUs."""
+    """Only the claim itself may name CPUs, once per request, from any group and without other parameters that select
+    CPUs.
+    """
     named = opaque({"cpuset": "2-3"}, "cpus")
     for inventory in (WHOLE, NUMA):
         assert wish(named, opaque({"quota": "keep", "isolation": "isolated"}), inventory=inventory) == CpuParameters(
@@ -239,7 +247,7 @@ def test_a_claim_may_name_its_cpus() -> None:
 
 
 def test_a_parameter_may_be_written_as_people_type_it() -> None:
-    """kubectl converts ``off`` and ``no`` to false, and a single CPU to a number."""
+    """kubectl converts `off` and `no` to false, and a single CPU to a number."""
     assert [wish(opaque({"quota": word})).quota for word in (False, "off", "lift", "keep", None)] == [
         *["lift"] * 3,
         "keep",
@@ -250,7 +258,7 @@ def test_a_parameter_may_be_written_as_people_type_it() -> None:
 
 
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:
-    """In individual mode only what does not choose CPUs is allowed."""
+    """In individual mode only parameters that do not select CPUs are allowed."""
     free = opaque({"sharing": "pod", "quota": "keep", "irqs": "keep"})
     assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep", irqs="keep")
     assert "the scheduler has chosen" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
@@ -258,7 +266,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
 def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
-    """The refusal names who said it, the page size and the remedy; saying "none" is no wish."""
+    """The rejection contains the source, the page size and a remedy. The value "none" is accepted."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
     assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")
@@ -269,31 +277,31 @@ def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
 
 
 def test_a_mount_is_for_hugepages_of_one_size() -> None:
-    """A file system has one page size, and plain memory has none."""
+    """A hugetlbfs file system has one page size, and plain memory has no mount."""
     mount = memory_opaque({"mount": {"path": "/a"}})
     assert "is for hugepages, and the request is of plain memory" in fault(of_memory(mount))
     assert "is for hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
     assert "has pages of 2Mi, 1Gi" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
     assert memory_wish(mount, kinds=(HUGE, HUGE)).mount == MemoryMount(path="/a")
-    # One directory has one spelling, so that two requests cannot hide each other unnoticed.
+    # Each directory has exactly one accepted spelling, so that two requests cannot shadow each other unnoticed.
     many = memory_opaque({"mount": {"path": "//mnt//huge/"}})
     assert memory_wish(many, kinds=(HUGE,)).mount == MemoryMount(path="/mnt/huge")
 
 
 def test_high_bounds_at_least_a_page() -> None:
-    """A fraction that leaves nothing would stop the container before its first instruction."""
+    """A fraction that rounds to zero would block the container before its first instruction."""
     assert "is less than a page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
     assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
     assert memory_wish(memory_opaque({"high": 1}), size="4Ki").high == 1.0
 
 
 def shares(name: str, how: str, **more: Any) -> Entry:
-    """Says how a request is shared."""
+    """Returns parameters that set how a request is shared."""
     return (memory_opaque if name == "m" else opaque)({"sharing": how}, name, **more)
 
 
 def sharing(*config: Entry) -> ClaimView:
-    """A claim with two requests for CPUs and one for memory, and one that only watches."""
+    """Returns a claim with two requests for CPUs, one for memory, and one with adminAccess."""
     watching = result("w", "dra.cpu", "cpudevnuma001", adminAccess=True)
     return view("u", cpus(1, "a"), cpus(1, "b"), memory("64Mi", "m"), watching, config=config)
 
@@ -311,7 +319,7 @@ def sharing(*config: Entry) -> ClaimView:
     ],
 )
 def test_silent_requests_follow_those_that_speak(config: tuple[Entry, ...], expected: str) -> None:
-    """Both drivers record the same; other drivers and those who watch have no say."""
+    """Both drivers record the same value. Other drivers' requests and adminAccess requests have no influence."""
     assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
 
@@ -333,7 +341,7 @@ _DIFFER = "parameters: sharing: holds for the whole claim, but its requests diff
     ],
 )
 def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[Entry], expected: str) -> None:
-    """One container uses the whole claim: nothing is half given."""
+    """One container uses the whole claim, so either both drivers prepare it or neither does."""
     text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same
     assert text.startswith(f"claim ns/claim-u: {expected}")

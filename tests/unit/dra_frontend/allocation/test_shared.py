@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of the shared pool beside those of a claim: which, and how its containers are told."""
+"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how the containers learn about
+them.
+"""
 
 import json
 
@@ -21,13 +23,15 @@ NODE_0 = parse_cpu_list("0-1,4-5")
 
 
 def claimed(shared: str, *requests: str) -> AllocationRecord:
-    """A claim of the requests ``cpus`` and ``other``, whose CPUs are 1 and 5 of NUMA node 0, and 2 of node 1."""
+    """Returns a claim with the requests `cpus` and `other`, whose CPUs are 1 and 5 of NUMA node 0 and 2 of node 1."""
     found = view("u", cpus(2), cpus(1, "other", "cpudevnuma001"), config=[opaque({"shared": shared}, *requests)])
     return decided(found)
 
 
 def test_the_pool_is_every_cpu_but_the_claims() -> None:
-    """What of that is in the pool at the time, the backend sees; reserved CPUs may be, where claims have all others."""
+    """The backend knows which of these CPUs are in the pool at a given time. Reserved CPUs are included if all others
+    are claimed.
+    """
     shared = claimed("pool").shared_cpus
     assert shared.keys() == {"cpus", "other"}
     for one in shared.values():
@@ -35,7 +39,9 @@ def test_the_pool_is_every_cpu_but_the_claims() -> None:
 
 
 def test_numa_is_what_is_near_each_request() -> None:
-    """A request without it has its own CPUs alone; where the claim has the whole node, all of the pool is next."""
+    """A request without the option gets only its own CPUs. If the claim has a whole NUMA node, the entire pool counts
+    as near.
+    """
     shared = claimed("numa", "cpus").shared_cpus
     assert shared.keys() == {"cpus"}
     assert (shared["cpus"].near, shared["cpus"].cpus) == (parse_cpu_list("0,4"), parse_cpu_list("0,3-4,6-7"))
@@ -45,14 +51,16 @@ def test_numa_is_what_is_near_each_request() -> None:
 
 
 def test_a_lost_record_comes_back_with_it() -> None:
-    """It is made of the claim again, and of the CPUs that its containers hold."""
+    """The record is rebuilt from the claim and from the CPUs that its containers hold."""
     found = view("u", cpus(2), config=[opaque({"shared": "numa"})])
     record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))
     assert (record.rebuilt, record.cpus_of(), record.shared_cpus["cpus"].near) == (True, {4, 5}, {0, 1})
 
 
 def test_containers_are_told_both_sets() -> None:
-    """A variable and an attribute each; the variable is no evidence, so that one set by a pod changes nothing."""
+    """There is a variable and an attribute for each set. The variable is not evidence, so a pod gains nothing by
+    setting it.
+    """
     record = claimed("numa", "cpus")
     devices = json.loads(dump_claim_file(record))["devices"]
     env = {device["name"]: dict(e.split("=") for e in device["containerEdits"]["env"]) for device in devices}
@@ -74,7 +82,7 @@ def test_containers_are_told_both_sets() -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_no_claimed_cpu_is_ever_among_them(name: str, data: st.DataObject) -> None:
-    """On every machine, whatever requests of a claim have: near is a part of the rest, and is only empty if that is."""
+    """On any machine and with any requests, the near set is a subset of the pool and is empty only if the pool is."""
     machine: Machine = SYNTHETIC[name]
     sets = data.draw(st.lists(st.frozensets(st.sampled_from(sorted(machine.online)), min_size=1), max_size=3))
     parts = [CpuAllocation(request=str(n), device="d", cpus=one) for n, one in enumerate(sets)]

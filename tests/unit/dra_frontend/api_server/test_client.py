@@ -82,7 +82,7 @@ MINE = ("example.com", "node-a")
 
 
 async def test_reads_claims_and_nodes(pair: Pair) -> None:
-    """What exists is returned as the server's document, a claim that does not as None."""
+    """An existing object is returned as the server's document, and a missing claim as None."""
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
@@ -109,14 +109,18 @@ async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> N
 
 
 async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
-    """A 404 for the whole API, or from a proxy, is no proof that a claim is gone: that would release its CPUs."""
+    """A 404 for the whole API, or one sent by a proxy, does not prove that a claim is gone: believing it would release
+    the claim's CPUs.
+    """
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
         with pytest.raises(KubeError, match=r"resource\.k8s\.io/v1 served\? Kubernetes 1\.34"):
             await client.get_claim("default", "c")
 
 
 def test_what_the_server_says_of_long_names_ends_with_what_is_wrong() -> None:
-    """A slice has its node's name in it, and both stand before the feature: without it nothing would be published."""
+    """The slice name contains the node name, and both precede the rejected field in the message. Without the end of the
+    message, nothing would be published.
+    """
     name, node = "s" * 253, "n" * 253
     text = f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING} feature'
     error = translate(Call("update", "resource.k8s.io", "resourceslices"), 403, {"message": text}, {})
@@ -125,7 +129,7 @@ def test_what_the_server_says_of_long_names_ends_with_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
-    """A 403 says which RBAC rule is missing, also where a stream was asked for; a 401 speaks of credentials."""
+    """The error for a 403 names the missing RBAC rule, also for a watch. The error for a 401 names the credentials."""
     options = Options(forbidden={(verb, "resourceslices")}, tokens={"good"})
     async with client_of(tmp_path, options) as (server, client):
         with pytest.raises(ForbiddenError, match=rf'\["resource.k8s.io"\].*\["resourceslices"\].*\["{verb}"\]'):
@@ -136,7 +140,9 @@ async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
 
 
 async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
-    """One that changed since it was read is neither overwritten nor deleted; one that is gone is fine."""
+    """A slice that changed since it was read is neither overwritten nor deleted. Deleting a slice that is already gone
+    succeeds.
+    """
     server, client = pair
     created = await client.create_slice(a_slice())
     created["spec"]["pool"]["generation"] = 2
@@ -153,7 +159,9 @@ async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang", "end"])
 async def test_passing_faults_are_retriable(tmp_path: Path, fault: str) -> None:
-    """Server errors, overload, refused and broken connections, and silence are "unavailable", in bounded time."""
+    """Server errors, overload, refused or broken connections and silence raise UnavailableError within a bounded
+    time.
+    """
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         if fault == "end":
             await server.__aexit__(None, None, None)
@@ -165,7 +173,7 @@ async def test_passing_faults_are_retriable(tmp_path: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 async def test_names_cannot_change_the_path(pair: Pair, name: str) -> None:
-    """An empty or dotted name would ask for another resource; it is refused before it is sent."""
+    """An empty or dotted name would address another resource; it is rejected before a request is sent."""
     with pytest.raises(InvalidError, match="is not a name"):
         await pair[1].get_claim("default", name)
     assert Call("get", "", "nodes", "a/b?c").path == "/api/v1/nodes/a%2Fb%3Fc"
@@ -178,7 +186,9 @@ async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[s
 
 
 async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
-    """The selector keeps other nodes' slices out of both; an event may be longer than every buffer on its way."""
+    """The selector excludes other nodes' slices from list and watch. An event may be longer than every buffer on its
+    way.
+    """
     server, client = pair
     server.store.create(SLICES, "", a_slice("mine"))
     server.store.create(SLICES, "", a_slice("other", "node-b"))
@@ -195,7 +205,7 @@ async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
 
 
 async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
-    """Those of a machine with a device for each of its CPUs are longer than what is read of one answer."""
+    """The slices of a machine with one device per CPU are longer than the limit for one response."""
     server, client = pair
     for number in range(40):
         server.store.create(SLICES, "", a_slice(f"s{number}", annotations={"a": "x" * 200_000}))
@@ -205,7 +215,7 @@ async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
 
 
 async def test_slices_without_end_are_an_error(pair: Pair) -> None:
-    """All of them are held in memory as long as the driver publishes."""
+    """The publisher holds all slices in memory, so their number is bounded."""
     server, client = pair
     for number in range(MOST_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
@@ -214,7 +224,9 @@ async def test_slices_without_end_are_an_error(pair: Pair) -> None:
 
 
 async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
-    """A connection that is cut can be resumed from; 410 within a 200 answer means "list again" and nothing else."""
+    """After a broken connection the watch can be resumed. A 410 inside a 200 response means that a new list is needed,
+    and nothing else does.
+    """
     server, client = pair
     version = str(server.store.version)
     events = client.watch_slices(*MINE, version)
@@ -229,13 +241,13 @@ async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
 
 
 def an_event(name: str) -> dict[str, Any]:
-    """An Event about a Node."""
+    """Returns an Event about a Node."""
     node = ObjectReference("Node", "", name, name)
     return new_event(Observation(node, "Reason", "note", name), "node-a", 1, 1)
 
 
 async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
-    """The API server accepts a patch of its series alone, by the version that was read."""
+    """Later occurrences patch only the series, based on the resource version that was read."""
     server, client = pair
     created = await client.create_event(an_event("node-a"))
     with pytest.raises(ConflictError):
@@ -255,7 +267,7 @@ async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
 
 
 async def test_token_is_read_again_each_minute() -> None:
-    """A projected token is renewed before it ends, not when it fails; one that cannot be read leaves the old."""
+    """A projected token is renewed before it expires. If the file cannot be read, the previous token stays in use."""
     now, tokens = [0.0], iter(["one", "two"])
 
     def load(configuration: Configuration) -> None:
@@ -274,7 +286,7 @@ async def test_token_is_read_again_each_minute() -> None:
 
 
 async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
-    """The others go on with the token that there is; who was refused with it waits for the newer one."""
+    """Other calls continue with the current token. A call that was rejected with it waits for the newer one."""
     now, slow = [0.0], threading.Event()
     slow.set()
     tokens = iter(["one", "two"])
@@ -300,9 +312,8 @@ async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
     "text", [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"]
 )
 async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | None) -> None:
-    """Whatever is wrong with the file, the error names it; never a traceback of the library.
-
-    Outside of a pod and without such a file it says what to do.
+    """Every kind of damage gives an error with the file's name instead of a traceback of the library. Outside a pod and
+    without a kubeconfig the error says what to do.
     """
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -314,7 +325,7 @@ async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | 
 
 
 def test_pace_spreads_what_exceeds_the_burst() -> None:
-    """A burst passes at once; beyond it calls are spread at the rate, and rest fills the bucket again."""
+    """A burst passes at once, further calls are spread at the configured rate, and idle time refills the bucket."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
     assert [pace.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
@@ -323,7 +334,7 @@ def test_pace_spreads_what_exceeds_the_burst() -> None:
 
 
 async def test_a_cancelled_wait_gives_its_token_back() -> None:
-    """Calls that nobody waits for any more do not starve those that come after them."""
+    """Calls that were cancelled must not starve later ones."""
     pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
     await pace.turn()
     async with asyncio.TaskGroup() as tasks:
@@ -335,13 +346,13 @@ async def test_a_cancelled_wait_gives_its_token_back() -> None:
 
 
 def test_a_thousand_claims_at_once_are_read_within_the_kubelets_patience() -> None:
-    """250 pods of 4 claims: the last token comes long before the kubelet's 45 s are over."""
+    """250 pods with four claims each: the last call starts long before the kubelet's timeout of 45 s."""
     pace = Pace(clock=lambda: 0.0)
     assert max(pace.take() for _ in range(1000)) < 20
 
 
 async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
-    """A server that was not asked yet is not blamed for being late."""
+    """Time spent waiting for the client's own rate limit is not reported as a timeout of the server."""
     async with client_of(tmp_path, call_seconds=0.2) as (_, client):
         client._pace = Pace(per_second=4, burst=1)
         async with asyncio.TaskGroup() as tasks:
@@ -350,7 +361,7 @@ async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
 
 
 async def test_events_never_delay_a_claim(pair: Pair) -> None:
-    """Events have a budget of their own: with fifty of them waiting for it, a claim is read at once."""
+    """Events have their own rate limit: with fifty Events waiting, a claim is still read at once."""
     _, client = pair
     async with asyncio.TaskGroup() as tasks:
         events = [tasks.create_task(client.create_event(an_event(f"n{n}"))) for n in range(50)]
@@ -368,7 +379,7 @@ A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
 
 @pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
 async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
-    """One error that passes costs a Prepare less than a second, not the kubelet's minute."""
+    """A transient error costs a Prepare less than a second, not the kubelet's retry interval of a minute."""
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         claim = server.store.create(CLAIMS, "default", A_CLAIM)
         server.fail_next(1, fault, verb="get")
@@ -377,7 +388,7 @@ async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
 
 
 async def test_retry_after_is_honoured(pair: Pair) -> None:
-    """A server that wants to be asked later is, as far as the patience reaches: a claim is asked for once more."""
+    """A claim is read again after that time, unless it exceeds the time limit of the call."""
     server, client = pair
     server.fail_next(9, 429, retry_after=60)
     began = asyncio.get_running_loop().time()
@@ -390,7 +401,7 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
 
 @pytest.mark.parametrize("code", [403, 404, 422])
 async def test_what_does_not_pass_is_said_at_once(pair: Pair, code: int) -> None:
-    """An error that the same call would meet again, and one that outlasts the patience, have the server's reason."""
+    """A permanent error and an error that outlasts the retries contain the server's reason."""
     server, client = pair
     server.fail_next(1, code)
     with pytest.raises(KubeError, match=f"injected fault {code}"):
@@ -426,7 +437,9 @@ ODD = [
 
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) -> None:
-    """200 with other JSON is a proxy's word: never an exception of another kind, and never "there is none"."""
+    """A 200 response with unexpected JSON probably comes from a proxy. It raises the same error as an outage and never
+    means "not found".
+    """
     server, client = pair
     server.fail_next(99, 200, body=body)
     calls = [
@@ -457,7 +470,9 @@ async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) 
     ],
 )
 async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeError] | str) -> None:
-    """A stream that is not a watch is unavailable; of an object that cannot be read the version is taken."""
+    """A response that is not a watch stream counts as an outage. For an object that cannot be parsed, the resource
+    version is still used.
+    """
     server, client = pair
     server.fail_next(1, 200, verb="watch", body=f"{line}\n")
     events = client.watch_slices(*MINE, "1")
@@ -477,7 +492,7 @@ UNREADABLE = ["[" * 62 + "]" * 62, "1e999", "9" * 30, '"\\ud800"', "NaN"]
 async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
     pair: Pair, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One claim of 400 bytes ended the watch of every node, again after each list."""
+    """Regression: one claim of 400 bytes ended the watch of every node, again after each list."""
     metadata = '"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}'
     spec = f'"spec": {{"devices": {{"config": [{{"opaque": {{"parameters": {value}}}}}]}}}}'
     odd = f'{{"type": "ADDED", "object": {{{metadata % "odd"}, {spec}}}}}'
@@ -490,7 +505,7 @@ async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
 
 @pytest.mark.parametrize("line", ["[" * 9000, "1e999", "<html>", '{"object": 1e999}'])
 async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str) -> None:
-    """Only the object of an event is written by its author."""
+    """Only the object inside an event is written by a tenant, so a malformed line is a broken connection."""
     pair[0].fail_next(1, 200, verb="watch", body=f"{line}\n")
     with pytest.raises(UnavailableError) as caught:
         await anext(pair[1].watch_slices(*MINE, "1"))
@@ -499,7 +514,7 @@ async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str)
 
 @pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
 async def test_a_claim_that_cannot_be_read_is_not_asked_for_again(pair: Pair, value: str) -> None:
-    """The next answer contains the same."""
+    """The next response would contain the same document."""
     body = f'{{"kind": "ResourceClaim", "metadata": {{"name": "c", "uid": "u"}}, "spec": [{value}]}}'
     pair[0].fail_next(99, 200, body=body.replace("[" * 62, "[" * 66).replace("]" * 62, "]" * 66))
     with pytest.raises(UnreadableError) as caught:
@@ -510,7 +525,7 @@ async def test_a_claim_that_cannot_be_read_is_not_asked_for_again(pair: Pair, va
 
 @pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
 def test_an_empty_list_is_a_list(items: str) -> None:
-    """Go writes none in three ways; and a field of the same name inside of others is not the list's."""
+    """Go encodes an empty list in three ways. A nested field with the same name does not count."""
     text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
     assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
 
@@ -520,7 +535,9 @@ HOSTILE = ["[" * 9000 + "]" * 9000, '{"a":' * 3000 + "1" + "}" * 3000, "1e999", 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 def test_one_claim_cannot_hide_the_others(value: str) -> None:
-    """Whoever may create a claim writes JSON into every list of claims: his is left out, all others are there."""
+    """The author of a claim controls part of the list response. An unreadable claim is left out and all others are
+    returned.
+    """
     item = '{"metadata": {"name": "%s", "uid": "u-%s"}, "spec": {"parameters": %s}}'
     items = ",".join(item % (name, name, value if name == "b" else '"[{\\"]}"') for name in "abc")
     text = f'{{"kind": "ResourceClaimList", "metadata": {{"continue": "more"}}, "items": [{items}]}}'
@@ -542,7 +559,9 @@ MONSTERS = [
 
 @pytest.mark.parametrize("data", MONSTERS, ids=map(str, range(len(MONSTERS))))
 def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
-    """Strings without an end, quotes, backslashes and brackets by the hundred thousand: no way is tried twice."""
+    """Hundreds of thousands of unterminated strings, quotes, backslashes and brackets are parsed in linear time,
+    without backtracking.
+    """
 
     def refuse() -> None:
         with pytest.raises(UnavailableError):
@@ -552,7 +571,7 @@ def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
 
 
 async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
-    """Of a namespace or of all, 500 in a page."""
+    """The claims of one namespace or of all are listed in pages of 500."""
     server, client = pair
     for number in range(1003):
         server.store.create(CLAIMS, f"ns-{number % 2}", {"metadata": {"name": f"c{number}"}, "spec": {}})
@@ -562,7 +581,7 @@ async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
 
 
 async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair) -> None:
-    """Large claims of one tenant cost more requests, never the list."""
+    """Large claims of one tenant cost more requests but never make the list fail."""
     server, client = pair
     for number in range(40):
         claim = {"metadata": {"name": f"c{number}", "annotations": {"a": "x" * 200_000}}}
@@ -572,7 +591,7 @@ async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair)
 
 @pytest.mark.parametrize("odd", [0, 3, 9])
 async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> None:
-    """In JSON an object of 1.5 MiB may be six times as long, since `<` is escaped."""
+    """In JSON an object of 1.5 MiB may be six times as long, because `<` is escaped."""
     server, client = pair
     for number in range(10):
         size = MOST_BYTES if number == odd else 1
@@ -588,7 +607,7 @@ async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> 
 
 
 async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
-    """The next one is read; an event without an end is not waited for."""
+    """The next event is read. An event that never ends closes the watch."""
     event = '{"type": "ADDED", "object": {"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}}}'
     long = event % ("x" * (2 * MOST_BYTES))
     pair[0].fail_next(1, 200, verb="watch", body=f"{event % 'a'}\n{long}\n{event % 'b'}\n")
@@ -600,7 +619,7 @@ async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
 
 
 async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
-    """A server that does not move on is not listened to for ever."""
+    """A server that returns the same continue token again would otherwise keep the client in a loop."""
     server, client = pair
     server.fail_next(9, 200, body='{"kind": "ResourceClaimList", "metadata": {"continue": "again"}, "items": []}')
     with pytest.raises(UnavailableError, match="the same page"):
@@ -609,12 +628,12 @@ async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
 
 
 def a_page(token: str, items: str = "[]") -> str:
-    """One page of a list that goes on."""
+    """Returns one page of a list that continues."""
     return f'{{"kind": "ResourceClaimList", "metadata": {{"continue": "{token}"}}, "items": {items}}}'
 
 
 async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
-    """Each token differs from the one before, and the list has no end."""
+    """Each continue token differs from the previous one, and the list never ends."""
     server, client = pair
     for token in "abab":
         server.fail_next(1, 200, body=a_page(token))
@@ -625,7 +644,7 @@ async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
 
 @pytest.mark.parametrize("items", ["[]", '[{"metadata": {"name": "c", "uid": "u"}}]'])
 async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
-    """With or without items: the number of items that are requested is bounded."""
+    """The number of requested items is bounded, whether or not the pages contain items."""
     server, client = pair
     for token in range(9):
         server.fail_next(1, 200, body=a_page(f"t{token}", items))
@@ -638,7 +657,7 @@ async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
 
 
 async def test_a_token_that_is_too_long_is_an_error(pair: Pair) -> None:
-    """It would be a part of the next request's URL."""
+    """The token would become part of the next request's URL."""
     server, client = pair
     server.fail_next(1, 200, body=a_page("x" * 9000))
     with pytest.raises(UnavailableError, match="a continue token has more than 8192 characters"):
@@ -647,7 +666,7 @@ async def test_a_token_that_is_too_long_is_an_error(pair: Pair) -> None:
 
 
 async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pair: Pair) -> None:
-    """Large claims of one tenant cost more requests, never the list."""
+    """Large claims of one tenant cost more requests but never make the list fail."""
     server, client = pair
     for number in range(40):
         metadata = {"name": f"c{number}", "labels": {"l": "true"}, "annotations": {"a": "x" * 200_000}}
@@ -663,7 +682,7 @@ async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pa
 async def connection_to(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]], host: str = "127.0.0.1", **more: Any
 ) -> AsyncGenerator[Connection, None]:
-    """A connection to a server that gives one answer to everything."""
+    """Returns a connection to a server that answers every request with the same response."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app)
@@ -694,7 +713,7 @@ async def connection_to(
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """The request, and to the same host also the token, would be sent to wherever the answer points."""
+    """Following it would send the request, and on the same host also the token, to wherever the response points."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -714,7 +733,7 @@ async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: s
 
 
 async def test_a_cookie_is_not_sent_back() -> None:
-    """aiohttp keeps every cookie of a server with a name, without a limit, and sends all of them with each request."""
+    """aiohttp would keep every named cookie of a server without a limit and send all of them with each request."""
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -732,7 +751,7 @@ async def test_a_cookie_is_not_sent_back() -> None:
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_an_answer_is_never_decompressed(coding: str) -> None:
-    """64 KiB become 64 MiB in one step, before the length is compared with what is read of an answer."""
+    """64 KiB can expand to 64 MiB in one step, before the length is checked against the limit."""
     bomb = gzip.compress(bytes(64 << 20)) if coding == "gzip" else zlib.compress(bytes(64 << 20))
 
     async def answer(request: web.Request) -> web.Response:
@@ -749,7 +768,7 @@ async def test_an_answer_is_never_decompressed(coding: str) -> None:
 
 
 async def test_a_watch_that_the_server_does_not_end_ends() -> None:
-    """It asked for an end after a time. Empty lines alone keep the connection from being silent."""
+    """The client requested a timeout that the server ignores. Blank lines alone keep the connection from being idle."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         assert int(request.query["timeoutSeconds"]) <= LONGEST_WATCH_SECONDS
@@ -767,7 +786,9 @@ async def test_a_watch_that_the_server_does_not_end_ends() -> None:
 
 
 async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Path) -> None:
-    """Who was refused with the former token asks again with the present one, whoever has read it."""
+    """A call that was rejected with the previous token retries with the current one, regardless of which call has read
+    it.
+    """
     token = tmp_path / "token"
     token.write_text("first")
     async with ApiServer(Options(tokens={"first"})) as server:
@@ -781,9 +802,8 @@ async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Pa
 
 
 async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
-    """The pod's service account is enough: address from the environment, CA and token from the folder.
-
-    CA bundle and client certificate are read each minute, like the token; half a rotation changes nothing.
+    """The pod's service account is sufficient: the address comes from the environment, CA and token from its directory.
+    CA bundle and client certificate are read every minute, like the token, and a half-written rotation changes nothing.
     """
     now = [0.0]
     ca = tmp_path / "ca.crt"
@@ -815,7 +835,7 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
 
 
 def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
-    """The kubelet sets it without them."""
+    """The kubelet sets the variable without brackets."""
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -825,7 +845,7 @@ def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
 
 
 async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubeconfig names one by `proxy-url`. The variable of the environment is for HTTPS alone."""
+    """A kubeconfig sets `proxy-url`, which takes precedence; the environment variable applies to HTTPS only."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     asked: list[str] = []
 
@@ -850,7 +870,7 @@ async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch
 async def test_the_proxy_of_the_environment_is_used(
     no_proxy: str, path: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HTTP_PROXY is for servers without TLS, and NO_PROXY excludes servers."""
+    """HTTP_PROXY applies to servers without TLS, and NO_PROXY excludes servers."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -872,7 +892,7 @@ async def test_the_proxy_of_the_environment_is_used(
 
 
 async def test_a_request_uses_no_thread_and_no_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry of ~/.netrc would contradict the token, and the request would fail."""
+    """An entry in ~/.netrc would conflict with the token, and the request would fail."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     headers: list[str] = []
@@ -898,7 +918,7 @@ async def test_a_request_uses_no_thread_and_no_netrc(tmp_path: Path, monkeypatch
     ],
 )
 async def test_the_error_about_an_invalid_url_contains_no_password(server: str, proxy: str | None) -> None:
-    """It is in the log, at /readyz and in Events."""
+    """The error text appears in the log, at /readyz and in Events."""
 
     def load(configuration: Configuration) -> None:
         configuration.host, configuration.proxy = server, proxy
@@ -913,7 +933,7 @@ async def test_the_error_about_an_invalid_url_contains_no_password(server: str, 
 
 
 async def test_only_whole_lines_are_events(pair: Pair) -> None:
-    """Empty lines and an unfinished last one are none, and one without an end is not kept for ever."""
+    """Blank lines and an unfinished last line are not events, and the buffer for a line is bounded."""
     event = '{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}'
     pair[0].fail_next(1, 200, verb="watch", body=f'\n \n{event}\n{event}\n\n{{"c')
     assert [kind async for kind, _ in pair[1].watch_slices(*MINE, "1")] == ["BOOKMARK"] * 2
@@ -923,7 +943,9 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
 
 
 async def test_an_event_that_comes_in_crumbs_costs_time_by_its_length_only(tmp_path: Path) -> None:
-    """Nobody else waits meanwhile: what is there of a line is not copied for each piece that comes."""
+    """The bytes of an incomplete line are not copied for each further piece, so the cost is linear and other tasks are
+    not blocked.
+    """
     whole = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "' + b"7" * (3 << 20) + b'"}}}\n'
     crumbs = b"".join(b"%x\r\n%s\r\n" % (len(whole[n : n + 16]), whole[n : n + 16]) for n in range(0, len(whole), 16))
 

@@ -21,12 +21,14 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_version_is_the_one_that_was_read() -> None:
-    """For another major version read its ``__init__`` modules and its REST client again."""
+    """After an upgrade to another major version, the library's ``__init__`` modules and its REST client must be
+    reviewed again.
+    """
     assert importlib.metadata.version("kubernetes-asyncio").startswith("36.")
 
 
 def test_import_loads_neither_a_model_nor_an_api() -> None:
-    """They take 36 MB."""
+    """They would take 36 MB."""
     code = """
 import json, sys
 import dra_frontend.app
@@ -39,7 +41,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
 
 
 def test_import_loads_neither_urllib3_nor_time_zones() -> None:
-    """They take 1.7 MB; the packages are there for other importers, with all names."""
+    """They would take 1.7 MB. Both packages remain importable, with all their names."""
     run("""
 import sys
 import dra_frontend.app
@@ -68,7 +70,7 @@ PACKAGES = {PACKAGES}
 
 
 def test_the_lazy_package_has_the_names_of_the_whole_one() -> None:
-    """A later importer gets every API and every model; a name that does not exist is an AttributeError."""
+    """A later importer gets every API and every model; an unknown name raises AttributeError."""
     whole = """
 import kubernetes_asyncio
 listed = {package: [name for name in dir(importlib.import_module(package)) if name[0] != "_"] for package in PACKAGES}
@@ -88,7 +90,7 @@ print(json.dumps(names(json.loads(sys.argv[1]))))
 
 @pytest.mark.parametrize("first", ["ours", "whole"])
 def test_the_package_is_shared_with_other_importers(first: str) -> None:
-    """Whichever import comes first, there is one package, and its models work."""
+    """Regardless of which import comes first, there is one package, and its models work."""
     imports = ["import dra_frontend.api_server.library as ours", "import kubernetes_asyncio as whole"]
     lines = imports if first == "ours" else imports[::-1]
     run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare reads the devices of other drivers that decide which CPUs a claim gets."""
+"""Prepare reads the other drivers' devices that determine which CPUs a claim gets."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ MACHINE = machine()
 
 
 def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver: str = GPU[0]) -> dict[str, Any]:
-    """A ResourceSlice with one device; without a node it is of a device that many nodes reach."""
+    """Returns a ResourceSlice with one device. Without a node name, many nodes can reach the device."""
     devices = [{"name": GPU[2], "attributes": {NUMA: {"int": numa}}}]
     spec: dict[str, Any] = {"driver": driver, "devices": devices}
     spec["pool"] = {"name": pool, "generation": 1, "resourceSliceCount": 1}
@@ -35,7 +35,7 @@ def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver:
 
 
 def joined(uid: str = "u") -> dict[str, Any]:
-    """A claim for two CPUs near a device of another driver."""
+    """Returns a claim for two CPUs near a device of another driver."""
     document = claim(uid, cpus(2, device="cpudevmachine"), result("gpu", GPU[0], GPU[2], GPU[1]))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": NUMA}]}}
     return document
@@ -43,7 +43,7 @@ def joined(uid: str = "u") -> dict[str, Any]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Frontend:
-    """A node whose CPUs are one device."""
+    """Returns a node whose CPUs are one device."""
     config = Config(group_by="machine", reserved_cpus=frozenset({0}))
     return Frontend(tmp_path, build_inventory(MACHINE, config, NODE), joined(), config=config)
 
@@ -114,7 +114,7 @@ async def test_too_many_slices_are_a_problem() -> None:
 
 
 async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_path: Path) -> None:
-    """Own slices first; those of all nodes only if the device is not among them."""
+    """The node's own slices are listed first. Slices of all nodes are listed only if the device is not among them."""
     async with ApiServer() as server:
         slices = [slice_of("a", 1), slice_of("b", 0, node="node-b"), slice_of("c", 0, node="", pool="fabric")]
         for one in [*slices, slice_of("d", 0, driver="other.example.com")]:
@@ -127,7 +127,7 @@ async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_pa
             found = await OtherDeviceReader(client, NODE).read(frozenset({GPU, far}))
             assert found.values(far, NUMA) == {(int, 0)}
             assert not (await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))).found
-        # The node's own slices three times, and once those of no single node.
+        # The node's own slices are listed three times, and those without a single node once.
         assert [one.verb for one in server.served] == ["list"] * 4
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontend knows of its backend: whether this node enforces, and every container."""
+"""The frontend's view of its backend: whether claims are enforced on this node, and which containers run."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tests.rigs.cpu_time import cpu_seconds
 
 @dataclass
 class Clock:
-    """Time that a test sets."""
+    """A clock that the test sets."""
 
     now: float = 100.0
 
@@ -25,25 +25,24 @@ class Clock:
 
 
 def status(generation: int = 1, **changes: Any) -> BackendStatus:
-    """A lease of an enforcing backend."""
+    """Returns a lease of an enforcing backend."""
     values = {"instance": "i", "generation": generation, "active": True, "synchronized": True}
     return BackendStatus.model_validate(values | changes)
 
 
 def container(id_: str = "c", **changes: Any) -> dict[str, Any]:
-    """A container, as a backend sends it."""
+    """Returns a container as the backend reports it."""
     return {"id": id_, "name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod", **changes}
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock at some time."""
     return Clock()
 
 
 @pytest.fixture
 def view(clock: Clock) -> BackendView:
-    """A view of a backend that enforces, with one container."""
+    """Returns a view of an enforcing backend with one container."""
     view = BackendView(clock)
     view.renew(status(), [container()])
     assert view.live
@@ -51,7 +50,7 @@ def view(clock: Clock) -> BackendView:
 
 
 def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
-    """A starved node is late; after ten seconds of silence the lease is over."""
+    """A busy node may renew it late; after ten seconds without a report the lease has expired."""
     clock.now += LEASE_SECONDS - 0.1
     view.renew(status())
     clock.now += LEASE_SECONDS - 0.1
@@ -62,9 +61,8 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 
 def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) -> None:
-    """The same generation is the same state; another one, or another backend's, is not known until it was told.
-
-    What was reported before is kept until then: CPUs stay held.
+    """The same generation means the same containers. Containers of another generation or another backend instance are
+    unknown until they are reported. Until then the previous ones are retained, so that their CPUs stay held.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
@@ -81,7 +79,7 @@ def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) 
 
 
 def test_only_what_changed_is_news(view: BackendView) -> None:
-    """Owners and refusals follow from reports that are new; the others need no second look."""
+    """Owners and rejections are derived only from containers that were added or changed."""
     before = view.containers["c"]
     view.renew(status(2), [container(), container("d"), container("e", state="running")])
     assert view.containers["c"] is before
@@ -100,7 +98,7 @@ def test_only_what_changed_is_news(view: BackendView) -> None:
     ],
 )
 def test_what_is_missing_is_named(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem tells an operator what to look at; before the first lease, where to look."""
+    """The problem contains a hint for the operator. Before the first lease it says where to look."""
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
     unheard = BackendView(clock)
@@ -129,7 +127,7 @@ def test_each_reason_to_prepare_nothing_has_a_code(
 
 
 def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
-    """Before the first report nothing is known; of an unreadable report the container is missing."""
+    """Before the first report nothing is known. An unreadable report leaves its container unknown."""
     unheard = BackendView(clock).fault
     assert unheard is not None
     view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
@@ -140,7 +138,9 @@ def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: B
 
 
 def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
-    """The new pod of an upgrade leads nothing. That nobody enforces is no reason to be unready: it must go on."""
+    """During an upgrade the new pod is not active yet. It must not become unready because its own backend enforces
+    nothing, or the rollout would stop.
+    """
     view.renew(status(active=False))
     assert (view.live, view.leads) == (True, False)
     view.renew(status(active=False, enforced=False))
@@ -149,7 +149,7 @@ def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
 
 
 def test_a_newer_backend_is_understood() -> None:
-    """Fields and words of tomorrow disturb nothing, in lease, metrics and reports."""
+    """Unknown fields and values of a newer release are accepted in the lease, metrics and reports."""
     document = {**json.loads(status().model_dump_json()), "invention": {"of": 1}}
     document["metrics"] = [{"name": "x", "kind": "summary", "samples": [{"value": 1, "quantile": 0.5}]}]
     document["containers"] = [container(state="sleeping", invention=[1])]
@@ -161,7 +161,9 @@ def test_a_newer_backend_is_understood() -> None:
 
 
 def test_one_bad_report_is_one_bad_report(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are taken; what cannot be told apart from a free CPU keeps claims from being prepared, and says so."""
+    """The other reports are used. If the container's CPUs cannot be read, no claim is prepared, and the problem says
+    so.
+    """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):
         view.renew(status(generation), [*bad, container("d")])
@@ -174,7 +176,7 @@ def test_one_bad_report_is_one_bad_report(view: BackendView, caplog: pytest.LogC
 
 
 def test_a_report_that_can_be_read_in_part_counts(view: BackendView) -> None:
-    """Only who uses which claim must be known; a newer backend may write everything else otherwise."""
+    """Only the claims of the container must be readable; a newer backend may change the format of everything else."""
     view.renew(status(2), [container("d", limits=7, mems={}, podName=[], claims=[{"uid": "u", "driver": "dra.cpu"}])])
     assert view.live
     assert view.containers["d"].claims[0].uid == "u"
@@ -182,7 +184,9 @@ def test_a_report_that_can_be_read_in_part_counts(view: BackendView) -> None:
 
 
 def test_a_state_that_is_as_before_is_read_in_little_time() -> None:
-    """500 containers of which one changed: under 25 ms of CPU, far below the tenth of a second between two reports."""
+    """500 containers of which one changed take less than 25 ms of CPU time, far below the 100 ms between two
+    reports.
+    """
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
 
@@ -200,14 +204,14 @@ def test_a_state_that_is_as_before_is_read_in_little_time() -> None:
 
 
 def view_of(clock: Clock | None = None, config: Config | None = None, **fields: Any) -> BackendView:
-    """A view of a live backend with these fields in its lease."""
+    """Returns a view of a live backend with these fields in its lease."""
     made = BackendView(clock or Clock(), config or Config())
     made.renew(status(**fields), [])
     return made
 
 
 def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
-    """The reason is the node's and not a claim's; a pool that the configuration asks for is none."""
+    """The reason applies to the node and not to a claim. No warning is given if the configuration asks for the pool."""
     view = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN")
     (warning,) = view.warnings
     assert "nri-backend lacks the capability SYS_ADMIN" in warning.text
@@ -228,14 +232,18 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     ],
 )
 def test_the_warning_names_the_effect_that_the_configuration_gives(config: Config, beginning: str, ending: str) -> None:
-    """Without partitions the pool enforces or claims are refused; hostSlices keeps host daemons off without them."""
+    """Without partitions, the pool enforces claims or they are rejected, depending on the configuration; hostSlices
+    also keeps host daemons off the CPUs.
+    """
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
     (found,) = view.conditions
     assert (found.text.startswith(beginning), found.text.endswith(ending)) == (True, True), found.text
 
 
 def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
-    """Managers that this release does not know are left out. Another NRI plugin may be the cause of the report."""
+    """Managers that this release does not know are left out of the warning. Another NRI plugin may have caused the
+    report.
+    """
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert [one.code for one in live.conditions] == ["KubeletManagerStatic"]

@@ -14,14 +14,14 @@ from tests.unit.dra_frontend.claims.test_backend import Clock, container, status
 
 
 def send(view: BackendView, generation: int, instance: str = "i", **body: Any) -> int:
-    """Sends a report, as the state endpoint receives it. Returns the generation of the answer."""
+    """Sends a report as the state endpoint receives it. Returns the generation of the response."""
     lease = status(generation, instance=instance).model_dump(mode="json", exclude={"counters", "metrics"})
     view.renew(*read_state(json.dumps(lease | body).encode()))
     return view.generation
 
 
 def changes(since: int, total: int, *containers: Any, removed: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """Returns changes, as a backend sends them."""
+    """Returns changes as the backend sends them."""
     return {"since": since, "total": total, "removed": [*removed], "containers": [*containers]}
 
 
@@ -40,7 +40,7 @@ def names(view: BackendView) -> str:
 
 
 def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView) -> None:
-    """A container that changes keeps its place, a new one comes last, and the objects of the others stay the same."""
+    """A changed container keeps its position, a new one is appended, and the objects of the others stay the same."""
     before = view.containers
     assert send(view, 6, changes=changes(5, 3, container("b", cpus="1"), container("d"), removed=("a",))) == 6
     assert (names(view), view.live, view.containers["b"].cpus) == ("bcd", True, {1})
@@ -59,7 +59,7 @@ def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView
         (7, 6, 3, "i"),  # the frontend has not received a report
         (6, 4, 3, "i"),
         (6, 0, 3, "i"),
-        (5, 5, 3, "i"),  # no generation follows itself
+        (5, 5, 3, "i"),  # a generation cannot follow itself
         (4, 5, 3, "i"),
         (6, 5, 4, "i"),  # it has another number of containers than the backend
         (6, 5, 2, "i"),
@@ -205,7 +205,9 @@ def test_a_change_of_one_container_is_merged_in_little_time() -> None:
 
 
 def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
-    """It was sent on a connection that the backend has given up, and arrived after a later report on the next one."""
+    """It was sent on a connection that the backend has given up and arrived after a later report on the next
+    connection.
+    """
 
     def at(time: float | None, **fields: Any) -> BackendStatus:
         return status(6, **fields).model_copy(update={"reported_at": time})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the devices of claims are written to the API server, and when not."""
+"""When the device status of claims is written to the API server."""
 
 import asyncio
 from pathlib import Path
@@ -36,7 +36,7 @@ OTHERS = {"driver": "gpu.example", "pool": "p", "device": "gpu-0", "data": {"mod
 
 
 class Api(Claims):
-    """One that lets itself be applied to."""
+    """A fake API server that accepts or rejects status applies."""
 
     def __init__(self, *documents: Document) -> None:
         super().__init__(*documents)
@@ -48,7 +48,7 @@ class Api(Claims):
         self.keeps = True
 
     async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[Document]) -> Document:
-        """As the server does it, or does not."""
+        """Applies the status, or fails as configured."""
         self.writes.append(uid)
         if error := self.refuses or self.refuses_in.get(namespace) or self.refuses_in.get(uid):
             raise error
@@ -58,30 +58,30 @@ class Api(Claims):
         return self.documents[name]
 
     def entries(self, uid: str) -> list[Document]:
-        """What a claim says of its devices."""
+        """Returns the device entries in a claim's status."""
         found: list[Document] = self.documents[f"claim-{uid}"]["status"].get("devices", [])
         return found
 
     def enforced(self, uid: str) -> str:
-        """Status and reason of the condition of the claim's one device of ours."""
+        """Returns status and reason of the Enforced condition of the claim's only device of this driver."""
         (entry,) = [one for one in self.entries(uid) if one["driver"].startswith("dra.")]
         condition = next(one for one in entry["conditions"] if one["type"] == "Enforced")
         return f"{condition['status']} {condition['reason']}"
 
 
 class Node:
-    """One instance, whose clock stands still unless it is told."""
+    """One frontend instance with a clock that advances only when the test says so."""
 
     def __init__(self, path: Path, api: Api) -> None:
         self.api, self.now, self.counted = api, 1000.0, list[str]()
         self.frontend = Frontend(path, api=api)
-        # The lease of the backend lasts, however long a busy machine takes for a test.
+        # The backend's lease does not expire, however long a test takes on a busy machine.
         self.frontend.backend.clock = lambda: 0.0
         self.frontend.enforce()
         self.status = self.again()
 
     def again(self) -> DeviceStatus:
-        """As a new process: it knows nothing of what was written."""
+        """Restarts the instance, which forgets what it has written."""
         rig = self.frontend
         self.status = DeviceStatus(self.api, rig.store, rig, rig.backend, self.counted.append, lambda: self.now)
         self.api.claim_observers = [self.status.observe]
@@ -89,7 +89,7 @@ class Node:
         return self.status
 
     def runs(self, *uids: str, **more: Any) -> None:
-        """Containers of claims run, each on its claim's CPUs."""
+        """Reports running containers of claims, each on its claim's CPUs."""
         told = [
             builders.report(
                 f"c-{uid}", **{"claims": [{"uid": uid, "driver": "dra.cpu"}], "cpus": self.cpus(uid), **more}
@@ -99,11 +99,11 @@ class Node:
         self.frontend.backend.containers = {one.id: one for one in told}
 
     def cpus(self, uid: str) -> str:
-        """As a list."""
+        """Returns the CPUs as a list."""
         return ",".join(str(cpu) for cpu in self.frontend.cpus(uid))
 
     async def after(self, seconds: float) -> None:
-        """Time passes, a second at a time."""
+        """Advances the clock in steps of one second."""
         for _ in range(int(seconds)):
             self.now += 1
             await asyncio.sleep(0)
@@ -112,20 +112,20 @@ class Node:
 
 @pytest.fixture
 def api() -> Api:
-    """An API server with claims of one CPU."""
+    """Returns an API server with claims for one CPU each."""
     return Api(*[claim(uid, cpus(1, device=f"cpudevnuma00{uid > 'c':d}")) for uid in "abcdef"])
 
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Api) -> Node:
-    """An instance that runs since a second, without claims."""
+    """Returns an instance that has been running for a second, without claims."""
     node = Node(tmp_path, api)
     await node.after(1)
     return node
 
 
 async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
-    """Neither prepare nor start write by themselves; what both made of it is written a little later, once."""
+    """Neither Prepare nor the container's start writes by itself; one write shortly afterwards contains both."""
     await node.frontend.prepare("a")
     await node.after(1)
     node.runs("a")
@@ -142,7 +142,7 @@ async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: 
 
 
 async def test_a_claim_that_nobody_uses_is_written_a_while_later(node: Node, api: Api) -> None:
-    """An image may take minutes to come: what the claim has can be read before."""
+    """Pulling an image may take minutes, and the claim's allocation should be visible before the container runs."""
     await node.frontend.prepare("a")
     await node.after(PATIENCE_SECONDS)
     assert not api.writes
@@ -154,7 +154,7 @@ async def test_a_claim_that_nobody_uses_is_written_a_while_later(node: Node, api
 
 
 async def test_what_passes_is_not_written(node: Node, api: Api) -> None:
-    """A container that ends and is started again, and CPUs that are shared for a moment, are nobody's news."""
+    """A container that is restarted, or CPUs that are shared for a moment, do not cause a write."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -168,7 +168,7 @@ async def test_what_passes_is_not_written(node: Node, api: Api) -> None:
 
 
 async def test_what_stays_wrong_is_written_and_mended(node: Node, api: Api) -> None:
-    """Also when it keeps changing: one write of a claim in a while."""
+    """A status that keeps changing is written at most once per interval for each claim."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -187,7 +187,7 @@ async def test_what_stays_wrong_is_written_and_mended(node: Node, api: Api) -> N
 
 
 async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
-    """A node that starts many pods at once does not flood the server of a cluster of such nodes."""
+    """A node that starts many pods at once must not flood the API server of a large cluster."""
     for uid in "abcdef":
         await node.frontend.prepare(uid)
     node.runs(*"abcdef")
@@ -198,7 +198,7 @@ async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
 
 
 async def test_a_restart_writes_nothing_that_is_there(node: Node, api: Api) -> None:
-    """What the server has is known from the claims that are read anyway; what it lacks is written then."""
+    """The status on the server is known from the claims that are read anyway, and only missing entries are written."""
     for uid in "ab":
         await node.frontend.prepare(uid)
     node.runs(*"ab")
@@ -217,7 +217,7 @@ async def test_a_restart_writes_nothing_that_is_there(node: Node, api: Api) -> N
 
 
 async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
-    """A claim may have devices of several drivers; both of ours are written at once."""
+    """A claim may have devices of several drivers. The entries of both drivers of this project are written at once."""
     api.add(claim("x", cpus(1), memory("1Mi")))
     api.documents["claim-x"]["status"]["devices"] = [OTHERS]
     for driver in ("dra.cpu", "dra.memory"):
@@ -242,7 +242,7 @@ async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
 async def test_a_server_that_refuses_is_not_pressed(
     node: Node, api: Api, caplog: pytest.LogCaptureFixture, error: KubeError, result: str, most: int
 ) -> None:
-    """Claims are prepared as ever; the log says it once, a metric counts it, and it is tried again rarely."""
+    """Claims are prepared as usual. The failure is logged once and counted by a metric, and retries are rare."""
     api.refuses = error
     for uid in "abcdef":
         assert (await node.frontend.prepare(uid)).error is None
@@ -258,7 +258,7 @@ async def test_a_server_that_refuses_is_not_pressed(
 
 
 async def test_a_server_without_the_field_is_left_alone(node: Node, api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """One whose feature gate is off drops what it is sent, and says nothing."""
+    """An API server whose feature gate is off drops the field without an error."""
     api.keeps = False
     await node.frontend.prepare("a")
     await node.after(3600)
@@ -269,7 +269,7 @@ async def test_a_server_without_the_field_is_left_alone(node: Node, api: Api, ca
 
 
 async def test_a_silent_backend_makes_it_unknown(node: Node, api: Api) -> None:
-    """Not in the seconds of its restart, but when it stays away."""
+    """The condition stays during the seconds of a restart and becomes Unknown if the backend stays away."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -286,7 +286,7 @@ async def test_a_silent_backend_makes_it_unknown(node: Node, api: Api) -> None:
 
 
 async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
-    """Two instances of a node would write in turn; the one whose backend enforces does."""
+    """Two instances of a node would alternate their writes, so only the one with the enforcing backend writes."""
     node = Node(tmp_path, api)
     node.frontend.backend.status = BackendStatus(instance="i", synchronized=True, active=False)
     await node.frontend.prepare("a")
@@ -295,7 +295,9 @@ async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
 
 
 async def test_a_claim_that_comes_back_is_written_again(node: Node, api: Api) -> None:
-    """Deallocated and allocated anew under its UID, its entries are gone, and it is new."""
+    """When the claim was deallocated and allocated again under the same UID, its entries are gone and it counts as
+    new.
+    """
     await node.frontend.prepare("a")
     await node.after(3 * PATIENCE_SECONDS)
     await node.frontend.unprepare("a")
@@ -308,7 +310,7 @@ async def test_a_claim_that_comes_back_is_written_again(node: Node, api: Api) ->
 
 
 async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> None:
-    """The server may deny what is no more allocated to this node."""
+    """The server may reject a claim that is no longer allocated to this node."""
     await node.frontend.prepare("a")
     api.refuses = ForbiddenError("patch", "no")
     await node.after(3 * PATIENCE_SECONDS)
@@ -320,7 +322,7 @@ async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> 
 
 @pytest.mark.parametrize("error", [UnreadableError("patch", "is nested too deep"), ConflictError("patch", "changed")])
 async def test_the_answer_about_one_claim_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
-    """Its author has a part in what the answer contains."""
+    """The author of the claim controls part of the response."""
     api.refuses_in["a"] = error
     for uid in "abc":
         await node.frontend.prepare(uid)
@@ -341,7 +343,7 @@ async def test_the_answer_about_one_claim_stops_no_other(node: Node, api: Api, e
     ids=("429", "500", "403"),
 )
 async def test_a_namespace_whose_writes_fail_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
-    """Four claims of a tenant whose webhook fails were enough to pause the writes of all tenants."""
+    """Regression: four claims of a tenant with a failing webhook paused the writes of all tenants."""
     api.refuses_in["evil"] = error
     for uid in "wxyz":
         api.add(claim(uid, cpus(1, device="cpudevnuma000" if uid < "y" else "cpudevnuma001"), namespace="evil"))
@@ -366,7 +368,7 @@ async def test_a_namespace_whose_writes_fail_stops_no_other(node: Node, api: Api
 async def test_a_server_that_fails_in_every_namespace_is_not_pressed(
     node: Node, api: Api, error: KubeError, most: int
 ) -> None:
-    """A connection that fails, or three namespaces in a row, pause all writes."""
+    """A failed connection, or failures in three namespaces in a row, pause all writes."""
     api.refuses = error
     for number, uid in enumerate("uvwxyz"):
         device = "cpudevnuma000" if number < 3 else "cpudevnuma001"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory as the only database: what is written, and what is kept of what cannot be used."""
+"""The CDI directory, which is the only database of claims: writing files and quarantining unusable ones."""
 
 import json
 from pathlib import Path
@@ -18,29 +18,33 @@ NAME = cdi_file_name("dra.cpu", "u1")
 
 @pytest.fixture
 def files(tmp_path: Path) -> ClaimFiles:
-    """An empty directory that does not exist yet."""
+    """Returns a path to a directory that does not exist yet."""
     return ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
 
 
 def scan(files: ClaimFiles) -> dict[tuple[str, str], frozenset[int]]:
-    """CPUs by claim."""
+    """Returns the CPUs of each claim in the directory."""
     return {key: file.cpus for key, file in files.scan(thorough=True).files.items()}
 
 
 def quarantined(tmp_path: Path) -> list[bytes]:
-    """The copies that are kept."""
+    """Returns the quarantined copies."""
     return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
 
 
 def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Path) -> None:
-    """Readable by root alone; the temporary file lay beside it, and no half-written one was ever called .json."""
+    """The file is readable by root only. It is written to a temporary file next to it, so a partial file never has a
+    .json name.
+    """
     files.write(record())
     (file,) = (tmp_path / "cdi").iterdir()
     assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
 def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
-    """A healthy pod needs the file to restart: it is copied, its CPUs are held from its environment."""
+    """A healthy pod needs the file for a restart. It is copied to quarantine, and its CPUs are held according to its
+    environment variables.
+    """
     document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"
     path = tmp_path / "cdi" / NAME
@@ -58,7 +62,7 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles,
 
 
 def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -> None:
-    """At most 64 files and 16 MB: it lies in memory, and nobody else removes anything."""
+    """At most 64 files and 16 MB are kept, because the quarantine is in memory and nothing else cleans it up."""
     (tmp_path / "cdi").mkdir()
     for number in range(80):
         (tmp_path / "cdi" / NAME).write_text("{" * (number + 1) if number else "{")
@@ -75,7 +79,7 @@ def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -
 
 
 def test_what_is_not_ours_or_not_there_is_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
-    """The directory is shared with every other vendor; Unprepare may come twice, and before the directory was made."""
+    """The directory is shared with other vendors. Unprepare may be called twice, or before the directory exists."""
     files.remove("dra.cpu", "u1")
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / "nvidia.json").write_text("{")
@@ -92,7 +96,7 @@ def test_what_is_not_ours_or_not_there_is_left_alone(files: ClaimFiles, tmp_path
 def test_fields_that_a_newer_instance_added_are_written_again(
     files: ClaimFiles, tmp_path: Path, thorough: bool
 ) -> None:
-    """They make no record differ for this release, and yet what it writes after that loses none of them."""
+    """This release treats the records as equal despite unknown fields, and later writes preserve these fields."""
     newer = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
     newer.write(AllocationRecord.model_validate({**record().model_dump(), "anInvention": 1}))
     seen = files.scan(thorough=thorough).files["dra.cpu", "u1"].record
@@ -104,7 +108,7 @@ def test_fields_that_a_newer_instance_added_are_written_again(
 
 
 def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp_path: Path) -> None:
-    """A damaged file stays where it is, and is told of; the other claims go on."""
+    """The damaged file stays in place and is reported; other claims continue."""
     (tmp_path / "quarantine").write_text("not a directory")
     files.write(record("good"))
     path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "bad")
@@ -115,7 +119,7 @@ def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp
 
 
 def test_a_readable_record_can_be_taken_out(files: ClaimFiles, tmp_path: Path) -> None:
-    """A record that contradicts another one leaves the directory, and a copy stays for people."""
+    """A record that contradicts another one is removed from the directory, and a copy is quarantined for inspection."""
     files.write(record())
     files.set_aside(record(), "holds CPUs of another claim")
     assert scan(files) == {}
@@ -124,7 +128,7 @@ def test_a_readable_record_can_be_taken_out(files: ClaimFiles, tmp_path: Path) -
 
 
 def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, tmp_path: Path) -> None:
-    """The claim keeps the file that it has, and the error names both sizes."""
+    """The claim keeps its existing file, and the error contains both sizes."""
     files.write(record())
     before = (tmp_path / "cdi" / NAME).read_bytes()
     pods = tuple(PodReference(uid=str(n), name="p" * 6000) for n in range(256))
@@ -135,7 +139,7 @@ def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, t
 
 
 def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Path) -> None:
-    """The backend would not know of one claim file more. A file that exists can be replaced."""
+    """The backend would not see a claim file beyond its limit. An existing file can still be replaced."""
     (tmp_path / "cdi").mkdir()
     content = dump_claim_file(record("UID")).decode()
     for number in range(MAX_CLAIM_FILES):
@@ -151,7 +155,6 @@ def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Pa
 
 
 def test_a_problem_of_the_directory_is_not_one_of_a_file(files: ClaimFiles, tmp_path: Path) -> None:
-    """The status reports it by a code of its own."""
     (tmp_path / "cdi").write_text("not a directory")
     files.scan(thorough=True)
     assert files.problems == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal that instances share: what it survives, and what it never forgets."""
+"""The journal that all instances on a node share: which failures it survives and which entries it always retains."""
 
 import json
 import os
@@ -29,12 +29,12 @@ NAMELESS = {B: ClaimFile(*B, None, frozenset({4, 5}), memory={"hugepages-2m-numa
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the journal is."""
+    """Returns the path of the journal."""
     return tmp_path / "run" / "claims.journal"
 
 
 def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> None:
-    """The lines of unchanged entries are retained, and each part of an entry can change."""
+    """The lines of unchanged entries are reused, and each part of an entry can change."""
     journal = Journal(path)
     for entries in (
         Entries(NAMES, LEAVING, cpus=CPUS),
@@ -54,7 +54,9 @@ def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> 
 
 
 def test_another_instance_reads_what_was_written(path: Path) -> None:
-    """Names of what has a file, and records of what is being released; the other one learns of each write."""
+    """It contains the names of claims with files and the records of claims that are being released. Each instance sees
+    the writes of the other.
+    """
     first, second = Journal(path), Journal(path)
     assert (first.read(), first.was_read) == (Entries(), False)
     first.write(Entries(NAMES, LEAVING | NAMELESS))
@@ -75,7 +77,7 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
 def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
-    """Also when the names do not fit. A claim that is not listed has none."""
+    """This includes entries whose names did not fit. A claim that is not in the journal has no CPUs."""
     present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
     Journal(path).write(Entries(present, cpus=CPUS))
     read = Journal(path).read()
@@ -84,7 +86,9 @@ def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tup
 
 
 def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> None:
-    """On a machine with 3,840 CPUs: 120 claims, each with 32 requests for one CPU that have the longest names."""
+    """The machine has 3,840 CPUs: 120 claims with 32 requests of one CPU each, and the longest possible request
+    names.
+    """
     requests = [f"{n:063d}" for n in range(32)]
     cpus = {
         ("dra.cpu", f"{claim:036d}"): {name: frozenset({32 * claim + n}) for n, name in enumerate(requests)}
@@ -98,7 +102,7 @@ def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> 
 
 
 def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
-    """Allocated when it is made: a disk that is full later does not stop it."""
+    """The space is allocated when the file is created, so a disk that fills up later does not prevent writes."""
     journal = Journal(path)
     journal.write(journal.read())
     status = path.stat()
@@ -113,9 +117,11 @@ def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
 
 
 @given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
-@example(27, b"")  # the new sequence before the old length and checksum
+@example(27, b"")  # the new sequence number precedes the old length and checksum
 def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbage: bytes) -> None:
-    """Whatever part of the new slot has reached the file; and the next write is whole again."""
+    """Whichever part of the new slot has reached the disk, the previous slot is read, and the next write is complete
+    again.
+    """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "journal"
         journal = Journal(path)
@@ -132,7 +138,9 @@ def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbag
 
 
 def test_what_cannot_be_written_is_kept_and_written_later(path: Path) -> None:
-    """No room at the start: nothing is left behind, and it heals by itself."""
+    """If the disk is full at the start, no partial file is left, and the journal is written as soon as there is
+    space.
+    """
     journal = Journal(path)
     with full_disk():
         journal.write(Entries(NAMES, LEAVING))
@@ -171,7 +179,7 @@ def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
 def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
-    """It tells nothing; what this process knows is written over it."""
+    """Nothing is read from such a file, and the entries of this process overwrite it."""
     path.parent.mkdir()
     path.write_bytes(content)
     journal = Journal(path)
@@ -182,7 +190,7 @@ def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
 
 
 def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
-    """It is neither waited for nor followed, and replaced at the next write."""
+    """The journal neither blocks on it nor follows it, and the next write replaces it."""
     path.parent.mkdir()
     for target in ("", "/dev/zero", path.name):
         path.unlink(missing_ok=True)
@@ -196,7 +204,9 @@ def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
 
 
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
-    """Nothing that keeps a promise is cut: UIDs and what is held stay, names can be asked for."""
+    """UIDs, CPUs and pages are always retained, because claims must not lose them. Names can be requested from the API
+    server again.
+    """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)
     journal.write(Entries(many, LEAVING))
@@ -212,7 +222,7 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
 
 
 def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:
-    """Writes entries as another program could, in the slot of a sequence number."""
+    """Writes entries into the slot of a sequence number, as another program could."""
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
     slot = (b"dra-driver-numa journal 1 %d %d %d" % (sequence, len(line), zlib.crc32(line, sequence))).ljust(64) + line
     assert len(slot) <= SLOT_BYTES
@@ -234,7 +244,9 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """They would need a gigabyte of memory. What this process knows is written over it, and the next one reads that."""
+    """They would need a gigabyte of memory. The entries of this process overwrite them, and the next instance reads
+    those.
+    """
     journal = Journal(path)
     journal.write(Entries(NAMES))
     replace_slot(path, 2, entries)
@@ -252,7 +264,7 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
 
 
 def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None:
-    """Their CPUs would stay allocated for ever, or negative bytes would be allocated to another claim as well."""
+    """Otherwise their CPUs would stay allocated for ever, or negative bytes would let another claim get too many."""
     Journal(path).write(Entries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
     entries: list[Any] = [["dra.gpu", "u", "ns", "n", {"": "1"}], ["dra.cpu", "../u", "ns", "n", {"": "2"}], gone]
@@ -262,7 +274,7 @@ def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None
 
 
 def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
-    """They are lines of their own: the others are understood."""
+    """Such entries are lines of their own, so the others can still be parsed."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]

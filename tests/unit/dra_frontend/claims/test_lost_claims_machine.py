@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traces of a node on which claim files are lost, with an oracle: which claims the kubelet was promised."""
+"""Random traces of a node on which claim files are lost. The oracle knows which claims the kubelet believes to be
+prepared.
+"""
 
 from pathlib import Path
 from random import Random
@@ -14,7 +16,7 @@ from tests.rigs.frontend import Claims, Frontend
 DRIVER = "dra.memory"
 STEPS = 40
 POOL = 512
-"""MiB of the one pool of hugepages that all claims want."""
+"""Size in MiB of the one hugepage pool that all claims use."""
 OPERATIONS = {
     "prepare": 5,
     "unprepare": 2,
@@ -30,7 +32,7 @@ OPERATIONS = {
 
 
 class Machine:
-    """A node, its kubelet and its API server. The scheduler allocates more than there is."""
+    """A node with its kubelet and its API server. The scheduler allocates more than the node has."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.random, self.path = Random(seed), path
@@ -43,14 +45,16 @@ class Machine:
         self.running: set[str] = set()
 
     async def begin(self) -> None:
-        """Starts the first or the next process."""
+        """Starts the first or the next frontend process."""
         self.node = Frontend(self.path, api=self.api)
         self.node.recovery.patience = self.node.claims.report_wait = 0.001
         await self.node.store.start()
         self.report()
 
     def report(self, *late: str) -> None:
-        """Renews the reports. ``late``: claims whose container has ended, with its last report on its way."""
+        """Renews the backend's reports. ``late`` contains claims whose container has ended but whose last report has
+        not arrived.
+        """
         self.node.backend.containers = {}
         for uid in sorted({*self.running, *late}):
             use = [{"uid": uid, "driver": DRIVER, "requests": ["m"]}]
@@ -60,22 +64,22 @@ class Machine:
         self.node.enforce()
 
     async def recover(self) -> None:
-        """Lets enough time pass for every lost claim to be due."""
+        """Advances the time until every lost claim is due for recovery."""
         self.node.now += 700
         await self.node.recovery.round()
 
     async def step(self) -> None:
-        """Does one random thing."""
+        """Runs one random step."""
         operation = self.random.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
         await getattr(self, f"do_{operation}")(self.random.choice(list(self.sizes)))
 
     async def do_prepare(self, uid: str) -> None:
-        """The kubelet asks for a claim, for the first time or again."""
+        """Lets the kubelet prepare a claim, for the first time or again."""
         if (await self.node.prepare(uid, DRIVER)).error is None:
             self.promised.add(uid)
 
     async def do_unprepare(self, uid: str) -> None:
-        """The kubelet gives a claim back, possibly before the last report of its container."""
+        """Lets the kubelet unprepare a claim, possibly before the last report of its container."""
         if uid in self.running:
             return
         late = [uid] if uid in self.promised and self.random.random() < 0.5 else []
@@ -87,52 +91,52 @@ class Machine:
         self.report()
 
     async def do_lose(self, uid: str) -> None:
-        """A claim's file is removed while the process is up."""
+        """Removes a claim's file while the process is running."""
         self.node.file(uid, DRIVER).unlink(missing_ok=True)
 
     async def do_restart(self, _: str) -> None:
-        """The process ends, some files are removed, and it starts again."""
+        """Ends the process, removes some files, and starts it again."""
         for uid in self.sizes:
             if self.random.random() < 0.4:
                 self.node.file(uid, DRIVER).unlink(missing_ok=True)
         await self.begin()
 
     async def do_recover(self, _: str) -> None:
-        """Time passes."""
+        """Advances the time."""
         await self.recover()
 
     async def do_start(self, uid: str) -> None:
-        """A container of a prepared claim starts."""
+        """Starts a container of a prepared claim."""
         self.running |= {uid} & self.promised
         self.report()
 
     async def do_stop(self, uid: str) -> None:
-        """A container ends."""
+        """Stops a container."""
         self.running.discard(uid)
         self.report()
 
     async def do_look(self, _: str) -> None:
-        """All files are examined."""
+        """Scans all files."""
         await self.node.look()
 
     async def do_server(self, _: str) -> None:
-        """The API server goes or comes back."""
+        """Makes the API server unavailable or available again."""
         self.api.away = None if self.api.away else UnavailableError("get resourceclaims", "refused")
 
     async def do_spoil(self, uid: str) -> None:
-        """A claim cannot be read, or can be read again."""
+        """Makes a claim unreadable or readable again."""
         name, good = f"claim-{uid}", self.documents[uid]
         odd: dict[str, Any] = {"metadata": good["metadata"], "status": {"allocation": 3}}
         self.api.documents[name] = odd if self.api.documents[name] is good else good
 
     def check(self) -> None:
-        """No page is promised twice, and no claim has a record that the kubelet was not promised."""
+        """Checks that no page is allocated twice and that only claims that the kubelet has prepared have a record."""
         assert sum(self.sizes[uid] for uid in self.promised) <= POOL
         recorded = {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)}
         assert recorded <= self.promised
 
     async def settle(self) -> None:
-        """Everything works again: every promised claim must get its record."""
+        """Ends all faults: every prepared claim must get its record back."""
         self.api.away = None
         self.api.documents = {f"claim-{uid}": document for uid, document in self.documents.items()}
         for _ in range(3):
@@ -144,7 +148,7 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_hugepages_are_promised_once_and_every_promise_is_kept(tmp_path: Path, seed: int) -> None:
-    """Whatever is lost, in whatever order, as long as the journal stays."""
+    """Holds for any order of losses, as long as the journal is intact."""
     machine = Machine(tmp_path, seed)
     await machine.begin()
     for _ in range(STEPS):

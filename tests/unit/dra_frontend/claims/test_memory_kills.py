@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills of containers that ran out of memory: observed once each, with node, claim and rule."""
+"""OOM kills of containers with claims are observed once each, with node, claim and rule."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ RECORD = memory_record("u", ("memory", 1, 48 * MI, 4096), ("pages", 1, 2 * MI, 2
 
 
 def report(kills: int, container: str = "c1") -> ContainerReport:
-    """A report of a container that holds the claim."""
+    """Returns a report of a container that holds the claim."""
     use = {"uid": "u", "driver": "dra.memory", "requests": ["memory", "pages"]}
     return builders.report(container, claims=[use], mems="1", memoryKills=kills)
 
 
 class Kills:
-    """One instance."""
+    """A frontend instance that records the observed kills."""
 
     def __init__(self, path: Path) -> None:
         self.frontend = Frontend(path)
@@ -29,7 +29,7 @@ class Kills:
         self.kills = MemoryKills("node-a", self.frontend.store, self.frontend.backend, self.observed.append)
 
     def reported(self, *reports: ContainerReport) -> list[Observation]:
-        """The backend reports these containers and no others; returns what was observed of them."""
+        """Reports exactly these containers and returns the observations."""
         before = len(self.observed)
         self.frontend.backend.containers = {one.id: one for one in reports}
         self.kills.backend_changed()
@@ -37,7 +37,7 @@ class Kills:
 
 
 def test_the_note_has_effect_cause_and_remedy() -> None:
-    """The reader learns which container was killed, what the claim allowed on that NUMA node, and what to change."""
+    """It contains the killed container, the claim's limit on that NUMA node, and what to change."""
     effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
         f"{effect}Claim ns/claim-u gives it 48Mi on NUMA node 1 and no more (limit: claim): claim more memory, or "
@@ -56,7 +56,7 @@ def test_the_note_has_effect_cause_and_remedy() -> None:
 
 
 async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
-    """Reports come again and again; a kill is in the total of one of them."""
+    """The same report arrives repeatedly; a kill is counted only when the total rises."""
     node = Kills(tmp_path)
     await node.frontend.store.transact(lambda t: t.write(RECORD))
     assert node.reported(report(0)) == []
@@ -70,7 +70,9 @@ async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
 
 
 def test_kills_of_a_restarted_container_are_the_same_condition(tmp_path: Path) -> None:
-    """A container that is killed at each start is one Event with a count, although each start has another id."""
+    """A container that is killed at each start produces one Event with a count, although each start has a new container
+    id.
+    """
     node = Kills(tmp_path)
     observed = [one for number in range(5) for one in node.reported(report(1, f"c{number}"))]
     assert len(observed) == 5
@@ -78,7 +80,9 @@ def test_kills_of_a_restarted_container_are_the_same_condition(tmp_path: Path) -
 
 
 def test_a_silent_backend_does_not_make_kills_new(tmp_path: Path) -> None:
-    """Containers that are missing in the reports of a backend that has just started are forgotten when it is live."""
+    """Right after its start a backend reports incomplete containers. Missing ones are forgotten only when it is
+    live.
+    """
     node = Kills(tmp_path)
     node.reported(report(1))
     backend, status = node.frontend.backend, node.frontend.backend.status
@@ -91,7 +95,7 @@ def test_a_silent_backend_does_not_make_kills_new(tmp_path: Path) -> None:
 
 
 def test_kills_of_one_report_are_bounded(tmp_path: Path) -> None:
-    """A report of 20,000 containers holds up everything else for a moment only."""
+    """A report of 20,000 containers must block the event loop for a moment only."""
     node = Kills(tmp_path)
     reports = [report(1, f"c{number}") for number in range(2 * MAX_NEW)]
     assert len(node.reported(*reports)) == MAX_NEW

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers are told of their devices (KEP-5304), and the files that tell it."""
+"""Device metadata files for containers (KEP-5304)."""
 
 import json
 import stat
@@ -23,12 +23,12 @@ FILES = MetadataFiles(PLUGINS, enabled=True)
 
 
 def offered(**config: Any) -> Inventory:
-    """What a small machine offers; CPU 0 is reserved."""
+    """Returns the devices of a small machine; CPU 0 is reserved."""
     return build_inventory(machine(), Config(reserved_cpus=frozenset({0}), **config), NODE)
 
 
 def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> dict[str, Any]:
-    """An allocated claim; with ``pod_claim`` one that was made from a template."""
+    """Returns an allocated claim, with ``pod_claim`` one created from a template."""
     found = claim(uid, *results, **more)
     if pod_claim:
         found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
@@ -36,19 +36,19 @@ def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **mo
 
 
 def described(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> AllocationRecord:
-    """The claim's record with metadata."""
+    """Returns the claim's record with metadata."""
     inventory = inventory or offered()
     return FILES.describe(decided(found, driver, inventory=inventory), found, inventory)
 
 
 def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
-    """The documents by request."""
+    """Returns the metadata documents by request."""
     record = described(parse_claim(document(*results)), driver, inventory)
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
 def test_a_device_is_told_as_it_is_published_and_how_much_of_it() -> None:
-    """The form is the one that KubeVirt and others read: claim, requests, devices with their attributes by type."""
+    """KubeVirt and others read this format: claim, requests, and devices with their attributes by type."""
     document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
     assert document == {
@@ -64,7 +64,7 @@ def test_a_device_is_told_as_it_is_published_and_how_much_of_it() -> None:
     (device,) = told(memory("512Mi"), driver="dra.memory")["memory"]["requests"][0]["devices"]
     assert device["attributes"]["dra.memory/allocatedBytes"] == {"int": 512 << 20}
     assert device["attributes"]["dra.memory/pageSize"] == {"string": "4Ki"}
-    # Nothing is consumed of a device that is given whole; its CPU is an attribute.
+    # A device that is allocated as a whole has no consumed capacity; its CPU is an attribute.
     single = told(result("one", "dra.cpu", "cpudev003"), inventory=offered(cpu_device_mode="individual"))
     (device,) = single["one"]["requests"][0]["devices"]
     assert device["attributes"]["dra.cpu/cpuID"] == {"int": 3}
@@ -72,7 +72,9 @@ def test_a_device_is_told_as_it_is_published_and_how_much_of_it() -> None:
 
 
 def test_each_request_has_a_file_of_its_own() -> None:
-    """By base name in paths, by full name inside; what is only watched, or another driver's, is not in it."""
+    """Paths contain the base name and documents the full name. Results with adminAccess and those of other drivers are
+    left out.
+    """
     watched = result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
     found = (cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), watched)
     named = {name: [request["name"] for request in one["requests"]] for name, one in told(*found).items()}
@@ -81,7 +83,9 @@ def test_each_request_has_a_file_of_its_own() -> None:
 
 
 def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
-    """The pod's author does not know the generated name: annotation and path tell the one that is in the manifest."""
+    """The author of the pod does not know the generated name, so annotation and path contain the name in the
+    manifest.
+    """
     file = described(parse_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
     assert file.mount_path == f"{root}/resourceclaimtemplates/pinned/cpus/dra.cpu-metadata.json"
@@ -90,7 +94,7 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
 
 
 def test_what_was_told_stays_told() -> None:
-    """Prepared again after attributes have changed, the record and so the CDI file stay the same."""
+    """If attributes have changed when the claim is prepared again, the record and so the CDI file stay the same."""
     found = parse_claim(document(cpus(2)))
     first = described(found)
     assert FILES.describe(first, found, offered(group_by="socket")) == first
@@ -99,24 +103,24 @@ def test_what_was_told_stays_told() -> None:
 
 
 class Node(Frontend):
-    """A frontend with metadata files, as a new process over the same disk each time it is made."""
+    """A frontend with metadata files. Each object acts as a new process on the same disk."""
 
     def __init__(self, path: Path, *, enabled: bool = True, api: Claims | None = None) -> None:
         super().__init__(path, offered(), metadata=enabled, api=api)
         self.plugins = path / "plugins" / "dra.cpu" / "dra-device-metadata"
 
     async def has(self, found: dict[str, Any]) -> None:
-        """A claim is prepared."""
+        """Prepares a claim."""
         self.api.add(found)
         answer = await self.prepare(found["metadata"]["uid"])
         assert answer.error is None, answer
 
     def metadata(self, claim_name: str = "claim-u") -> Path:
-        """A claim's metadata file."""
+        """Returns a claim's metadata file."""
         return self.plugins / f"ns_{claim_name}" / "cpus" / "metadata.json"
 
     def mounts(self, uid: str = "u") -> list[dict[str, Any]]:
-        """The mounts of the claim's only CDI device."""
+        """Returns the mounts of the claim's only CDI device."""
         written = json.loads(self.file(uid).read_text())
         found: list[dict[str, Any]] = written["devices"][0]["containerEdits"].get("mounts", [])
         return found
@@ -124,12 +128,12 @@ class Node(Frontend):
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """A node whose disk is well."""
+    """Returns a node with a working disk."""
     return Node(tmp_path)
 
 
 async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
-    """Readable by all, nothing half written beside it, at the path that is mounted; Unprepare takes all of it."""
+    """The file is world-readable, complete, and at the mounted path. Unprepare removes it with its directory."""
     await node.has(document(cpus(1)))
     await node.has(document(cpus(1), uid="v"))
     (mount,) = node.mounts()
@@ -142,7 +146,7 @@ async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
 
 
 async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
-    """With deviceMetadata off, neither file nor mount; what was told before stays as long as its claim."""
+    """With deviceMetadata off there is neither a file nor a mount. Existing files stay as long as their claims."""
     node = Node(tmp_path, enabled=False)
     await node.has(document(cpus(2)))
     assert not node.mounts()
@@ -150,7 +154,9 @@ async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
-    """Deleted by force and made anew, a claim has the directory of its forerunner, whose unprepare comes late."""
+    """A claim that was force-deleted and recreated shares the directory with its predecessor, which is unprepared
+    late.
+    """
     await node.has(document(cpus(1), name="same"))
     await node.has(document(cpus(2), uid="v", name="same"))
     await node.unprepare("u")
@@ -159,7 +165,7 @@ async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
 
 @pytest.mark.parametrize("why", ["disk", "name"])
 async def test_what_refuses_a_file_costs_the_mount_only(node: Node, why: str) -> None:
-    """The claim is prepared without metadata, and that is counted; the next Prepare tries again."""
+    """The claim is prepared without metadata, a metric counts the failure, and the next Prepare tries again."""
     if why == "disk":
         node.plugins.parent.mkdir(parents=True)
         node.plugins.write_text("in the way")
@@ -172,7 +178,7 @@ async def test_what_refuses_a_file_costs_the_mount_only(node: Node, why: str) ->
 
 
 async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
-    """Where the CDI file cannot be written there is no claim, and so nothing to tell."""
+    """If the CDI file cannot be written, the claim is not prepared, and its metadata file is removed."""
     node.file("u").mkdir(parents=True)
     node.api.add(document(cpus(2)))
     assert (await node.prepare("u")).error is not None
@@ -180,7 +186,9 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
 
 
 async def test_lost_files_come_back_together(node: Node) -> None:
-    """Within a second, with the same content: a CDI file that is written again names no file that is not there."""
+    """Both files are back within a second with the same content, and the CDI file never refers to a missing metadata
+    file.
+    """
     await node.has(document(cpus(2)))
     cdi = node.file("u")
     before = node.metadata().read_text(), cdi.read_text()
@@ -190,7 +198,7 @@ async def test_lost_files_come_back_together(node: Node) -> None:
         node.metadata().parent.rmdir()
         await node.reconciler.scan()
         assert (node.metadata().read_text(), cdi.read_text()) == before
-    # A container with a mount that has no source would not start at all.
+    # A container with a missing mount source could not start at all.
     node.metadata().unlink()
     node.metadata().parent.rmdir()
     node.metadata().parent.write_text("in the way")
@@ -201,7 +209,9 @@ async def test_lost_files_come_back_together(node: Node) -> None:
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
 async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node, peer: bool, left: list[str]) -> None:
-    """Left by a death between two steps. A file without a record does not tell which directory is its claim's."""
+    """A crash between two steps leaves such files. Without a record it is unknown to which claim a directory
+    belongs.
+    """
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
     if peer:
@@ -213,7 +223,7 @@ async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node, peer: bool, l
 
 
 async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody's file where the directory should be costs the metadata, never the driver."""
+    """A foreign file in place of the directory costs only the metadata."""
     node.plugins.parent.mkdir(parents=True, exist_ok=True)
     node.plugins.write_text("")
     await node.store.start()
@@ -221,7 +231,9 @@ async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: 
 
 
 async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:
-    """Record and files lost while the driver was down: containers that restart find the same file in the same place."""
+    """Record and files were lost while the driver was down. Restarted containers find the same file at the same
+    path.
+    """
     await node.has(document(cpus(2), pod_claim="pinned"))
     before = node.mounts(), node.metadata().read_text()
     held = node.cpus("u")

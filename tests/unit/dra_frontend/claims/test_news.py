@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""News of records."""
+"""Change notifications for claim records."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from dra_frontend.claims.store import RecordNews
 
 
 def said(news: RecordNews, after: int | None) -> list[str]:
-    """The claims that have changed after a generation; must be answered at once."""
+    """Returns the claims that changed after a generation. The response must be immediate."""
     answer = news.after(after, 60.0)
     try:
         answer.send(None)
@@ -19,25 +19,25 @@ def said(news: RecordNews, after: int | None) -> list[str]:
 
 
 def test_what_came_after_a_generation_is_told() -> None:
-    """Each change has a number; who was away gets all of them, in order."""
+    """Each change has a number, and a reader that was away gets all later ones in order."""
     news = RecordNews(10)
     for uid in "abc":
         news.publish(Change("prepared", "dra.cpu", uid))
-    news.publish(Change("freed", "dra.cpu", "a"))  # its record went before
+    news.publish(Change("freed", "dra.cpu", "a"))  # its record was removed before
     assert said(news, 10) == ["a", "b", "c"]
     assert said(news, 12) == ["c"]
     assert said(news, None) == []
 
 
 def test_another_instances_generation_is_answered_at_once() -> None:
-    """Whoever heard of a frontend before this one, or of one after it, is told where this one is."""
+    """A generation of an earlier or a later frontend instance is answered with the current one."""
     news = RecordNews(10)
     assert said(news, 3) == []
     assert said(news, 99) == []
 
 
 def test_only_the_latest_changes_are_remembered() -> None:
-    """Memory is bounded; the generation alone tells that something was missed."""
+    """Memory is bounded. The generation alone shows a reader that it has missed changes."""
     news = RecordNews(0)
     for number in range(1000):
         news.publish(Change("prepared", "dra.cpu", str(number)))
@@ -45,7 +45,7 @@ def test_only_the_latest_changes_are_remembered() -> None:
 
 
 async def test_everybody_who_waits_is_woken() -> None:
-    """One change answers all, and whoever asks again waits for the next one."""
+    """One change answers all waiting readers, and a reader that asks again waits for the next change."""
     news = RecordNews(0)
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(news.after(0, 60.0)) for _ in range(3)]
@@ -55,7 +55,7 @@ async def test_everybody_who_waits_is_woken() -> None:
 
 
 async def test_a_wait_ends() -> None:
-    """Without a change the answer is the same generation, after the time that was given; at the end, at once."""
+    """Without a change, the same generation is returned after the timeout, and at shutdown immediately."""
     news = RecordNews(5)
     assert (await news.after(5, 0.01)).generation == 5
     async with asyncio.TaskGroup() as tasks:

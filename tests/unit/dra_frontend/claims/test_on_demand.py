@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled claims of any content: each one concerns its own pages, and none ends the frontend."""
+"""Hugepages on demand for labelled claims with any content: a malformed claim affects only its own pages and never ends
+the frontend.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -25,7 +27,7 @@ Document = dict[str, Any]
 
 
 class Api:
-    """Claims as the API server has them; an answer is stored."""
+    """A fake API server that stores claims and the status conditions written to them."""
 
     def __init__(self, *events: tuple[str, Document]) -> None:
         self.listed: list[Document] = []
@@ -37,7 +39,7 @@ class Api:
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """Lists once what there is."""
+        """Lists the current claims."""
         if (error := self.error) is not None:
             self.error = None
             raise error
@@ -46,7 +48,7 @@ class Api:
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields the changes, and then nothing more."""
+        """Yields the changes, and then waits."""
         for event in self.events:
             yield event
         self.watched.set()
@@ -61,29 +63,29 @@ class Api:
 
 
 class Kernel(KernelPools):
-    """A kernel that finds memory for a limited number of pages, and a helper that may be away."""
+    """A fake kernel with memory for a limited number of pages, behind a helper that may be unavailable."""
 
     most = 1000
     silent = False
     checks = 0
     broken = ""
-    """Part of the names of NUMA nodes whose pools cannot be read."""
+    """Parts of names of NUMA nodes whose pools cannot be read."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Reads the file."""
+        """Reads the pool's page count."""
         if self.broken and self.broken in f"node{node}":
             raise ValueError("unforeseen")
         return super().pages(node, page_bytes)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Answers unless the helper is away."""
+        """Succeeds unless the helper is unavailable."""
         self.checks += 1
         if self.silent:
             raise HelperError("/run/pools.sock", "Connection refused")
         super().check(node, page_bytes)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Gives what is there, and calls that success."""
+        """Allocates as many pages as there is memory for and reports success, as the kernel does."""
         self.check(node, page_bytes)
         super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
 
@@ -95,12 +97,12 @@ class Kernel(KernelPools):
         left: Callable[[], float],
         sleep: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Compacts without waiting."""
+        """Allocates pages without waiting for compaction."""
         super().grow(node, page_bytes, pages, left, sleep)
 
 
 class Node:
-    """A node whose NUMA node 0 has no page of 1 GiB and may have three."""
+    """A node whose NUMA node 0 has no 1 GiB page and may grow to three."""
 
     def __init__(self, path: Path, api: Api, **settings: Any) -> None:
         self.ledger, self.now = Ledger({}), 1000.0
@@ -123,11 +125,11 @@ class Node:
 
     @property
     def pages(self) -> int:
-        """The pages that the kernel has."""
+        """Returns the number of pages that the kernel has."""
         return int(self.pool.read_text())
 
     async def follow(self) -> None:
-        """Lets the driver read the list and the events."""
+        """Lets the driver read the list and the watch events."""
         async with asyncio.timeout(20):
             following = asyncio.create_task(self.on_demand.claims.follow())
             await self.api.watched.wait()
@@ -135,18 +137,18 @@ class Node:
         await self.provide()
 
     async def provide(self) -> None:
-        """Lets the driver resize the pools, read the machine again, and answer the claims."""
+        """Lets the driver resize the pools, read the machine again, and write the conditions."""
         await self.on_demand.provide()
         await self.watch.read()
         await self.on_demand.provide()
 
     def answered(self) -> dict[str, str]:
-        """The condition of each claim that was answered."""
+        """Returns the condition of each claim that has one."""
         return {uid: entries[0]["conditions"][0]["reason"] for uid, entries in self.api.answers.items()}
 
 
 def asked(uid: str, *sizes: str | None, pool: str = f"{NODE}-hugepages-1g", device: str = "numa000") -> Document:
-    """A claim with a result for each size."""
+    """Returns a claim with one result per size."""
     results = []
     for number, size in enumerate(sizes):
         more = {} if size is None else {"consumedCapacity": {"size": size}}
@@ -155,7 +157,7 @@ def asked(uid: str, *sizes: str | None, pool: str = f"{NODE}-hugepages-1g", devi
 
 
 def changed(document: Document, **status: Any) -> Document:
-    """The claim with another status."""
+    """Returns the claim with another status."""
     return document | {"status": document["status"] | status}
 
 
@@ -182,7 +184,7 @@ ODD = {
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.parametrize("by", ["list", "watch", "memory"])
 async def test_a_claim_of_any_content_stops_no_other(tmp_path: Path, how: str, by: str) -> None:
-    """The other claim gets its page in the same round; the odd one gets no answer, or one of its own."""
+    """The other claim gets its page in the same round. The malformed one gets no condition, or one of its own."""
     good, odd = asked("good", "1Gi"), ODD[how]
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())
     node.api.listed = [] if by == "watch" else [odd, good]
@@ -196,7 +198,7 @@ async def test_a_claim_of_any_content_stops_no_other(tmp_path: Path, how: str, b
 
 
 async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> None:
-    """Its status reported that its pages could not be allocated, and then became null."""
+    """The status reported that the pages could not be allocated, and then became null."""
     node = Node(tmp_path, Api(("MODIFIED", {"metadata": {"uid": "u"}, "status": None})))
     node.api.listed = [asked("u", "9Gi")]
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "9Gi")}, object()
@@ -208,7 +210,9 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("by", ["list", "watch"])
 async def test_a_claim_that_is_allocated_anew_is_answered_anew(tmp_path: Path, by: str) -> None:
-    """Its pages could not be made; the scheduler took it back and chose this node again, all within one tick."""
+    """Its pages could not be allocated; the scheduler deallocated the claim and chose this node again within one
+    tick.
+    """
     first, second = asked("u", "9Gi"), asked("u", "1Gi")
     deallocated = {"metadata": first["metadata"], "status": {}}
     node = Node(tmp_path, Api())
@@ -225,7 +229,7 @@ async def test_a_claim_that_is_allocated_anew_is_answered_anew(tmp_path: Path, b
 
 
 async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
-    """Its status reports that there are too few pages. Another claim still gets its pages."""
+    """Its status requests more pages. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
@@ -274,7 +278,7 @@ async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_pat
 
 
 async def test_pages_that_records_need_are_made_again(tmp_path: Path) -> None:
-    """Prepare saw them in an older reading of the machine, and they were given back at the same time."""
+    """Prepare used an older reading of the machine, and the pages were freed at the same time."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-1g-numa000": 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})
@@ -286,7 +290,7 @@ DEVICE = "hugepages-1g-numa000"
 
 
 async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) -> None:
-    """Otherwise the scheduler would choose the same device again. The pages that were found are freed."""
+    """Otherwise the scheduler would choose the same device again. The pages that were allocated so far are freed."""
     node = Node(tmp_path, Api())
     node.kernel.most = 1
     node.api.listed = [asked("u", "3Gi")]
@@ -302,7 +306,9 @@ async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) 
 
 
 async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """A scheduler that does not wait for conditions has bound its pod, so nothing else starts another attempt."""
+    """A scheduler that does not wait for binding conditions has bound the pod already, so nothing else would start
+    another attempt.
+    """
     node = Node(tmp_path, Api())
     node.kernel.most = 1
     node.api.listed = [asked("u", "3Gi")]
@@ -334,7 +340,7 @@ async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_
 
 
 async def test_a_claim_beyond_the_device_is_no_shortage(tmp_path: Path) -> None:
-    """The kernel found everything that the configuration allows."""
+    """The kernel has allocated everything that the configuration allows."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi")]
     await node.follow()
@@ -342,7 +348,9 @@ async def test_a_claim_beyond_the_device_is_no_shortage(tmp_path: Path) -> None:
 
 
 async def test_a_helper_that_restarts_costs_no_claim_its_place(tmp_path: Path) -> None:
-    """The claim waits. After ten seconds of silence it is answered, and the device is tainted until an answer comes."""
+    """The claim waits. After ten seconds without a response its condition is written, and the device is tainted until
+    the helper responds.
+    """
     node = Node(tmp_path, Api())
     node.kernel.silent = True
     node.api.listed = [asked("u", "1Gi")]
@@ -371,7 +379,7 @@ async def test_a_helper_that_restarts_costs_no_claim_its_place(tmp_path: Path) -
 
 
 async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> None:
-    """The helper answers that the file is missing; the taint goes with the cause."""
+    """The helper reports that the file is missing, and the taint is removed when the cause is."""
     node = Node(tmp_path, Api())
     node.pool.unlink()
     await node.follow()
@@ -383,7 +391,9 @@ async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> N
 
 
 async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
-    """A helper that hangs takes a timeout for each check, and the claims wait. All pools are tainted all the same."""
+    """A hung helper costs one timeout per check while claims wait, so only one pool is checked. All pools are
+    tainted.
+    """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)
     node.kernel.silent = True
@@ -397,7 +407,7 @@ async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> N
 
 
 async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: Path) -> None:
-    """Its claim is not answered before its pages are known; claims of the other pool are."""
+    """The claim of the failing pool gets no condition before its pages are known; claims of the other pool do."""
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)
     node.kernel.broken = "node0"
@@ -410,7 +420,7 @@ async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: P
 
 
 async def test_pages_that_claims_never_get_are_made_beside_theirs(tmp_path: Path) -> None:
-    """One page is reserved: a claim for two needs a pool of three, and afterwards one remains."""
+    """One page is reserved, so a claim for two needs a pool of three, and one page remains afterwards."""
     reserved = (ReservedMemory(numa_node=0, limits={"hugepages-1Gi": 1 << 30}),)
     node = Node(tmp_path, Api(), reserved_memory=reserved)
     node.api.listed = [asked("u", "2Gi")]
@@ -422,7 +432,7 @@ async def test_pages_that_claims_never_get_are_made_beside_theirs(tmp_path: Path
 
 
 async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Path) -> None:
-    """Prepare decides by that reading. The kubelet would repeat a Prepare that came too early after a minute only."""
+    """Prepare uses that reading. If it came too early, the kubelet would repeat it only after a minute."""
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()
     await node.on_demand.provide()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions of pods that become Events: BestEffort pods with claims, and CPUs that the kernel does not keep."""
+"""Conditions of pods that are reported as Events: BestEffort pods with claims, and CPUs without kernel enforcement."""
 
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ SYSTEMD = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.sli
 
 
 def report(pod: str, cgroup: str = SYSTEMD, **more: Any) -> ContainerReport:
-    """A container that holds a claim."""
+    """Returns a report of a container that holds a claim."""
     given = {"podUid": pod, "podName": f"name-{pod}", "claims": [{"uid": "u", "driver": "dra.cpu"}], "cgroup": cgroup}
     return builders.report(f"c-{pod}", **given | more)
 
 
 class Pods:
-    """One instance, which was there before every pod."""
+    """A frontend instance that was started before every pod."""
 
     def __init__(self, path: Path) -> None:
         self.backend = Frontend(path).backend
@@ -32,7 +32,7 @@ class Pods:
         self.pods.backend_changed()
 
     def see(self, *reports: ContainerReport) -> list[str]:
-        """The backend reports these containers; returns the pods about which anything was observed by then."""
+        """Reports these containers and returns the pods that were observed so far."""
         self.backend.containers = {one.id: one for one in reports}
         self.pods.backend_changed()
         assert {one.reason for one in self.observed} <= {BEST_EFFORT, KEPT_BY_POOL}
@@ -41,7 +41,6 @@ class Pods:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Pods:
-    """An instance."""
     return Pods(tmp_path)
 
 
@@ -55,7 +54,9 @@ def pods(tmp_path: Path) -> Pods:
     ],
 )
 def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
-    """Whatever the kubelet's cgroup driver; a restart of its container is the same condition of the same source."""
+    """This holds for both cgroup drivers of the kubelet. A restarted container of the same source counts as the same
+    condition.
+    """
     assert pods.see(report("p", cgroup)) == ["p"]
     assert pods.see(report("p", cgroup), report("p", cgroup, id="again")) == ["p"]
 
@@ -71,12 +72,12 @@ def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
     ],
 )
 def test_other_pods_are_not_observed(pods: Pods, other: ContainerReport) -> None:
-    """Pods with requests, pods without claims."""
+    """Neither pods with resource requests nor pods without claims are observed."""
     assert pods.see(other) == []
 
 
 def test_pods_that_ran_before_this_instance_are_not_observed(pods: Pods) -> None:
-    """A restart of the frontend is no reason for another Event: the instance before it has created one."""
+    """The previous instance has already created the Event, so a restart of the frontend must not create another one."""
     pods.see(report("p"))
     pods.pods = PodEvents(pods.backend, pods.observed.append)
     assert pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
@@ -87,7 +88,9 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.sli
 
 
 def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
-    """Where the kernel enforces the claim, or the claim asks for the pool, the author of the pod can change nothing."""
+    """Nothing is observed if the kernel enforces the claim or if the claim asked for the pool, because the pod's author
+    could change nothing.
+    """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),
         report("r", BURSTABLE, exclusivity="pool", poolRequested="cpuConfig.shared"),
@@ -100,7 +103,9 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
 
 
 def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
-    """On a real node five retries in 65 s were five Event objects: each container has another id and cgroup."""
+    """Regression: on a real node, five retries in 65 s created five Event objects, because each container has a new id
+    and cgroup.
+    """
     for number in range(5):
         container = f"{number:02x}" * 32
         why = f"{BURSTABLE}/cri-containerd-{container}.scope/cpuset.cpus.partition says root invalid"
@@ -110,7 +115,7 @@ def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
 
 
 def test_conditions_of_one_report_are_bounded(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
-    """A report of 20,000 new containers was a line of the log for each, and held up everything else for 1.4 s."""
+    """Regression: a report of 20,000 new containers wrote a log line for each and blocked everything else for 1.4 s."""
     for start in range(0, 6000, 3000):
         pods.see(*[report(f"{number}") for number in range(start, start + 3000)])
     assert len(pods.observed) == 2 * MAX_NEW

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps records true between the kubelet's calls."""
+"""Keeping records up to date between the kubelet's calls."""
 
 import asyncio
 import os
@@ -23,26 +23,28 @@ USE = {"uid": "u", "driver": "dra.cpu"}
 
 @pytest.fixture
 def api() -> Claims:
-    """An API server with a claim."""
+    """Returns an API server with one claim."""
     return Claims(claim("u", cpus(1)))
 
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Claims) -> Frontend:
-    """An instance that has prepared it."""
+    """Returns an instance that has prepared the claim."""
     node = Frontend(tmp_path, api=api)
     await node.prepare("u")
     return node
 
 
 def owner(node: Frontend) -> tuple[str, str]:
-    """Pod and container of the claim's owner."""
+    """Returns pod and container of the claim's owner."""
     found = node.record("u").owner
     return (found.pod_uid, found.container) if found else ("", "")
 
 
 async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
-    """Stored with the record. One of its pod takes over when it has ended: nobody else's, and none that is refused."""
+    """The owner is stored in the record. When it ends, a container of its own pod takes over, but neither another pod's
+    nor a rejected one.
+    """
     for report, expected in [
         ({"id": "i", "name": "init"}, "init"),
         ({"id": "c"}, "init"),
@@ -75,7 +77,7 @@ async def test_reports_without_a_change_are_followed_once(node: Frontend) -> Non
 
 
 async def test_nobody_takes_over_while_reports_are_incomplete(node: Frontend) -> None:
-    """A backend that has just come back has not told of every container yet."""
+    """A backend that has just reconnected has not reported every container yet."""
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
     node.backend.containers = {}
@@ -110,7 +112,7 @@ async def test_an_owner_is_stored_when_reports_are_complete_again(node: Frontend
 
 
 async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend, api: Claims) -> None:
-    """Records do not change between creation and start, where the backend would have to look at them all again."""
+    """Records do not change between creation and start, because the backend would have to check them all again."""
     api.add(claim("u", cpus(1), memory("1Mi")))
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
@@ -126,7 +128,7 @@ async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend,
 
 
 async def test_what_could_not_be_stored_is_tried_again(node: Frontend) -> None:
-    """A disk that refuses costs the owner nothing but time; a container in trouble does not stop the others."""
+    """A failed disk write only delays the owner, and one failing container does not affect the others."""
     path, content = node.file("u"), node.file("u").read_bytes()
     path.unlink()
     path.mkdir()
@@ -140,7 +142,9 @@ async def test_what_could_not_be_stored_is_tried_again(node: Frontend) -> None:
 
 
 async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Frontend, api: Claims) -> None:
-    """The kubelet does not call Prepare for the second pod of a claim; the record learns of it at its refusal."""
+    """The kubelet does not call Prepare for the second pod of a claim. The rejection of its container triggers the
+    update of the record.
+    """
     api.add(claim("u", cpus(1), pods=("pod-1", "pod-2")))
     async with asyncio.TaskGroup() as tasks:
         worker = tasks.create_task(node.reconciler.run_reports())
@@ -152,7 +156,7 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Front
 
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
-    """Its UID is gone from the API server, or it lives elsewhere, and no container uses it."""
+    """Its UID is gone from the API server or allocated to another node, and no container uses it."""
     api.forget("u", change)
     await node.reconciler.sweep_some()
     assert node.store.ledger.records == []
@@ -160,7 +164,9 @@ async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change
 
 @pytest.mark.parametrize("reason", ["used", "away", "silent", "unreserved", "malformed"])
 async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims, reason: str) -> None:
-    """A living container, an API server that is away or odd, or a backend that is silent: the record stays."""
+    """The record stays while a container is alive, the API server is unavailable or returns nonsense, or the backend is
+    silent.
+    """
     status = api.documents["claim-u"]["status"]
     if reason == "unreserved":
         status["reservedFor"] = []
@@ -179,7 +185,7 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
 
 
 async def test_a_sweep_asks_for_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
-    """Both records of a claim cost one request, and many claims no more in a second than one."""
+    """Both records of a claim cost one request, and the rate is at most one claim per second."""
     api.add(claim("v", cpus(1), memory("1Mi")))
     for driver in ("dra.cpu", "dra.memory"):
         assert (await node.prepare("v", driver)).error is None
@@ -193,7 +199,7 @@ async def test_a_sweep_asks_for_one_claim_at_a_time(node: Frontend, api: Claims)
 
 
 async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -> None:
-    """What thousands of nodes ask about claims that nothing happens to must not grow with the seconds."""
+    """The API requests of thousands of nodes about idle claims must be minutes apart, not seconds."""
     clock = iter([0.0, 0.0, 2.0, SWEEP_SECONDS - 1, 2 * SWEEP_SECONDS, 2 * SWEEP_SECONDS])
     reconciler = Reconciler(NODE, api, node.store, node.backend, lambda: next(clock))
     api.read.clear()
@@ -205,7 +211,7 @@ async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -
 
 
 async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
-    """Whatever the API server answers about it, the others are looked after."""
+    """A malformed response about one claim does not affect the check of the others."""
     api.add(claim("v", cpus(1)))
     await node.prepare("v")
     api.documents["claim-u"] = {"metadata": [], "status": "x"}
@@ -216,7 +222,7 @@ async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims)
 
 
 async def test_an_owner_whose_pod_has_left_gives_way(node: Frontend, api: Claims) -> None:
-    """A claim outlives its first pod when another one was reserved before; the next user becomes the owner."""
+    """A claim may outlive its first pod if another pod was reserved in time; the next user becomes the owner."""
     node.report(claims=[USE])
     await node.reconciler.follow_reports()
     api.add(claim("u", cpus(1), pods=("pod-2",)))
@@ -226,7 +232,7 @@ async def test_an_owner_whose_pod_has_left_gives_way(node: Frontend, api: Claims
 
 
 async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Frontend, api: Claims) -> None:
-    """What the sweep compared was another record: it releases only what it has seen."""
+    """The sweep compared another record, and it only releases a record that it has seen."""
     old = node.record("u")
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -236,10 +242,12 @@ async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Frontend, 
 
 
 async def test_a_directory_that_was_replaced_ends_the_process(tmp_path: Path) -> None:
-    """Only a new container mounts the new one; until then what was known is kept, and it is said what is wrong."""
+    """Only a new container mounts the new directory. Until then the known records are retained and the cause is
+    logged.
+    """
     (tmp_path / "cdi").mkdir()
     await Frontend(tmp_path).store.transact(lambda t: t.write(record("u")))
-    os.chdir(tmp_path / "cdi")  # as a mount does, this keeps the directory when it is removed
+    os.chdir(tmp_path / "cdi")  # keeps the directory alive after its removal, as a mount does
     try:
         node = Frontend(tmp_path)
         node.store._files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "quarantine")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that were lost come back: from the journal's names, the API server, and what containers hold."""
+"""Rebuilding lost records from the names in the journal, the API server, and the resources of running containers."""
 
 import asyncio
 import time
@@ -28,13 +28,13 @@ from tests.strategies.machines import machine
 
 @pytest.fixture
 def api() -> Claims:
-    """An API server with two claims of all CPUs of a NUMA node."""
+    """Returns an API server with two claims, each for all CPUs of a NUMA node."""
     return Claims(claim("u", cpus(2)), claim("v", cpus(2)))
 
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Claims) -> Frontend:
-    """An instance that has prepared one of them."""
+    """Returns an instance that has prepared one of them."""
     node = Frontend(tmp_path, api=api)
     await node.store.start()
     assert (await node.prepare("u")).error is None
@@ -42,20 +42,22 @@ async def node(tmp_path: Path, api: Claims) -> Frontend:
 
 
 async def restarted(node: Frontend, **more: Any) -> Frontend:
-    """The next life of the process."""
+    """Starts the next process on the same disk."""
     again = Frontend(node.root, api=node.api, **more)
     await again.store.start()
     return again
 
 
 def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -> dict[str, Any]:
-    """A claim that a container names and nobody knows here."""
+    """Returns the report of a claim that a container uses and that this instance does not know."""
     return ClaimUse(uid=uid, driver=driver, cpus=held).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
 async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Frontend, how: str) -> None:
-    """The kubelet does not prepare it again: its container could never be created. It is read by name, no list."""
+    """The kubelet does not prepare it again, so its container could never be created. The claim is read by name,
+    without a list.
+    """
     held = node.cpus("u")
     if how == "gone":
         node.file("u").unlink()
@@ -72,7 +74,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Fronten
 
 
 async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing is lost, the next search follows a new report or a change of the records."""
+    """If nothing is missing, the next search happens only after a new report or a change of the records."""
     searched, lost = list[Ledger](), Ledger.lost
 
     def search(ledger: Ledger) -> dict[ClaimKey, str]:
@@ -96,7 +98,9 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
 
 
 async def test_lost_claims_come_first(node: Frontend) -> None:
-    """A Prepare that comes at once waits for those that the journal knows to be asked for."""
+    """A Prepare that arrives right after the start waits until the lost claims that the journal names have been
+    read.
+    """
     node.file("u").unlink()
     node.remove_journaled_cpus()
     again = await restarted(node)
@@ -108,7 +112,9 @@ async def test_lost_claims_come_first(node: Frontend) -> None:
 
 
 async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
-    """A container names a claim that nothing tells of: its namespace is listed in the background."""
+    """A container uses a claim that neither a file nor the journal names, so its namespace is listed in the
+    background.
+    """
     listing = asyncio.Event()
 
     class Slow(Claims):
@@ -132,7 +138,9 @@ async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
 
 @pytest.mark.parametrize("journal", [True, False])
 async def test_lost_files_are_rebuilt_from_what_containers_hold(node: Frontend, journal: bool) -> None:
-    """The directory was wiped while we were down: the journal has the claim's name, or the pod tells the namespace."""
+    """The directory was wiped while the frontend was down. The claim's name comes from the journal, or its namespace
+    from the pod.
+    """
     held = node.cpus("u")
     node.file("u").unlink()
     if not journal:
@@ -145,7 +153,9 @@ async def test_lost_files_are_rebuilt_from_what_containers_hold(node: Frontend, 
 
 
 async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> None:
-    """Nothing on the node tells of a claim without a container: those that are allocated here are prepared again."""
+    """Nothing on the node refers to a claim without a container, so all claims that are allocated to this node are
+    prepared again.
+    """
     node.api.add(claim("elsewhere", cpus(1)))
     terms = node.api.documents["claim-elsewhere"]["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
     terms[0]["matchFields"][0]["values"] = ["node-b"]
@@ -163,7 +173,7 @@ async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> N
 
 
 async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: Frontend) -> None:
-    """The journal was lost. The list still contains the claim, whose release has been completed in the meantime."""
+    """The journal was lost. The list still contains the claim, which has been released completely in the meantime."""
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
     assert again.store.journal_lost
@@ -180,7 +190,7 @@ async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: 
 
 @pytest.mark.parametrize("fault", ["unreadable", "reserved for no pod"])
 async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Frontend, fault: str) -> None:
-    """The journal was lost and the record is damaged. The claim exists: it is rebuilt when it can be used again."""
+    """The journal was lost and the record is damaged. The claim exists, so it is rebuilt when it can be used again."""
     del node.api.documents["claim-v"]
     held = node.cpus("u")
     node.damage("u")
@@ -200,7 +210,7 @@ async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Fron
 
 
 async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tmp_path: Path) -> None:
-    """Another instance prepared it, and its container was started just before: the report of that is on its way."""
+    """Another instance prepared it and its container was started just before; the report about that has not arrived."""
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
     await node.store.start()
@@ -227,7 +237,7 @@ async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tm
 
 
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
-    """What a container is pinned to is not given away, record or not."""
+    """CPUs that a container is pinned to stay allocated, with or without a record."""
     node.file("u").unlink()
     again = await restarted(node)
     again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])
@@ -238,7 +248,7 @@ async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> Non
 
 
 async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) -> None:
-    """The list is refused: nothing is given away, as long as nobody knows what the running container has."""
+    """If the list fails, no pages are allocated, because the claim of the running container may own them."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
     node = Frontend(tmp_path, api=api)
     await node.prepare("a", "dra.memory")
@@ -258,7 +268,7 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
 
 
 async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
-    """Any pod can name any claim. Hugepages are withheld only until the API server has answered."""
+    """A pod can name any claim. Hugepages are withheld only until the API server has answered."""
     api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
     node = Frontend(tmp_path, api=api)
     node.report(unknownClaims=[use(f"made-up-{n}", driver="dra.memory") for n in range(5000)])
@@ -278,7 +288,7 @@ async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
 async def test_an_unreadable_record_of_several_requests_is_rebuilt(
     tmp_path: Path, api: Claims, living: tuple[str, ...]
 ) -> None:
-    """Of a request whose containers are between two starts, the file tells the CPUs."""
+    """For a request without a running container, the CPUs come from the damaged file's environment variables."""
     api.add(claim("s", cpus(2, "a"), cpus(1, "b")))
     node = Frontend(tmp_path, api=api)
     await node.prepare("s")
@@ -294,7 +304,7 @@ async def test_an_unreadable_record_of_several_requests_is_rebuilt(
 
 @pytest.mark.parametrize("answer", ["gone", "replaced", "unreadable namesake", "elsewhere"])
 async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) -> None:
-    """Nobody else would ever free its CPUs: the kubelet may have forgotten the claim long ago."""
+    """The kubelet may have forgotten the claim long ago, so nothing else would ever free its CPUs."""
     node.damage("u")
     node.api.forget("u", answer)
     again = await restarted(node)
@@ -307,9 +317,8 @@ async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) 
 
 
 async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
-    """Removes the file of claim u and lets another instance, which cannot read u, prepare v with its CPUs.
-
-    Returns the CPUs, the document of u, which ``node`` cannot read either, and the other instance.
+    """Removes the file of claim u and lets another instance, which cannot read u, prepare v with the same CPUs. Returns
+    the CPUs, the document of u, which ``node`` cannot read either, and the other instance.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -352,7 +361,9 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
 
 @pytest.mark.parametrize("other", ["file vanished", "container runs"])
 async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
-    """The other claim's file was removed in the next moment: its CPUs are in memory or in a container's report."""
+    """The other claim's file was removed right afterwards: its CPUs are known from memory or from a container's
+    report.
+    """
     held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
     if other == "file vanished":
@@ -372,7 +383,9 @@ async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanishe
 
 @pytest.mark.parametrize("evidence", ["container", "journal", "journal, and the other claim is gone"])
 async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus(tmp_path: Path, evidence: str) -> None:
-    """An instance remembers the CPUs of a claim that was lost and rebuilt with others, and whose file is lost again."""
+    """An instance remembers the CPUs of a claim that was lost and rebuilt with other CPUs, and whose file is then lost
+    again.
+    """
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     node = Frontend(tmp_path, api=api)
     await node.store.start()
@@ -400,7 +413,7 @@ async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus
 
 
 async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be_read(node: Frontend) -> None:
-    """No container uses it and no process remembers it: the journal contains its CPUs, and it gets them back."""
+    """No container uses it and no process remembers it. The journal contains its CPUs, and the claim gets them back."""
     held, good = node.cpus("u"), node.api.documents["claim-u"]
     node.file("u").unlink()
     node.api.documents["claim-u"] = {}
@@ -430,7 +443,7 @@ async def test_the_cpus_of_a_lost_claim_are_free_when_it_was_unprepared_or_delet
 
 
 def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
-    """The backend of an instance has read the news and reports a container with these claims, or none."""
+    """Lets the instance's backend read all changes and report a container with these claims, or no container."""
     reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []
     lease = BackendStatus(instance=instance, generation=generation, active=True, synchronized=True)
     node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), reports)
@@ -439,11 +452,12 @@ def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any])
 
 @pytest.fixture(params=["seen", "between two scans"])
 async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
-    """An instance whose backend still reports the container of claim ``u``.
+    """Returns an instance whose backend still reports the container of claim ``u``, although its CPUs belong to claim
+    ``v``.
 
-    Another instance has unprepared the claim. The first one has read this or not, and so has its backend, while the
-    container was running. Then the container has ended and claim ``v`` has its CPUs, but the first one's backend has
-    sent nothing since.
+    Another instance has unprepared ``u`` while its container was running, and the first instance and its backend have
+    or have not read that. Then the container has ended and ``v`` got the CPUs, but the first instance's backend has not
+    reported since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
     await node.store.start()
@@ -466,7 +480,7 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
 
 
 async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: Frontend) -> None:
-    """The claim still exists. Rebuilt from the report, it would get the CPUs of the next claim."""
+    """The claim still exists. Rebuilt from the report, it would get the CPUs that now belong to the next claim."""
     for _ in range(3):
         await late.recovery.round()
         await late.look()
@@ -476,7 +490,7 @@ async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: 
 
 
 async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_release(late: Frontend) -> None:
-    """Its former CPUs belong to another claim by now. Prepare waits for the next report."""
+    """Its previous CPUs belong to another claim by now. Prepare waits for the next report."""
     late.api.documents["claim-u"] = claim("u", cpus(1))
     late.claims.report_wait = 0.05
     assert "still reports container work of pod ns/p" in str((await late.prepare("u")).error)
@@ -487,7 +501,7 @@ async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_r
 
 
 async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_reports_again(late: Frontend) -> None:
-    """Prepare waits for that report: only then does the instance know of itself that they are free."""
+    """Prepare waits for that report, because only then does this instance know that the CPUs are free."""
     other = await restarted(late)
     await other.unprepare("v")
     await other.look()
@@ -502,7 +516,7 @@ async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_repo
 
 
 async def test_a_report_that_is_newer_than_the_end_of_a_release_is_believed(late: Frontend) -> None:
-    """The container has CPUs that no release covers: its claim is rebuilt, or they stay held."""
+    """The container has CPUs that no release covers: its claim is rebuilt, or the CPUs stay held."""
     await late.look()
     renew(late, "i", 3, use("u", frozenset({5})))
     assert late.store.ledger.ended == {("dra.cpu", "u")}
@@ -511,7 +525,7 @@ async def test_a_report_that_is_newer_than_the_end_of_a_release_is_believed(late
 
 
 async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_path: Path) -> None:
-    """Files and journal were lost. The instance that made the new journal has never read a file of the claim."""
+    """Files and journal were lost. The instance that created the new journal has never read a file of the claim."""
     node = Frontend(tmp_path, None, claim("u", cpus(2)), enforced=False)
     await node.store.start()
     renew(node, "i", 1)
@@ -527,7 +541,9 @@ async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_pat
 
 
 async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
-    """Its container lingers and names a claim without a record: its CPUs are held, but the claim does not come back."""
+    """Its container is still running and names a claim without a record: the CPUs stay held, but the claim is not
+    rebuilt.
+    """
     held = node.cpus("u")
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     await node.unprepare("u")
@@ -543,7 +559,9 @@ async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node: Frontend, *, runs: bool) -> None:
-    """Another instance had heard of the end of the container, and had allocated its CPUs. The next report decides."""
+    """Another instance knew that the container had ended and had allocated its CPUs. The claim is rebuilt after the
+    next report.
+    """
     held = node.cpus("u")
     node.file("u").unlink()
     (node.root / "claims.journal").unlink()
@@ -565,7 +583,7 @@ async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node:
 
 
 async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -> None:
-    """Both cannot be right; the living container keeps its CPUs, the other claim is prepared anew beside them."""
+    """The claim with the running container keeps its CPUs, and the other claim gets new ones."""
     await node.store.transact(lambda t: t.write(record("t", node.cpus("u"))))
     node.api.add(claim("t", cpus(1)))
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -581,7 +599,7 @@ async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -
     "document", [{}, {"metadata": []}, {"metadata": {"uid": "u"}, "status": 3}, {"kind": "X" * 9000}]
 )
 async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, document: dict[str, Any]) -> None:
-    """Another lost claim is rebuilt in the same round, and the odd one is asked for again later."""
+    """Another lost claim is rebuilt in the same round, and the malformed one is read again later."""
     node.api.add(claim("w", cpus(1)))
     await node.prepare("w")
     for uid in "uw":
@@ -599,7 +617,7 @@ async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, d
 
 @pytest.mark.parametrize("gone", ["released", "deleted", "readable again"])
 async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(tmp_path: Path, gone: str) -> None:
-    """The claim exists and may still be used by a pod. Its pages are free when it is unprepared or deleted."""
+    """The claim exists, and a pod may still use it. Its pages are freed when it is unprepared or deleted."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
     node = Frontend(tmp_path, api=api)
     await node.prepare("a", "dra.memory")
@@ -625,12 +643,12 @@ async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(
 
 
 HUGE = {"a": 256, "b": 64, "new": 256}
-"""Claims of one hugepage pool of 512 MiB, in MiB. All of them together do not fit."""
+"""Claims for pages of one hugepage pool of 512 MiB, with their sizes in MiB. Together they exceed the pool."""
 
 
 @pytest.fixture
 async def lost(tmp_path: Path) -> Frontend:
-    """Two hugepage claims without a running container were prepared, and both files were removed since."""
+    """Two hugepage claims without a running container were prepared, and then both files were removed."""
     node = Frontend(tmp_path, api=Claims(*(_huge(uid, size) for uid, size in HUGE.items())))
     await node.store.start()
     for uid in ("a", "b"):
@@ -645,12 +663,14 @@ def _huge(uid: str, size: int) -> dict[str, Any]:
 
 
 def rebuilt(node: Frontend) -> set[str]:
-    """The memory claims that have a record."""
+    """Returns the memory claims that have a record."""
     return {uid for uid in HUGE if node.store.ledger.record("dra.memory", uid)}
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Each was refused because of the other, yet both counted as done: 576 of 512 MiB were promised."""
+    """Regression: each was rejected because of the other, yet both counted as done, so 576 of 512 MiB were
+    allocated.
+    """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.recovery.run())
@@ -660,7 +680,7 @@ async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost
 
 
 async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_list(lost: Frontend) -> None:
-    """A claim that nothing on the node names may have been prepared."""
+    """A claim that nothing on the node refers to may have been prepared."""
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     new = again.api.documents.pop("claim-new")
@@ -678,7 +698,7 @@ async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_
 
 @pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server away"])
 async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
-    """The answer of the API server contains them. Without an answer no page is given away."""
+    """The response of the API server contains them. Without a response no page is allocated."""
     again = await restarted(lost)
     for uid in ("a", "b") if fault == "not reserved" else ():
         again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
@@ -692,7 +712,7 @@ async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost
 
 
 async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
-    """The pool shrank while the frontend was down. Neither may wait for the other."""
+    """The pool shrank while the frontend was down. Neither claim may wait for the other."""
     api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
     again = Frontend(tmp_path, api=api)
     await again.store.start()
@@ -705,7 +725,7 @@ async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(t
 
 
 async def test_an_answer_about_a_lost_claim_ends_with_its_release(lost: Frontend) -> None:
-    """A claim of the same UID that is prepared and lost again is asked for again."""
+    """A claim with the same UID that is prepared and lost again is read again."""
     again = await restarted(lost)
     again.api.forget("a", "deallocated")
     await again.recovery.round()
@@ -748,7 +768,9 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
 
 
 async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebuilt(node: Frontend) -> None:
-    """The list contains the claim as allocated. Its file, its container and its release are gone when the list ends."""
+    """The list contains the claim as allocated. When the list is complete, its file, its container and its release are
+    gone.
+    """
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
     assert again.store.journal_lost
@@ -792,7 +814,9 @@ async def test_a_claim_that_another_instance_releases_before_the_list_is_not_reb
 
 
 async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_the_claims(tmp_path: Path) -> None:
-    """Its own journal would otherwise look complete, and pages of a claim without a file would be allocated again."""
+    """The new instance's journal would otherwise look complete, and pages of a claim without a file would be allocated
+    twice.
+    """
     huge = [claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in ("u", "v")]
     node = Frontend(tmp_path, api=Claims(*huge))
     await node.store.start()
@@ -810,9 +834,9 @@ async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_t
 async def test_the_claims_are_listed_each_time_that_another_instance_has_lost_the_journal(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An instance that finds the journal lost may end before it has listed them."""
+    """An instance that finds the journal missing may end before it has listed the claims."""
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
-    node.backend.clock = float  # a lease that never ends
+    node.backend.clock = float  # a lease that never expires
     node.enforce()
     running = asyncio.create_task(node.recovery.run())
     for number in (1, 2):
@@ -840,7 +864,7 @@ async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has
     (node.root / "claims.journal").unlink()
     Journal(node.root / "claims.journal").write(Entries({("dra.cpu", "u"): ("", "")}, unlisted=True))
     again = await restarted(node)
-    again.backend.clock = float  # a lease that never ends
+    again.backend.clock = float  # a lease that never expires
     again.enforce()
     again.report(unknownClaims=[use("u", held)])
     running = asyncio.create_task(again.recovery.run())
@@ -863,7 +887,7 @@ async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has
 
 @pytest.mark.parametrize("missing", ["pages were taken back", "machine cannot be read"])
 async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost: Frontend, missing: str) -> None:
-    """Its pages were promised. They must not be given to the next claim when the device is offered again."""
+    """Its pages are allocated. They must not be given to the next claim when the device is published again."""
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     offered = again.inventory
@@ -915,7 +939,7 @@ async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp
 
 
 async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:
-    """The claim is prepared again at once: its pages must fit as those of any other claim."""
+    """The claim is prepared again at once, and its pages must fit like those of any other claim."""
     again = await restarted(lost)
     await again.recovery.round()
     await again.unprepare("new", "dra.memory")
@@ -923,7 +947,7 @@ async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:
 
 
 async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
-    """The oldest are forgotten. Without complete reports of the backend none of them would end."""
+    """The oldest are dropped. Without complete reports of the backend none of them would end."""
     node.enforce(complete=False)
     for n in range(300):
         await node.unprepare(f"x{n}")
@@ -933,7 +957,7 @@ async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
 
 
 async def test_what_cannot_be_asked_for_is_asked_for_less_and_less_often(node: Frontend) -> None:
-    """An API server that is down for an hour is not asked every second."""
+    """The retry interval grows, so an API server that is down for an hour is not asked every second."""
     node.file("u").unlink()
     again = await restarted(node)
     asked = 0

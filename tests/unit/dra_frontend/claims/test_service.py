@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and unprepare as the kubelet asks for them."""
+"""Preparing and unpreparing claims as the kubelet requests it."""
 
 import asyncio
 from pathlib import Path
@@ -23,18 +23,18 @@ from tests.strategies.machines import machine
 
 @pytest.fixture
 def api() -> Claims:
-    """An API server without claims."""
+    """Returns an API server without claims."""
     return Claims()
 
 
 @pytest.fixture
 def node(tmp_path: Path, api: Claims) -> Frontend:
-    """An instance whose backend enforces."""
+    """Returns an instance whose backend enforces claims."""
     return Frontend(tmp_path, api=api)
 
 
 async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Claims) -> None:
-    """The file is there before the answer, one device per request, share ids echoed."""
+    """The file exists before the response, with one device per request, and share ids are returned unchanged."""
     api.add(claim("u", cpus(1, "a"), cpus(1, "b/big")))
     answer = await node.prepare("u")
     assert answer.error is None
@@ -46,7 +46,9 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
 
 
 async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Claims) -> None:
-    """Fail closed, with a clear error in time for the kubelet's retry; a backend that comes within the wait is used."""
+    """The error is clear and early enough for the kubelet's retry. A backend that reports within the waiting time is
+    used.
+    """
     instance = Frontend(tmp_path, api=api, enforced=False)
     api.add(claim("u", cpus(1)))
     assert "without enforcement" in str(await instance.prepare("u"))
@@ -60,7 +62,7 @@ async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Clai
 
 
 async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
-    """By claim and reason, also without the kubelet's log."""
+    """The log contains claim and reason, so the kubelet's log is not needed."""
     api.add(claim("u", cpus(9)))
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
@@ -69,7 +71,7 @@ async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.L
 
 
 async def test_the_machine_is_that_of_the_moment_of_choosing(node: Frontend, api: Claims) -> None:
-    """A CPU that goes offline while a prepare waits for the lock is not given away."""
+    """A CPU that goes offline while a Prepare waits for the lock is not allocated."""
     api.add(claim("u", cpus(1)))
     other = FileLock(node.root / "claims.lock")
     await other.acquire()
@@ -83,7 +85,7 @@ async def test_the_machine_is_that_of_the_moment_of_choosing(node: Frontend, api
 
 
 async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claims) -> None:
-    """Each claim of a batch gets its own answer, whatever its document looks like."""
+    """Each claim of a batch gets its own response, whatever its document contains."""
     good = api.add(claim("good", cpus(1)))
     greedy = api.add(claim("greedy", cpus(100)))
     gone = ClaimName("ns", "gone", "gone")
@@ -102,7 +104,7 @@ async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claim
 
 
 async def test_prepare_again_is_the_same_answer(node: Frontend, api: Claims) -> None:
-    """A repeated Prepare rewrites a file that went, and chooses nothing anew."""
+    """A repeated Prepare restores a missing file and does not allocate anything again."""
     api.add(claim("u", cpus(2)))
     first = await node.prepare("u")
     before = node.cpus("u")
@@ -113,7 +115,7 @@ async def test_prepare_again_is_the_same_answer(node: Frontend, api: Claims) -> 
 
 
 async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, api: Claims) -> None:
-    """The error says who did not answer, or what the disk refuses; the CPUs are free as before."""
+    """The error names the server that did not respond or the disk's error, and the CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))
@@ -130,7 +132,7 @@ async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, ap
 
 
 async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api: Claims) -> None:
-    """Administrative access is answered, and takes nothing."""
+    """Prepare succeeds for a claim with adminAccess and allocates nothing to it."""
     api.add(claim("u", result("all", "dra.cpu", "cpudevnuma000", adminAccess=True)))
     answer = await node.prepare("u")
     assert answer.error is None
@@ -139,7 +141,7 @@ async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api:
 
 
 async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) -> None:
-    """A claim with CPUs and memory is prepared by two calls, and released by two."""
+    """A claim with CPUs and memory is prepared and unprepared by one call per driver."""
     api.add(claim("u", cpus(1), memory("1Gi")))
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
@@ -149,14 +151,14 @@ async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) ->
 
 
 async def test_unprepare_of_what_nobody_knows_succeeds(node: Frontend) -> None:
-    """The kubelet repeats itself, and its claims may be older than we are."""
+    """The kubelet repeats its calls, and a claim may be older than this installation."""
     assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": Answer()}
     answer = await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "../../etc/passwd")])
     assert all(failure.error is not None for failure in answer.values())
 
 
 async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: Path) -> None:
-    """Another life of the service knows every claim from the directory."""
+    """A new process reads every claim from the directory."""
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
     again = Frontend(tmp_path, api=api)
@@ -167,9 +169,9 @@ async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: 
 
 
 async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
-    """A runtime that restarts while a claim is read makes nobody's CPUs look free; reports on their way are waited for.
-
-    What the CPU driver gave a pod moves others, which is reported while the memory driver decides.
+    """If the runtime restarts while a claim is read, CPUs in use must not look free, so Prepare waits for reports on
+    their way. The CPU driver's allocation for a pod moves other containers, which is reported while the memory driver
+    decides.
     """
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -198,7 +200,9 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, ap
 
 
 async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Frontend, api: Claims) -> None:
-    """Its end is reported a moment later: the claim that needs its CPUs waits for that, and not for the kubelet."""
+    """Its end is reported a moment later. The claim that needs its CPUs waits for that report instead of failing until
+    the kubelet retries.
+    """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(2)))
     await node.prepare("u")
@@ -214,7 +218,7 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
 
 
 async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend, api: Claims) -> None:
-    """A hostile claim is refused while somebody else has the lock."""
+    """A hostile claim is rejected even while another process holds the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
     other = FileLock(node.root / "claims.lock")
     await other.acquire()
@@ -228,7 +232,7 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
 
 
 async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Frontend, api: Claims) -> None:
-    """Also to an instance that has just started: its container still runs on those CPUs."""
+    """This also holds for an instance that has just started: the claim's container still runs on those CPUs."""
     for name in ("x", "a", "b"):
         api.add(claim(name, cpus(1)))
     for name in ("x", "a"):
@@ -248,7 +252,7 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
 
 
 async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend, api: Claims) -> None:
-    """The kubelet has set the pod's limits by then: what it does later is of later claims."""
+    """The kubelet has set the pod's limits by then, so a change of its capability applies to later claims only."""
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))
         node.counted = counted
@@ -259,7 +263,7 @@ async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend,
 
 
 async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The API server may still have slices with the mapping, which an earlier configuration has left."""
+    """The API server may still have slices with the mapping, left by an earlier configuration."""
     node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
     node.counted = True
     api.add(claim("u", memory("64Mi")))
@@ -270,7 +274,7 @@ async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: P
 async def test_prepared_claims_are_logged_with_their_resources(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are logged after the answer. Rejected claims are not logged as prepared, even if they have a record."""
+    """They are logged after the response. Rejected claims are not logged as prepared, even if they have a record."""
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(1)))
     assert (await node.prepare("v")).error is None
@@ -295,7 +299,7 @@ async def test_prepared_claims_are_logged_with_their_resources(
 async def test_a_node_that_only_observes_prepares_nothing_new(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error names the remedy. A claim that is already prepared is answered as before, and can be unprepared."""
+    """The error contains a remedy. A claim that is already prepared is answered as before and can be unprepared."""
     api.add(claim("old", cpus(1)))
     api.add(claim("new", cpus(1)))
     first = await node.prepare("old")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of a node across instances, losses, releases and disks that fail."""
+"""The node's claims across several instances, lost files, releases and failing disks."""
 
 import asyncio
 import threading
@@ -25,28 +25,28 @@ USES: dict[str, Any] = {"claims": [{"uid": "u1", "driver": "dra.cpu"}], "cpus": 
 
 
 async def write(frontend: Frontend, uid: str = "u1", held: frozenset[int] = CPUS) -> None:
-    """A claim is prepared."""
+    """Prepares a claim."""
     await frontend.store.transact(lambda t: t.write(record(uid, held)))
 
 
 async def release(frontend: Frontend, uid: str = "u1") -> None:
-    """A claim is unprepared."""
+    """Unprepares a claim."""
     await frontend.store.transact(lambda t: t.release("dra.cpu", uid))
 
 
 async def told(frontend: Frontend) -> list[tuple[str, str]]:
-    """What the backend hears of records."""
+    """Returns the changes that the backend receives."""
     return [(change.change, change.uid) for change in (await frontend.store.news.after(0, 0)).changes]
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Frontend:
-    """The leading instance."""
+    """Returns the active instance."""
     return Frontend(tmp_path)
 
 
 async def test_the_caller_of_a_transaction_continues_before_the_readers_of_changes(node: Frontend) -> None:
-    """The kubelet waits for the caller, whose answer must not be delayed by the answer to the backend."""
+    """The kubelet waits for the caller, whose response must not be delayed by the one to the backend."""
     order: list[str] = []
 
     async def follow() -> None:
@@ -62,7 +62,7 @@ async def test_the_caller_of_a_transaction_continues_before_the_readers_of_chang
 
 
 async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(node: Frontend) -> None:
-    """Each change that a transaction offers shows in the ledger at once."""
+    """Each change inside a transaction is visible in the ledger at once."""
     key, other = ("dra.cpu", "u1"), ("dra.memory", "u2")
 
     def change(transaction: Transaction) -> None:
@@ -89,7 +89,7 @@ async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(no
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[" * 200_000, b'{"kind":"dra.k8s.io/cpu","devices":[null]}'])
 async def test_a_lost_or_damaged_file_is_written_again_from_memory(node: Frontend, damage: bytes | None) -> None:
-    """What was there is kept in quarantine, and no CPU was free for a moment."""
+    """The damaged content is quarantined, and no CPU is free in between."""
     await write(node)
     content = node.file("u1").read_bytes()
     if damage is None:
@@ -102,7 +102,9 @@ async def test_a_lost_or_damaged_file_is_written_again_from_memory(node: Fronten
 
 
 async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) -> None:
-    """The disk fails at the first of two lost files: both claims stay held, and both are written at the next look."""
+    """The disk fails at the first of two lost files: both claims stay allocated, and both files are written at the next
+    scan.
+    """
     held = frozenset({5, 6})
     await write(node)
     await write(node, "u2", held)
@@ -117,7 +119,7 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
 
 
 async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Frontend) -> None:
-    """Others are prepared and taken back meanwhile."""
+    """Other claims can be prepared and unprepared in the meantime."""
     await write(node)
     await write(node, "u2", frozenset({5}))
     node.file("u1").unlink()
@@ -132,7 +134,7 @@ async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Fro
 
 
 async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
-    """Only the leading instance restores: two writers of one lost file would race; the CPUs are held by both."""
+    """Only the active instance restores a file, because two writers would race. Both instances hold the CPUs."""
     standby = Frontend(tmp_path, active=False)
     await write(standby)
     standby.file("u1").unlink()
@@ -143,7 +145,7 @@ async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", [0, 600])
 async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: int) -> None:
-    """During an upgrade the new instance unprepares; the old one must not bring the claim back, even months later."""
+    """During an upgrade the new instance unprepares a claim; the old one must never restore it, even months later."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     await write(old)
     await release(new)
@@ -157,14 +159,14 @@ async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: 
     for _ in range(2):
         await old.look()
     assert not old.file("u1").exists()
-    # Many take longer than a lease lasts.
+    # Many claims take longer than a lease lasts.
     assert others or old.store.ledger.held_cpus() == frozenset()
 
 
 async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path) -> None:
-    """Each transaction reads the directory again, under the lock: no CPU is given twice."""
+    """Each transaction reads the directory again under the lock, so no CPU is allocated twice."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
-    for number in range(30):  # within the ticks of one clock
+    for number in range(30):  # within one tick of the file system's clock
         await write(old, f"a{number}")
         await write(new, f"b{number}", frozenset({5}))
         known = [await each.store.transact(lambda t: set(t.files)) for each in (old, new)]
@@ -173,7 +175,9 @@ async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: 
 
 
 async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
-    """Unprepare takes the file; the CPUs come back when the last container is gone. The backend hears of all of it."""
+    """Unprepare removes the file, and the CPUs become free when the last container is gone. The backend is notified of
+    both.
+    """
     await write(node)
     node.report(**USES)
     await release(node)
@@ -186,7 +190,7 @@ async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
 
 
 async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: Path) -> None:
-    """The journal carries what is held, whether or not a backend reports the container there."""
+    """The journal contains the resources that are held, whether or not a backend reports the container there."""
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
     await write(first)
     first.report(**USES)
@@ -201,7 +205,7 @@ async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: P
 
 
 async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_path: Path) -> None:
-    """A container may have started just before: only a report that was made later tells that there is none."""
+    """A container may have started just before. Only a later report shows that there is none."""
     node = Frontend(tmp_path, enforced=False)
 
     async def held(generation: int, heard: int | None, *reports: dict[str, Any]) -> frozenset[int]:
@@ -228,7 +232,9 @@ async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_pa
 
 
 async def test_a_release_that_has_ended_for_another_instance_is_no_loss(tmp_path: Path) -> None:
-    """Its backend knows that no container is left. The reports of this one's backend are from before the release."""
+    """The other instance's backend knows that no container is left, but the reports of this instance's backend are
+    older than the release.
+    """
     node, other = Frontend(tmp_path, enforced=False), Frontend(tmp_path, enforced=False)
     await write(node)
     report = {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES}
@@ -251,7 +257,9 @@ async def test_a_release_that_has_ended_for_another_instance_is_no_loss(tmp_path
 async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_allocated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The instance dies between the next claim's file and the journal. Then the released claim is prepared again."""
+    """The instance dies between writing the next claim's file and the journal. Then the released claim is prepared
+    again.
+    """
     node = Frontend(tmp_path, None, claim("u", cpus(1)), claim("v", cpus(1)))
     await node.store.start()
     assert (await node.prepare("u")).error is None
@@ -277,7 +285,9 @@ async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_alloca
 
 
 async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:
-    """A successor finds it in the journal: its own backend, too, must have heard of it before anything is free."""
+    """A successor finds the release in the journal. Its own backend must have read it as well before the resources are
+    free.
+    """
     former = Frontend(tmp_path, enforced=False)
     await write(former)
     await release(former)
@@ -296,7 +306,7 @@ async def test_what_another_instance_has_released_is_news_to_this_ones_backend(t
 
 
 async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
-    """An instance that is stuck with the lock makes the other one say so, not wait for ever."""
+    """If another instance is stuck with the lock, the error says so instead of waiting for ever."""
 
     class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:
@@ -309,7 +319,9 @@ async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None:
-    """The kubelet drops its call while the thread still chooses: nobody else may choose before it has written."""
+    """The kubelet cancels its call while the thread still allocates: no other transaction may start before the thread
+    has finished.
+    """
     inside, go = threading.Event(), threading.Event()
 
     def slow(transaction: Transaction) -> None:
@@ -331,7 +343,7 @@ async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None
 
 
 async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -> None:
-    """The journal cannot be written: the other claim of the call gets other CPUs, on a standby, too."""
+    """The journal cannot be written: the other claim of the call gets different CPUs, on a standby as well."""
     node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
     await node.store.start()
     (tmp_path / "claims.journal").unlink()
@@ -346,7 +358,9 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
 
 
 async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
-    """Unprepare needs no room; a Prepare that finds none is refused and leaves nothing; it heals by itself."""
+    """Unprepare needs no space. A Prepare that finds none is rejected and leaves nothing behind, and succeeds when
+    there is space again.
+    """
     node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))
     await node.store.start()
     for uid in "ab":
@@ -365,7 +379,7 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
 
 
 async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:
-    """Hugepages are held as CPUs are: after Unprepare they come back with the last container."""
+    """Hugepages are held like CPUs: after Unprepare they become free when the last container has ended."""
     held = memory_record("u1", ("r", 0, 64 << 20, 2 << 20))
     await node.store.transact(lambda t: t.write(held))
     node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])
@@ -401,7 +415,7 @@ async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Fronten
 
 
 async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
-    """Temporary files of writes that never ended do not lie around for ever."""
+    """A process that dies during a write leaves a temporary file."""
     leftovers = (node.root / ".claims.journal.12345678", node.path / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp")
     node.path.mkdir()
     for leftover in leftovers:
@@ -412,7 +426,7 @@ async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
 
 @pytest.mark.parametrize("journal", ["kept", "lost", "never there"])
 async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal: str) -> None:
-    """A node that was just booted has nothing to look for; one whose journal somebody removed has."""
+    """A node that has just booted has no lost claims; a node whose journal was removed may have some."""
     if journal != "never there":
         former = Frontend(tmp_path)
         await former.store.start()
@@ -424,11 +438,11 @@ async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal:
 
 
 async def test_a_scan_is_due_as_long_as_a_file_may_have_changed(tmp_path: Path) -> None:
-    """A change of the directory or of the journal, a release under way, and a lost file end the settled state."""
+    """A changed directory or journal, a release in progress and a lost file all make a scan due."""
     (tmp_path / "cdi").mkdir()
     node, other = Frontend(tmp_path), Frontend(tmp_path)
     await node.store.transact(lambda t: None)
-    await asyncio.sleep(0.02)  # a time stamp in the present proves nothing
+    await asyncio.sleep(0.02)  # a current time stamp proves nothing
     await node.store.transact(lambda t: None)
     assert (node.store.is_settled, node.store.has_files) == (True, False)
     await write(other)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How CPUs are put together into devices."""
+"""Grouping CPUs into devices."""
 
 import pytest
 from dra_frontend.devices.cpu_groups import cpu_groups
@@ -36,7 +36,9 @@ MIXED = assemble(hybrid(2, 1, 1), adjacent=True)
 def test_groups(
     group_by: str, found: Machine, names: list[str], cpus: set[int], attributes: dict[str, int | str]
 ) -> None:
-    """Each group says what is the same for all its CPUs; of a socket that is no NUMA node, as it may have several."""
+    """Each group publishes the attributes that all its CPUs share; a socket may span several NUMA nodes and then has no
+    NUMA attribute.
+    """
     made = groups(found, group_by)
     assert set(made) == set(names)
     assert made[names[-1]].cpus == cpus
@@ -44,7 +46,9 @@ def test_groups(
 
 
 def test_an_l3_that_spans_numa_nodes_names_none() -> None:
-    """Sub-NUMA clusters share one L3: what holds for a part of the CPUs only is not said."""
+    """With sub-NUMA clusters one L3 spans several NUMA nodes. An attribute that holds only for some of the CPUs is not
+    published.
+    """
     (group,) = groups(assemble([Core(node=0), Core(node=1)]), "l3").values()
     assert not [name for name in group.attributes if "numaNode" in name or "NumaNode" in name]
     (mixed,) = groups(assemble(hybrid(low_power=0)), "l3").values()
@@ -52,7 +56,7 @@ def test_an_l3_that_spans_numa_nodes_names_none() -> None:
 
 
 def test_cpus_without_l3_are_offered_by_numa_node() -> None:
-    """No cache directory is no reason to lose CPUs; they are grouped by the next larger thing."""
+    """CPUs without a cache directory are grouped by the next larger unit instead of being dropped."""
     found = groups(assemble(hybrid(2, 1, 2), adjacent=True), "l3")
     assert {name: sorted(group.cpus) for name, group in found.items()} == {
         "cpudevl3000": list(range(8)),
@@ -62,7 +66,7 @@ def test_cpus_without_l3_are_offered_by_numa_node() -> None:
 
 
 def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
-    """The socket is that of the lowest CPU, not of an arbitrary one."""
+    """It names the socket of its lowest CPU, not an arbitrary one."""
     found = assemble([Core(package=1), Core(package=0)])
     (group,) = groups(found, "numanode").values()
     assert group.attributes["dra.cpu/socketID"] == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes by which a scheduler of its own learns which CPUs a device has, and which share a core."""
+"""Attributes from which a custom scheduler learns the CPUs of a device and which of them share a core."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ from numa_contract.cpuset import parse_cpu_list
 from tests.strategies.machines import Core, assemble, machine, machines
 
 EVERY_FOURTH = assemble([Core(node=number % 4, threads=1) for number in range(128)])
-"""A machine that counts its CPUs round its NUMA nodes."""
+"""A machine whose CPUs are numbered round-robin over its NUMA nodes."""
 
 
 def offered(found: Machine, **keys: Any) -> Inventory:
-    """What a node offers to an external allocator."""
+    """Returns the devices that a node publishes for an external allocator."""
     return build_inventory(found, Config(allocator="external", **keys), "n")
 
 
 def decoded(layout: str) -> dict[int, int]:
-    """The other thread of each CPU as a reader gets it; the CPU itself where it is alone."""
+    """Returns the sibling of each CPU as a reader decodes it, or the CPU itself if it has none."""
     other: dict[int, int] = {}
     for entry in layout.split(";"):
         cpus, _, stride = entry.partition(">")
@@ -46,13 +46,15 @@ def decoded(layout: str) -> dict[int, int]:
     ],
 )
 def test_threads_of_a_core_are_told_by_their_distance(found: Machine, expected: str) -> None:
-    """By distance, those alone last; what this form cannot say is not said."""
+    """Siblings are encoded by their distance, with single threads last. A layout that this format cannot express is
+    left out.
+    """
     assert smt_layout(found) == expected
 
 
 @given(machines())
 def test_the_layout_can_be_read_again(found: Machine) -> None:
-    """Whatever the numbering, every CPU has its sibling or none."""
+    """For any numbering, each CPU decodes to its sibling or to none."""
     layout = smt_layout(found)
     cores = [
         {one for one in found.cpus if found.cpus[one].core == core} for core in {c.core for c in found.cpus.values()}
@@ -64,7 +66,7 @@ def test_the_layout_can_be_read_again(found: Machine) -> None:
 
 
 def test_devices_say_their_cpus_to_an_external_allocator() -> None:
-    """Those that claims may have; the layout is the machine's, the same on every device."""
+    """They list the CPUs that claims can get. The layout is that of the machine and the same on every device."""
     inventory = offered(machine(), reserved_cpus=frozenset({0}))
     said = {d.name: (d.attributes[CPU_IDS], d.attributes[SMT_LAYOUT]) for d in inventory.pools[0].devices}
     assert said == {"cpudevnuma000": ("1,4-5", "0-7>4"), "cpudevnuma001": ("2-3,6-7", "0-7>4")}
@@ -72,14 +74,16 @@ def test_devices_say_their_cpus_to_an_external_allocator() -> None:
 
 
 @pytest.mark.parametrize("config", [Config(), Config(allocator="external", cpu_device_mode="individual")])
-def test_nobody_else_needs_them(config: Config) -> None:
-    """A single CPU has its number, and claims that leave the choice to this driver need none."""
+def test_other_configurations_publish_no_cpu_lists(config: Config) -> None:
+    """A device with a single CPU has its number already, and claims that leave the choice to this driver do not need
+    the list.
+    """
     for device in build_inventory(machine(), config, "n").pools[0].devices:
         assert not {CPU_IDS, SMT_LAYOUT} & device.attributes.keys()
 
 
 def test_what_is_too_long_is_left_out_and_told() -> None:
-    """The server refuses a slice with a text of more than 64 bytes; a part of the CPUs would be a lie."""
+    """The server rejects a slice with a string of more than 64 bytes, and a truncated CPU list would be wrong."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
     assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers of its machine."""
+"""The devices that a node offers."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ NEAREST = "dra.cpu/nearestNumaNode"
 
 
 def config(**keys: Any) -> Config:
-    """Returns a configuration as if read from a file."""
+    """Returns a configuration as it is read from a file."""
     return parse_config(keys, "test")
 
 
@@ -45,7 +45,7 @@ def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
 
 
 def test_names_are_the_contract() -> None:
-    """Pools and devices carry the names that manifests and claims know."""
+    """Manifests and claims use the names of pools and devices."""
     assert pools(offered(discover(small_machine()))) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
         "n-memory": ["memory-numa000", "memory-numa001"],
@@ -55,7 +55,9 @@ def test_names_are_the_contract() -> None:
 
 
 def test_memory_attributes_and_policies() -> None:
-    """Memory tells its page size in both spellings, tier and distance; requests are whole pages, 1 MiB by default."""
+    """Memory has its page size in both spellings, its tier and its distance. Requests are whole pages, or 1 MiB steps
+    by default.
+    """
     inventory = offered(discover(small_machine()))
     plain = memory_device(inventory, "memory", "memory-numa001")
     assert dict(plain.attributes) == {
@@ -83,7 +85,7 @@ def test_memory_attributes_and_policies() -> None:
 
 
 def test_a_single_page_or_cpu_has_no_step() -> None:
-    """Where min + step would exceed the capacity the server refuses the whole slice."""
+    """The server rejects the whole slice if min + step exceeds the capacity."""
     inventory = offered(discover(small_machine()), reservedCPUs="0,4-6")
     assert memory_device(inventory, "hugepages-1g", "hugepages-1g-numa001").capacity.step is None
     for name, step in (("cpudevnuma001", None), ("cpudevnuma000", 1)):
@@ -94,7 +96,7 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
 
 
 def test_memory_is_promised_once() -> None:
-    """Plain memory is what the node has without its hugepages, surplus ones included, and without the reserve."""
+    """Plain memory is the node's memory without its hugepages, surplus pages included, and without the reserve."""
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
     inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
@@ -107,18 +109,18 @@ def test_memory_is_promised_once() -> None:
 
 @pytest.mark.parametrize("drift", [0, 4096, 12345, 8 * MIB])
 def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
-    """Some pages less after a reboot leave the capacity, so the slice, as it was."""
+    """A few pages less after a reboot do not change the capacity, and so not the slice."""
     size = 33 * GIB + 20 * MIB
     device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
     assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "less a twentieth, in whole steps"
 
 
 def test_nothing_is_published_at_zero() -> None:
-    """No memory, pages or free CPUs, or a reserve beyond what there is, give no device; pools remain."""
+    """A node without memory, pages or free CPUs, or with a larger reserve, has no device, but its pools remain."""
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
     assert pools(offered(bare, reservedCPUs="0-7")) == {"n": [], "n-memory": []}
-    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays with everybody else
+    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays with the shared pool
     reserve = [{"numaNode": 0, "limits": {"memory": "1Ti", "hugepages-2Mi": "1Ti"}}]
     assert pools(offered(machine(), reservedMemory=reserve)) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
@@ -128,7 +130,7 @@ def test_nothing_is_published_at_zero() -> None:
 
 
 def test_memory_without_cpus_is_far() -> None:
-    """A node without CPUs is the far tier, at its distance to the nearest CPUs; 20 where nothing is known."""
+    """A node without CPUs is in the far tier, at its distance to the nearest CPUs, or 20 if that is unknown."""
     found = machine(memory=GIB)
     far = replace(found.numa_nodes[1], id=2, cpus=frozenset(), distances={0: 24, 1: 17, 2: 10})
     known = replace(found, numa_nodes={**found.numa_nodes, 2: far})
@@ -139,7 +141,9 @@ def test_memory_without_cpus_is_far() -> None:
 
 
 def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
-    """What the kernel does not report is left out, except the kind. Hugepages are of the memory of their node."""
+    """Attributes that the kernel does not report are left out, except the kind. Hugepages have the attributes of their
+    node's memory.
+    """
     pages = {f"{NODES}/node3/hugepages/hugepages-2048kB/{name}_hugepages": "512\n" for name in ("nr", "free")}
     inventory = offered(discover(small_machine().changed({**far_memory(), **pages})))
 
@@ -156,7 +160,9 @@ def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
 
 
 def test_cpus_next_to_more_nodes_than_a_device_can_list_are_left_out() -> None:
-    """Memory as far from each of 64 nodes: half a list would deny the CPUs of the others."""
+    """The memory is equally far from each of 64 nodes. A truncated list would wrongly exclude the CPUs of the
+    others.
+    """
     found = machine(64, 1, 1, 1, 1, memory=GIB)
     far = NumaNode(64, frozenset(), GIB)
     device = memory_device(
@@ -166,7 +172,7 @@ def test_cpus_next_to_more_nodes_than_a_device_can_list_are_left_out() -> None:
 
 
 def test_cpus_are_next_to_the_nodes_that_they_are_of() -> None:
-    """A device of several nodes lists them once more; if both lists are too long, the standard one stays."""
+    """A device of several nodes lists them in both attributes; if both lists are too long, the standard one stays."""
     for sockets, listed in ((2, True), (30, False)):
         (device,) = offered(machine(sockets), groupBy="machine").pools[0].devices
         nodes = device.attributes["resource.kubernetes.io/numaNode"]
@@ -204,7 +210,9 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
 def test_what_is_absent_or_leaves_nothing_is_a_warning(
     keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]
 ) -> None:
-    """One configuration is for unlike nodes: what may be there another time is told, and the rest is offered."""
+    """One configuration serves different nodes, so a missing item may exist elsewhere: it is reported, and the rest is
+    offered.
+    """
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)
     assert (list(inventory.warnings), inventory.refused) == (texts, {})
@@ -226,7 +234,7 @@ def test_what_is_absent_or_leaves_nothing_is_a_warning(
     ],
 )
 def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
-    """The operator meant another machine; the other driver's devices stay, and no exception closes the claims door."""
+    """The operator meant another machine. The other driver's devices are offered, and claims can still be released."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)
     assert inventory.refused == {driver: text}
@@ -235,7 +243,7 @@ def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, An
 
 
 def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
-    """Neither NUMA nodes nor single CPUs need to know sockets or caches."""
+    """Neither NUMA nodes nor single CPUs depend on sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     told = (
         "/sys/map: odd; the CPUs whose files disagree have no L3 cache here",
@@ -264,7 +272,9 @@ def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
     ],
 )
 def test_claims_leave_others_what_is_configured(keys: dict[str, Any], withheld: set[int]) -> None:
-    """So many CPUs beside the reserved ones: of the last groups, lowest first, whole cores where they fit."""
+    """Besides the reserved CPUs, N more stay in the pool: from the last groups, lowest first, whole cores if
+    possible.
+    """
     inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1
     assert inventory.withheld_cpus == withheld
     cpus = {cpu for device in inventory.pools[0].devices if isinstance(device, CpuDevice) for cpu in device.cpus}
@@ -273,7 +283,7 @@ def test_claims_leave_others_what_is_configured(keys: dict[str, Any], withheld: 
 
 @given(machines() | odd_machines(), st.integers(0, 9), st.data())
 def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
-    """Those withheld before remain as far as they can, and claims lose none while others are free."""
+    """Previously withheld CPUs stay withheld if possible, and claims lose none while others are free."""
     held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     settings = Config(min_shared_cpus=count, **data.draw(st.sampled_from(MODES)))
     first = build_inventory(found, settings, "n").withheld_cpus
@@ -287,13 +297,13 @@ def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: s
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
 def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
-    """The server would refuse the slices one by one; the start says it once."""
+    """The server would reject the slices one by one; the error appears once at the start."""
     with pytest.raises(InventoryError, match="node name"):
         build_inventory(machine(), config(), name)
 
 
 def test_an_unknown_device_is_none() -> None:
-    """An allocation result of another node, driver or time names nothing here; devices are found by an index."""
+    """An allocation result of another node, driver or time does not match any device. Devices are found by an index."""
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)
     assert inventory.devices.get(("dra.cpu", "n", "cpudevnuma000")) is not None
@@ -304,7 +314,7 @@ def test_an_unknown_device_is_none() -> None:
 
 @given(machines() | odd_machines(), st.data())
 def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
-    """In every mode, offered CPUs are online, in one device each, never reserved, and never all of the pool's."""
+    """In every mode the offered CPUs are online, unreserved and in one device each, and the pool is never empty."""
     reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     mode = data.draw(st.sampled_from(MODES))
     inventory = build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA nodes of CPU devices that may span several, and what they align with (KEP-6072)."""
+"""NUMA nodes of CPU devices that may span several of them, and their alignment with other devices (KEP-6072)."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,19 +16,21 @@ from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.rigs.trees import captured, small_machine
 
 TWO = discover(small_machine())
-"""Two sockets with a NUMA node each: CPUs 0-3 and 4-7."""
+"""Two sockets with one NUMA node each: CPUs 0-3 and 4-7."""
 EIGHT = discover(captured("48amd64-4pa2n6c-sparse"))
 """Four sockets with two NUMA nodes each."""
 
 
 def nodes(machine: Machine, **config: object) -> dict[str, Any]:
-    """What each CPU device says of its NUMA node."""
+    """Returns the NUMA nodes in each CPU device's attribute."""
     inventory = build_inventory(machine, Config.model_validate(config), "n")
     return {device.name: device.attributes.get(NUMA_NODE) for device in inventory.pools[0].devices}
 
 
 def test_a_device_lists_the_numa_nodes_of_what_it_offers() -> None:
-    """One node is a number, which every server takes; several are a list; reserved CPUs bring no node."""
+    """A single node is a number, which every server accepts; several are a list. A node whose CPUs are all reserved is
+    not listed.
+    """
     assert nodes(TWO) == {"cpudevnuma000": 0, "cpudevnuma001": 1}
     assert nodes(TWO, groupBy="machine") == {"cpudevmachine": (0, 1)}
     assert nodes(TWO, groupBy="socket") == {"cpudevsocket000": 0, "cpudevsocket001": 1}
@@ -40,7 +42,7 @@ def test_a_device_lists_the_numa_nodes_of_what_it_offers() -> None:
 
 
 def test_a_list_that_no_server_takes_is_left_out() -> None:
-    """A device has 48 values at most; half a list would deny what is near the other half."""
+    """A device can have 48 values, and a truncated list would wrongly exclude the other nodes."""
     spread = {cpu: replace(TWO.cpus[cpu % 8], id=cpu, core=cpu, numa_node=cpu) for cpu in range(64)}
     node = TWO.numa_nodes[0]
     many = replace(TWO, cpus=spread, numa_nodes={n: replace(node, id=n, cpus=frozenset({n})) for n in range(64)})
@@ -48,7 +50,7 @@ def test_a_list_that_no_server_takes_is_left_out() -> None:
 
 
 def aligned(gpu: dict[str, object], **config: object) -> str:
-    """The CPU device that a claim gets together with a GPU of such a NUMA node."""
+    """Returns the CPU device that a claim gets together with a GPU on this NUMA node."""
     pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
     device = {"name": "gpu0", "attributes": {NUMA_NODE: gpu}}
     spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [device]}
@@ -69,7 +71,7 @@ def aligned(gpu: dict[str, object], **config: object) -> str:
 
 
 def test_cpus_are_found_beside_a_gpu_that_sits_between_nodes() -> None:
-    """A number matches a list that has it, and lists match where they meet."""
+    """A number matches a list that contains it, and two lists match if they intersect."""
     assert aligned({"ints": [1, 2]}) == "cpudevnuma001"
     assert aligned({"int": 1}) == "cpudevnuma001"
     between: tuple[dict[str, object], ...] = ({"int": 1}, {"ints": [1, 2]})

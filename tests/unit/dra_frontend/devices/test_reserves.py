@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory that is kept for the system."""
+"""Plain memory that is reserved for the system."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -21,14 +21,14 @@ MIB = 1 << 20
 
 
 def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
-    """A Node of 64 GiB with 8 GiB of hugepages, of which pods cannot have so many bytes and half a CPU."""
+    """Returns a Node of 64 GiB with 8 GiB of hugepages, where N bytes and half a CPU are not allocatable."""
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": pages, "pods": "110"}
     allocatable = {**capacity, "cpu": "15500m", "memory": str(56 * GIB - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable}}
 
 
 def test_the_kubelet_reserves_what_is_neither_allocatable_nor_hugepages() -> None:
-    """Kubernetes takes hugepages off the allocatable memory as well; they are no reserve."""
+    """Kubernetes also subtracts hugepages from the allocatable memory, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
     assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
@@ -38,12 +38,12 @@ def test_the_kubelet_reserves_what_is_neither_allocatable_nor_hugepages() -> Non
     "broken", [{}, {"status": {}}, {"status": None}, {"status": {"capacity": []}}, node(pages="many")]
 )
 def test_a_node_without_figures_shows_no_reserve(broken: dict[str, Any]) -> None:
-    """The kubelet has not registered yet, or another writer has damaged the Node."""
+    """The kubelet has not registered yet, or another client has damaged the Node."""
     assert reserved_by_kubelet(broken, "memory") is None
 
 
 def uneven(*sizes: int, huge: int = 0) -> Machine:
-    """A machine whose NUMA nodes have these sizes, the first one with so many pages of 2 MiB."""
+    """Returns a machine whose NUMA nodes have these sizes, the first one with N pages of 2 MiB."""
     found = machine(len(sizes), memory=GIB, hugepages=())
     nodes = {number: replace(found.numa_nodes[number], memory_bytes=size) for number, size in enumerate(sizes)}
     nodes[0] = replace(nodes[0], hugepages=(HugepagePool(2 * MIB, huge, huge),))
@@ -51,27 +51,27 @@ def uneven(*sizes: int, huge: int = 0) -> Machine:
 
 
 def offered(found: Machine, kubelet: int | None, config: Config | None = None) -> list[int]:
-    """Bytes of plain memory by NUMA node, of those that offer any."""
+    """Returns the bytes of plain memory by NUMA node, for those that offer any."""
     inventory = build_inventory(found, config or Config(), "n", kubelet_reserve=kubelet)
     devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
     return [device.amount for device in devices if not device.hugepages]
 
 
 def test_what_the_kubelet_reserves_is_split_by_size() -> None:
-    """In whole steps of the capacity; without hugepages, which have their own devices."""
+    """It is split in whole capacity steps and without hugepages, which have their own devices."""
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
 
 
 def test_pages_that_come_and_go_move_no_other_nodes_capacity() -> None:
-    """The split is by all memory of the nodes, not by what hugepages leave of it."""
+    """It is split by the nodes' total memory, not by their memory without hugepages."""
     found = [offered(uneven(8 * GIB, 8 * GIB, huge=huge), GIB)[1] for huge in (0, 100, 2048)]
     assert found == [7680 * MIB] * 3
 
 
 def test_without_a_figure_a_part_is_kept_of_each_node() -> None:
-    """A default install does not offer what the kubelet and its daemons live on."""
+    """A default installation does not offer the memory that the kubelet and system daemons need."""
     reserve = memory_reserve(uneven(40 * GIB, 20 * GIB), Config())
     assert (reserve.source, reserve.by_node) == ("default", {0: 2 * GIB, 1: GIB})
     assert "1/20" in reserve.text
@@ -79,7 +79,9 @@ def test_without_a_figure_a_part_is_kept_of_each_node() -> None:
 
 @pytest.mark.parametrize("kubelet", [None, 50 * GIB])
 def test_what_the_operator_says_is_what_counts(kubelet: int | None) -> None:
-    """An entry with ``memory`` splits it for the whole node, nothing included; one for hugepages alone does not."""
+    """One `memory` entry makes the reserve explicit for all NUMA nodes (unlisted nodes reserve 0); a hugepages-only
+    entry does not.
+    """
     limits = {"numaNode": 0, "limits": {"memory": "1Gi"}}
     explicit = parse_config({"reservedMemory": [limits]}, "test")
     assert memory_reserve(uneven(8 * GIB, 8 * GIB), explicit, kubelet).by_node == {0: GIB, 1: 0}
@@ -89,7 +91,7 @@ def test_what_the_operator_says_is_what_counts(kubelet: int | None) -> None:
 
 
 def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
-    """Whoever has set it: the kubelet's, too."""
+    """This applies to the operator's reserve and to the kubelet's."""
     inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
     (warning,) = inventory.warnings
     assert warning.startswith("memory: none is left for claims; reserved is what the kubelet reserves")
@@ -97,7 +99,7 @@ def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
 def test_the_split_keeps_what_the_kubelet_reserves(sizes: list[int], kubelet: int) -> None:
-    """All of it where there is so much, and at most a step more for each NUMA node."""
+    """The shares add up to the kubelet's reserve if there is that much memory, plus at most one step per NUMA node."""
     reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
     steps = [size // MEMORY_STEP * MEMORY_STEP for size in sizes]
     assert all(amount % MEMORY_STEP == 0 for amount in reserve.values())
@@ -106,14 +108,14 @@ def test_the_split_keeps_what_the_kubelet_reserves(sizes: list[int], kubelet: in
 
 
 def with_far_nodes(found: Machine, *far: int) -> Machine:
-    """The machine with more NUMA nodes of these sizes, which have no CPUs."""
+    """Returns the machine with additional NUMA nodes of these sizes that have no CPUs."""
     more = {id_: NumaNode(id_, frozenset(), size) for id_, size in enumerate(far, len(found.numa_nodes))}
     return replace(found, numa_nodes={**found.numa_nodes, **more})
 
 
 @pytest.mark.parametrize("kubelet", [10 * GIB, None])
 def test_nodes_without_cpus_keep_nothing_for_the_system(kubelet: int | None) -> None:
-    """Daemons allocate where they run: a share on CXL memory or HBM would be missing on the others."""
+    """Daemons allocate on the nodes they run on, so a share on CXL memory or HBM would be missing there."""
     found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
     reserve = memory_reserve(found, Config(), kubelet).by_node
     assert reserve == {0: 5 * GIB if kubelet else 24 * GIB, 1: 5 * GIB if kubelet else 24 * GIB} | dict.fromkeys(
@@ -123,7 +125,7 @@ def test_nodes_without_cpus_keep_nothing_for_the_system(kubelet: int | None) -> 
 
 
 def test_movable_memory_beside_cpus_keeps_nothing_for_the_system() -> None:
-    """The kernel cannot allocate from it for itself."""
+    """The kernel cannot allocate movable memory for itself."""
     found = uneven(8 * GIB, 8 * GIB)
     movable = replace(found.numa_nodes[1], normal_memory=False)
     found = replace(found, numa_nodes={**found.numa_nodes, 1: movable})
@@ -132,7 +134,7 @@ def test_movable_memory_beside_cpus_keeps_nothing_for_the_system() -> None:
 
 @pytest.mark.parametrize("normal", [True, False])
 def test_without_a_node_for_the_system_others_keep_the_reserve(normal: bool) -> None:
-    """CPUs of nodes without memory; and a kernel that names no node with normal memory."""
+    """This happens if CPUs are on nodes without memory, or if the kernel lists no node with normal memory."""
     found = with_far_nodes(uneven(0, 0), 6 * GIB, 2 * GIB)
     nodes = {id_: replace(node, normal_memory=normal) for id_, node in found.numa_nodes.items()}
     assert memory_reserve(replace(found, numa_nodes=nodes), Config(), GIB).by_node == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long new claims are kept away from a device whose hugepages could not be allocated."""
+"""How long a device is tainted after an allocation of its hugepages failed."""
 
 from dra_frontend.devices.shortages import FIRST_SECONDS, MOST_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 
@@ -12,12 +12,12 @@ class Clock:
     now = 1000.0
 
     def __call__(self) -> float:
-        """Returns the seconds."""
+        """Returns the time in seconds."""
         return self.now
 
 
 def period(shortages: Shortages, clock: Clock) -> float:
-    """Lets a growth fail, and returns the seconds until the shortage is over."""
+    """Reports a failed allocation and returns the seconds until the shortage ends."""
     shortages.growth_failed(DEVICE, "no memory")
     began = clock.now
     while shortages.by_device:
@@ -27,7 +27,7 @@ def period(shortages: Shortages, clock: Clock) -> float:
 
 
 def test_each_failure_in_a_row_doubles_the_time() -> None:
-    """Up to an hour. A success, or an hour without a failure, begins again."""
+    """The time grows up to an hour. A success, or an hour without a failure, resets it."""
     clock = Clock()
     shortages = Shortages(clock)
     assert [period(shortages, clock) for _ in range(6)] == [300, 600, 1200, 2400, 3600, 3600]
@@ -38,7 +38,7 @@ def test_each_failure_in_a_row_doubles_the_time() -> None:
 
 
 def test_failures_within_the_time_do_not_lengthen_it() -> None:
-    """Several claims fail at once, and some tolerate the taint."""
+    """Several claims fail at once, and some of them tolerate the taint."""
     clock = Clock()
     shortages = Shortages(clock)
     for _ in range(5):
@@ -49,7 +49,7 @@ def test_failures_within_the_time_do_not_lengthen_it() -> None:
 
 
 def test_the_mapping_is_another_object_after_a_change_alone() -> None:
-    """Publishing compares by identity."""
+    """Publishing compares the mapping by identity."""
     clock = Clock()
     shortages = Shortages(clock)
     empty = shortages.by_device
@@ -66,7 +66,7 @@ def test_the_mapping_is_another_object_after_a_change_alone() -> None:
 
 
 def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
-    """And until it answers, however long that takes."""
+    """The shortage lasts until the helper answers, however long that takes."""
     clock = Clock()
     shortages = Shortages(clock)
     assert not shortages.helper_silent(DEVICE, "refused")
@@ -81,7 +81,7 @@ def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
 
 
 def test_an_answer_of_the_helper_does_not_end_a_shortage_of_memory() -> None:
-    """The file can be written, and the kernel has no memory in one piece as before."""
+    """The file can be written, but the kernel still has no contiguous memory."""
     shortages = Shortages(Clock())
     shortages.growth_failed(DEVICE, "no memory")
     shortages.helper_answered(DEVICE)

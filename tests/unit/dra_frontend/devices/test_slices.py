@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSlices by the rules of the API server, on captured and on made-up machines."""
+"""ResourceSlices satisfy the API server's validation rules, on captured and on generated machines."""
 
 import random
 import re
@@ -36,7 +36,9 @@ def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
-    """Every slice is stored as it is sent, with lists or without, and each pool is complete with unique devices."""
+    """Asserts that the server stores every slice unchanged, with and without lists, and that each pool is complete and
+    its device names are unique.
+    """
     for pool, documents in slices.items():
         names = []
         for index, document in enumerate(documents):
@@ -53,7 +55,9 @@ def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def assert_canonical(devices: list[dict[str, Any]]) -> None:
-    """Quantities are spelled as the server prints them; a shared device has exactly one capacity, with a policy."""
+    """Asserts that quantities have the server's spelling and that a shared device has exactly one capacity, with a
+    request policy.
+    """
     for device in devices:
         if "allowMultipleAllocations" not in device:
             assert "capacity" not in device
@@ -70,9 +74,8 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
 def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
-    """What would be published of every captured machine, in every mode, passes the server's validation unchanged.
-
-    Plain memory and hugepages together fit into each node.
+    """In every mode, the slices of every captured machine pass the server's validation unchanged. Plain memory and
+    hugepages together fit into each node.
     """
     found = discover(captured(name))
     for mode in MODES:
@@ -86,7 +89,7 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
-    """Odd memory sizes, single pages and any reserve never make a slice that the server refuses."""
+    """Unusual memory sizes, single pages and any reserve give slices that the server accepts."""
     nodes = {
         node.id: replace(
             node,
@@ -107,7 +110,9 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_at_every_start(name: str) -> None:
-    """A second look at the same machine, listed in another order, publishes the same text: no write, no new name."""
+    """Discovering the same machine again, with directories listed in another order, gives the same documents, so
+    nothing is rewritten or renamed.
+    """
     tree = captured(name)
     files = list(tree.files.items())
     random.Random(name).shuffle(files)
@@ -124,7 +129,7 @@ def test_the_same_at_every_start(name: str) -> None:
 
 
 def test_a_device_in_full() -> None:
-    """The document of a device has the form of resource.k8s.io/v1, with canonical quantities."""
+    """The document of a device has the form of resource.k8s.io/v1 with canonical quantities."""
     inventory = build_inventory(discover(small_machine()), Config(), "n")
     documents = published(inventory)
     assert documents["n"][0]["spec"]["devices"][0] == {
@@ -154,7 +159,7 @@ def test_a_device_in_full() -> None:
 
 
 def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
-    """A name is made of index, driver and pool; one that is too long keeps its beginning and a hash of all."""
+    """A name consists of index, driver and pool. A name that is too long keeps its beginning and ends with a hash."""
     inventory = build_inventory(machine(), Config(), "n")
     assert [one["metadata"]["name"] for pool in inventory.pools for one in slice_documents(pool, "n")] == [
         "00000-dra.cpu-n",
@@ -172,21 +177,25 @@ def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
-    """A pool whose devices are gone is published empty: without a slice the old devices would stay."""
+    """A pool without devices is published as an empty slice, because without a slice consumers would still see the old
+    devices.
+    """
     (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")
     assert document["spec"]["devices"] == []
     assert document["spec"]["pool"] == {"name": "n", "generation": 1, "resourceSliceCount": 1}
 
 
 def counted(**config: Any) -> dict[str, Any]:
-    """What each device of a small machine says of the node's allocatable resources, by name."""
+    """Returns the node-allocatable mapping of each device of a small machine, by device name."""
     pools = build_inventory(discover(small_machine()), Config(**config), "n").pools
     slices = [one for pool in pools for one in slice_documents(pool, "n", counted=True)]
     return {device["name"]: device[ALLOCATABLE] for one in slices for device in one["spec"]["devices"]}
 
 
 def test_amounts_are_counted_by_the_capacity() -> None:
-    """CPUs, bytes of memory and of hugepages by size, one to one, by the device's own capacity; a single CPU is one."""
+    """CPUs, bytes of memory and bytes of hugepages by size are counted one to one by the device's capacity; a single
+    CPU counts as one.
+    """
     assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
     found = counted()
     for name, resource, key in (
@@ -201,7 +210,7 @@ def test_amounts_are_counted_by_the_capacity() -> None:
 @settings(max_examples=8)
 @given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
 def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
-    """With the gate on nothing is changed by the server; a release that does not know the field drops it."""
+    """A server with the gate on changes nothing, and a release that does not know the field drops it."""
     gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True, "DRAListTypeAttributes": True}
     for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
         one = slice_documents(pool, "n", counted=True)[0]
@@ -219,7 +228,7 @@ def test_many_devices_are_cut_into_slices_of_64() -> None:
 
 
 def test_a_single_cpu_is_given_whole() -> None:
-    """A device of one CPU is named by its number and is not shared; 512 of them, less one, make eight slices."""
+    """A device of one CPU is named by its number and is not shared; 511 of them make eight slices."""
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
     documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]
     assert [len(document["spec"]["devices"]) for document in documents] == [64] * 7 + [63]
@@ -241,7 +250,7 @@ def test_a_single_cpu_is_given_whole() -> None:
 
 
 def test_attributes_in_metadata_are_those_of_the_slices() -> None:
-    """Among them are True and 1, which are equal in Python and must not be confused."""
+    """They include True and 1, which are equal in Python but must stay distinct."""
     inventory = build_inventory(machine(1, 1, 2, 1, 2), Config(cpu_device_mode="individual"), "n")
     published = {
         (pool.driver, pool.name, device["name"]): device["attributes"]

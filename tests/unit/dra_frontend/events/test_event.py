@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events as documents: which observations are one condition, and what is in the Event of it."""
+"""Event documents: which observations count as one condition, and what their Event contains."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ ID = "0a1b2c3d4e5f" * 5
 def test_observations_that_differ_in_identifiers_alone_are_one_condition(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    """A retry of a container has another id; another pod, reason, subject or cause is another condition."""
+    """A retry with another container id is the same condition; another pod, reason, subject or cause is not."""
     first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
     assert (first.condition == second.condition) is same
     assert (event_place(first) == event_place(second)) is same
@@ -51,7 +51,7 @@ def test_a_text_of_any_length_is_cut_before_it_is_searched() -> None:
 
 
 def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
-    """Long texts are cut to what the API accepts, and names remain valid when they are cut."""
+    """Long texts and names are cut to what the API accepts, and cut names remain valid."""
     long = POD._replace(name=f"{'a' * 199}.{'b' * 50}")
     document = new_event(Observation(long, "R" * 200, "ä" * 2000, source="c"), "n" * 200, 1, 1)
     assert document["metadata"]["name"].startswith(f"{'a' * 199}.")
@@ -63,7 +63,7 @@ def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
 
 
 def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
-    """Nodes have no namespace, and Events have one."""
+    """Nodes have no namespace, but Events must have one."""
     node = Observation(ObjectReference("Node", "", "node-a", "node-a"), "Reason", "note")
     assert new_event(node, "node-a", 2, 2)["metadata"]["namespace"] == "default"
     assert new_event(node, "node-a", 2, 2)["series"]["count"] == 2
@@ -85,12 +85,12 @@ def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
     ],
 )
 def test_a_damaged_event_is_read_as_far_as_it_can_be(document: dict[str, Any], recorded: Recorded) -> None:
-    """Another writer may have put anything into the annotation and the series."""
+    """Another client may have written anything into the annotation and the series."""
     assert read_recorded(document) == recorded
 
 
 def test_a_patch_changes_the_series_and_the_annotation_of_one_version() -> None:
-    """The API server refuses it if another instance was faster, and refuses changes of any other field."""
+    """The API server rejects the patch if another instance was faster, and it rejects changes of any other field."""
     patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
     assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
     assert patch.keys() == {"metadata", "series"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder of Events through the real client: one object per condition, with a count."""
+"""Recording Events through the real client: one object per condition, with a count."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,7 +42,7 @@ POD = ObjectReference("Pod", "ns", "p", "u-1")
 
 
 class Rig:
-    """A server, and one recorder whose clock stands still between ticks."""
+    """A server and a recorder whose clock advances only between ticks."""
 
     def __init__(self, server: ApiServer, client: KubeClient) -> None:
         self.server = server
@@ -51,32 +51,31 @@ class Rig:
         self.recorder = self.another()
 
     def another(self) -> EventRecorder:
-        """A recorder of another instance, or after a restart."""
+        """Returns a recorder of another instance, or of the same one after a restart."""
         return EventRecorder(self.client, "node-a", lambda: self.now)
 
     async def tick(self, *observations: Observation, after: float = 0.0) -> None:
-        """Time passes, something is observed, and what is due is written."""
+        """Advances the clock, records the observations, and writes the Events that are due."""
         self.now += after
         for one in observations:
             self.recorder.observe(one)
         await self.recorder.write_due()
 
     def events(self) -> list[dict[str, Any]]:
-        """The Events on the server."""
+        """Returns the Events on the server."""
         return list(self.server.store.select(EVENTS))
 
     def counts(self) -> list[int]:
-        """Their counts."""
+        """Returns their counts."""
         return [one.get("series", {}).get("count", 1) for one in self.events()]
 
     def writes(self) -> list[str]:
-        """The attempts to write, and their codes."""
+        """Returns the attempted writes with their status codes."""
         return [f"{one.verb} {one.code}" for one in self.server.served if one.resource == "events"]
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A recorder, and no Events."""
     async with ApiServer() as server:
         path = server.write_kubeconfig(tmp_path / "kubeconfig")
         async with connect(kubeconfig(str(path)), call_seconds=1.0) as client:
@@ -85,7 +84,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def retry(number: int, **more: Any) -> Observation:
-    """An observation in a retry of a container: its id is in the note."""
+    """Returns an observation of a retried container, whose id is in the note."""
     container = f"{number:02x}" * 32
     return Observation(
         POD, "Reason", f"container app: x-{container}.scope was refused", source=container, total=1, **more
@@ -93,7 +92,7 @@ def retry(number: int, **more: Any) -> Observation:
 
 
 async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> None:
-    """On a real node five retries in 65 s were five Event objects."""
+    """Regression: on a real node, five retries in 65 s created five Event objects."""
     for number in range(5):
         await rig.tick(retry(number), after=13)
     await rig.tick(after=40)
@@ -106,7 +105,9 @@ async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> No
 
 
 async def test_the_first_observation_is_written_at_once_and_updates_are_rare(rig: Rig) -> None:
-    """A container that fails every two seconds for an hour costs a write every five minutes; none is lost."""
+    """A container that fails every two seconds for an hour costs one write every five minutes, and the count is
+    exact.
+    """
     for number in range(1800):
         await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=2)
     await rig.tick(after=UPDATE_SECONDS[1])
@@ -115,7 +116,7 @@ async def test_the_first_observation_is_written_at_once_and_updates_are_rare(rig
 
 
 async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
-    """The interval grows while a condition is observed again and again only."""
+    """The interval grows only while a condition is observed again and again."""
     for number in range(100):
         await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=10)
     await rig.tick(after=UPDATE_SECONDS[1])
@@ -125,7 +126,7 @@ async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
 
 
 async def test_the_same_total_again_is_no_occurrence(rig: Rig) -> None:
-    """The backend reports a container's state again and again."""
+    """The backend repeats a container's state in every report."""
     for _ in range(3):
         await rig.tick(retry(1), after=60)
     assert rig.counts() == [1]
@@ -133,7 +134,7 @@ async def test_the_same_total_again_is_no_occurrence(rig: Rig) -> None:
 
 
 async def test_a_restarted_recorder_counts_on(rig: Rig) -> None:
-    """It finds the Event of its predecessor, and counts again nothing that it counted."""
+    """It finds the Event of its predecessor and does not count the same observations again."""
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
     rig.recorder = rig.another()
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
@@ -146,7 +147,7 @@ async def test_a_restarted_recorder_counts_on(rig: Rig) -> None:
 
 
 async def test_two_instances_count_together(rig: Rig) -> None:
-    """During an upgrade both observe the same node: the version in a patch keeps them from undoing each other."""
+    """During an upgrade both observe the same node; the resource version in a patch prevents lost updates."""
     first, second = rig.recorder, rig.another()
     for recorder, instance in ((first, "a"), (second, "b"), (first, "a"), (second, "b"), (first, "a")):
         rig.recorder = recorder
@@ -161,7 +162,7 @@ PARTITIONS = NodeCondition("PartitionsUnavailable", "text", "PartitionsUnavailab
 
 
 async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeCondition) -> int:
-    """Lets conditions last, observed each two seconds; returns the longest time without a write in seconds."""
+    """Observes conditions every two seconds and returns the longest time without a write, in seconds."""
     longest, before, written = 0.0, rig.now, len(rig.writes())
     for _ in range(hours * 1800):
         events.observe_lasting(present)
@@ -197,7 +198,7 @@ async def test_a_lasting_condition_that_was_just_notified_is_not_counted_twice(r
 
 
 async def test_nodes_that_start_together_do_not_write_together(rig: Rig) -> None:
-    """The intervals of 20 nodes differ."""
+    """The intervals of 20 nodes are spread."""
     nodes = [NodeEvents(rig.recorder, f"node-{number}", "a", lambda: rig.now) for number in range(20)]
     for node in nodes:
         node.observe_lasting([PARTITIONS])
@@ -205,7 +206,7 @@ async def test_nodes_that_start_together_do_not_write_together(rig: Rig) -> None
 
 
 async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -> None:
-    """The API server keeps Events for an hour; the count begins again then."""
+    """The API server keeps Events for an hour; after that the count starts again."""
     await rig.tick(retry(1), retry(2))
     rig.server.store.delete(EVENTS, "ns", rig.events()[0]["metadata"]["name"])
     await rig.tick(retry(3), after=60)
@@ -215,7 +216,7 @@ async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -
 
 @pytest.mark.parametrize("fault", ["503", "drop", "hang"])
 async def test_a_write_is_retried_when_the_server_is_back(rig: Rig, fault: str) -> None:
-    """One failure delays the others by a tick and no more: they would wait for the same server."""
+    """One failed write ends the tick, because the other writes would wait for the same server."""
     rig.server.fail_next(2, fault, resource="events")
     await rig.tick(retry(1), Observation(POD, "Other", "note"))
     assert len(rig.writes()) <= 1
@@ -225,7 +226,7 @@ async def test_a_write_is_retried_when_the_server_is_back(rig: Rig, fault: str) 
 
 
 class Lossy:
-    """The client, with answers that are lost after the server has done what was asked."""
+    """A client that loses responses after the server has processed the request."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -259,7 +260,9 @@ async def test_a_write_whose_answer_is_lost_is_not_counted_twice(rig: Rig) -> No
 
 
 async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """The same document would be refused again; what RBAC denies is tried again, since a role can be granted."""
+    """The server would reject the same document again. A write that RBAC denies is retried, because a role can be
+    granted later.
+    """
     rig.server.fail_next(1, 422, resource="events")
     await rig.tick(retry(1))
     await rig.tick(after=3000)
@@ -275,7 +278,7 @@ async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.L
 
 
 async def test_an_error_of_one_event_ends_nothing(rig: Rig) -> None:
-    """A fault of ours in one document leaves the others alone."""
+    """An internal error in one document does not affect the other Events."""
     odd = Observation(POD, "Odd", "note", source="\ud800")
     await rig.tick(odd)
     await rig.tick(retry(1))
@@ -283,7 +286,7 @@ async def test_an_error_of_one_event_ends_nothing(rig: Rig) -> None:
 
 
 async def test_urgent_events_come_first_and_a_tick_writes_few(rig: Rig) -> None:
-    """A container that was killed is reported before fifty pods whose QoS class is a mistake."""
+    """A killed container is reported before fifty pods with a wrong QoS class."""
     pods = [Observation(POD._replace(uid=str(number)), "Reason", "note") for number in range(50)]
     await rig.tick(*pods, retry(1, urgent=True))
     events = rig.events()
@@ -292,7 +295,7 @@ async def test_urgent_events_come_first_and_a_tick_writes_few(rig: Rig) -> None:
 
 
 async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod whose texts change all the time fills neither the API server nor the memory of the frontend."""
+    """A pod whose texts change all the time must fill neither the API server nor the frontend's memory."""
     flood = [Observation(POD, f"Reason{number}", "note") for number in range(200)]
     for _ in range(30):
         await rig.tick(*flood)
@@ -304,7 +307,7 @@ async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogC
 
 
 async def test_conditions_are_bounded(rig: Rig) -> None:
-    """Beyond the limits of a namespace and of all, new ones are left out until old ones are an hour old."""
+    """Beyond the limits per namespace and in total, new conditions are dropped until old ones are an hour old."""
     for number in range(MAX_PER_NAMESPACE + 100):
         rig.recorder.observe(killed("evil", number))
     assert len(rig.recorder._conditions) == MAX_PER_NAMESPACE
@@ -322,13 +325,13 @@ async def test_conditions_are_bounded(rig: Rig) -> None:
 
 
 def killed(namespace: str, number: int, total: int = 1) -> Observation:
-    """An urgent condition of a container; ten containers of a pod."""
+    """Returns an urgent condition of a container; ten containers belong to one pod."""
     pod = ObjectReference("Pod", namespace, f"p{number // 10}", f"u{number // 10}")
     return Observation(pod, "Killed", "note", f"c{number % 10}", source=f"c{number}", total=total, urgent=True)
 
 
 class Memory:
-    """An API server that is as fast as memory; writes in some namespaces fail with an error."""
+    """An in-memory API server without latency; writes in some namespaces fail with an error."""
 
     def __init__(self) -> None:
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
@@ -356,12 +359,12 @@ class Memory:
             raise self.failing[namespace]
 
     def names(self) -> list[str]:
-        """The objects that have an Event."""
+        """Returns the objects that have an Event."""
         return [one["regarding"]["name"] for one in self.events.values()]
 
 
 class Flood:
-    """A recorder over a fast API server; a tick is two seconds."""
+    """A recorder with a fast API server and ticks of two seconds."""
 
     def __init__(self) -> None:
         self.api, self.now = Memory(), 0.0
@@ -369,7 +372,7 @@ class Flood:
         self.node = NodeEvents(self.recorder, "node-a", "i")
 
     async def ticks(self, count: int, *observations: Observation) -> None:
-        """Observes the same in each of so many ticks."""
+        """Observes the same conditions in each of N ticks."""
         for _ in range(count):
             self.now += 2
             for one in observations:
@@ -379,7 +382,9 @@ class Flood:
 
 @pytest.mark.parametrize("namespaces", [1, 4, 8])
 async def test_a_flood_of_pods_silences_nothing_else(namespaces: int, caplog: pytest.LogCaptureFixture) -> None:
-    """1,050 containers that are killed again and again were 105,001 lines in ten minutes, and no other Event."""
+    """Regression: 1,050 containers that were killed again and again wrote 105,001 log lines in ten minutes and
+    suppressed all other Events.
+    """
     flood = Flood()
     for round_ in range(1, 31):
         kills = [killed(f"evil-{number % namespaces}", number, round_) for number in range(1050)]
@@ -396,7 +401,7 @@ async def test_a_flood_of_pods_silences_nothing_else(namespaces: int, caplog: py
 
 
 async def test_conditions_of_the_node_are_recorded_when_those_of_pods_are_too_many() -> None:
-    """Whatever pods do: the Node has a number of its own, and writes of each tick."""
+    """The Node's conditions have their own limit and their own writes in each tick, independent of pods."""
     flood = Flood()
     for number in range(2 * MAX_CONDITIONS):
         flood.recorder.observe(killed(f"ns-{number}", number))
@@ -408,7 +413,7 @@ async def test_conditions_of_the_node_are_recorded_when_those_of_pods_are_too_ma
 
 
 async def test_namespaces_and_their_objects_take_turns() -> None:
-    """A namespace with hundreds of conditions delays another one by no more than a tick."""
+    """A namespace with hundreds of conditions delays another one by at most one tick."""
     flood = Flood()
     for number in range(200):
         flood.recorder.observe(killed("evil", number))
@@ -430,7 +435,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=("429", "500", "403"))
 @pytest.mark.parametrize("namespaces", [1, 2, 3, 6])
 async def test_a_namespace_whose_writes_fail_delays_no_other(error: KubeError, namespaces: int) -> None:
-    """A rate limit or a webhook of a tenant is no fault of the API server; the pauses of the namespace grow."""
+    """A tenant's rate limit or webhook is not a fault of the API server; only the pauses of that namespace grow."""
     flood = Flood()
     flood.api.failing = {f"evil-{number}": error for number in range(namespaces)}
     for number in range(200):
@@ -448,7 +453,7 @@ async def test_a_namespace_whose_writes_fail_delays_no_other(error: KubeError, n
 
 
 async def test_a_server_that_cannot_be_reached_is_tried_once_in_a_tick() -> None:
-    """Writes in other namespaces would take as long, and fail as well."""
+    """Writes in other namespaces would take as long and fail as well."""
     flood = Flood()
     flood.api.failing = {f"ns-{number}": UnreachableError("create events", "refused") for number in range(50)}
     for number in range(50):
@@ -470,7 +475,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("difference", FOREIGN, ids=range(len(FOREIGN)))
 async def test_an_event_of_another_author_suppresses_none(rig: Rig, difference: dict[str, Any]) -> None:
-    """The name of an Event can be predicted, so one with it may exist already."""
+    """Event names are predictable, so another client may have created one with the same name."""
     condition = Observation(POD, "Reason", "note", source="c", total=3)
     await rig.client.create_event(new_event(condition, "node-a", 1, 1) | difference)
     await rig.tick(condition)
@@ -483,7 +488,7 @@ async def test_an_event_of_another_author_suppresses_none(rig: Rig, difference: 
 
 
 async def test_an_event_that_may_not_be_read_suppresses_none(rig: Rig) -> None:
-    """The chart's policy denies the patch of an Event of another reporting controller."""
+    """The chart's admission policy denies the patch of an Event of another reporting controller."""
     condition = Observation(POD, "Reason", "note", source="c", total=1)
     await rig.client.create_event(new_event(condition, "node-a", 1, 1) | {"reportingController": "evil"})
     rig.server.options.forbidden.add(("patch", "events"))
@@ -492,7 +497,7 @@ async def test_an_event_that_may_not_be_read_suppresses_none(rig: Rig) -> None:
 
 
 async def test_a_count_ends_at_the_largest_one_of_the_api(rig: Rig) -> None:
-    """The Event remains up to date when another writer has set its count to the limit."""
+    """The Event is still updated when another client has set its count to the maximum."""
     condition = Observation(POD, "Reason", "note", source="c", total=1)
     await rig.client.create_event(new_event(condition, "node-a", MAX_COUNT, 1))
     await rig.tick(Observation(POD, "Reason", "note", source="d", total=7))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health streams: complete lists, at subscribe, on change and repeated."""
+"""Health streams send the complete list at the start, on each change, and periodically."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], No
 
 
 async def test_the_complete_list_comes_at_once_and_on_every_change() -> None:
-    """What changes between two answers is in the next one; showing the same list again wakes nobody."""
+    """A change between two responses is part of the next one; an unchanged list sends nothing."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)
     async with asyncio.timeout(5):
@@ -56,7 +56,7 @@ async def test_the_list_is_repeated_before_it_gets_stale() -> None:
 
 
 async def test_close_ends_waiting_streams_at_once() -> None:
-    """Shutdown must not wait for the next repetition; a stream that begins afterwards ends too."""
+    """Shutdown must not wait for the next repetition; a stream that begins afterwards ends as well."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)
     async with asyncio.timeout(5):
@@ -70,7 +70,7 @@ async def test_close_ends_waiting_streams_at_once() -> None:
 
 
 def test_report_on_the_wire() -> None:
-    """Every field arrives where the kubelet looks for it."""
+    """Every field is in the place where the kubelet expects it."""
     (device,) = pb.NodeWatchResourcesResponse.FromString(health_response((BAD,)).SerializeToString()).devices
     assert (device.device.pool_name, device.device.device_name) == ("node", "cpudevnuma000")
     assert device.health == pb.UNHEALTHY

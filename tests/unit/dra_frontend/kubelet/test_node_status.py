@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of the Node."""
+"""Values that the frontend reads from its Node object."""
 
 import asyncio
 from typing import Any
@@ -12,14 +12,14 @@ GI = 1 << 30
 
 
 def node(reserved: int = 2 * GI, *features: str, **more: str) -> dict[str, Any]:
-    """A Node of 64 GiB with 8 GiB of hugepages, of which pods cannot have so many bytes."""
+    """Returns a Node of 64 GiB with 8 GiB of hugepages, where N bytes are not allocatable."""
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": "2Gi", "pods": "110", **more}
     allocatable = {**capacity, "memory": str(56 * GI - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable, "declaredFeatures": [*features]}}
 
 
 class Server:
-    """Answers with a Node, or fails."""
+    """Returns a Node or fails."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | Exception = node()
@@ -37,7 +37,7 @@ class Server:
 
 
 async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:
-    """Some pages more or less, a Node without figures and a server that is away change nothing."""
+    """A few pages more or less, a Node without the values and an unavailable server change nothing."""
     server = Server()
     status = NodeStatus(server.get_node)
     server.answer = UnavailableError("get nodes", "timeout")
@@ -52,7 +52,9 @@ async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:
 
 
 async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
-    """Once in ten seconds at most; what was known last holds while the server is away, and is never guessed."""
+    """At most one request is sent in ten seconds. The last known value is kept while the server is unavailable, and no
+    value is assumed.
+    """
     server, now = Server(), [0.0]
     status = NodeStatus(server.get_node, lambda: now[0])
     server.answer = ForbiddenError("get nodes", "no")
@@ -69,7 +71,7 @@ async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
 
 @pytest.mark.parametrize("answer", [ForbiddenError("get nodes", "no"), NotFoundError("get nodes", "none")])
 async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> None:
-    """Nothing will be learnt soon: whoever waits for the figure goes on without, and can say why."""
+    """Retrying soon would be useless, so a caller that needs the value continues without it and can report why."""
     server = Server()
     server.answer = answer
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
@@ -84,7 +86,9 @@ async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> 
 
 
 async def test_a_server_that_says_no_for_a_moment_is_asked_again() -> None:
-    """One that has just started knows no roles yet, nor tokens: a guess would be published, and taken back later."""
+    """A server that has just started does not know roles and tokens yet. Falling back to the default would publish a
+    value and withdraw it later.
+    """
     server = Server()
     server.refusals = 2
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
@@ -97,7 +101,7 @@ async def test_a_server_that_says_no_for_a_moment_is_asked_again() -> None:
 
 
 async def test_where_the_operator_says_the_figure_nobody_is_asked() -> None:
-    """Nor is anybody kept waiting, or warned."""
+    """No request is sent, and nothing waits or warns."""
     server = Server()
     status = NodeStatus(server.get_node, needed=False)
     async with asyncio.TaskGroup() as tasks:

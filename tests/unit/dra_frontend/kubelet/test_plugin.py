@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's way in, called by a bare gRPC client: answers, deadlines, registration, sockets."""
+"""The kubelet plugin, called by a plain gRPC client: responses, deadlines, registration and sockets."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ REGISTRATION = "/pluginregistration.Registration"
 
 
 class Door:
-    """Prepares every claim with one device; a test may put its own behaviour in front."""
+    """A fake service that prepares every claim with one device; a test can replace its behaviour."""
 
     def __init__(self, first: Callable[[], Awaitable[None]] | None = None, lost: Sequence[str] = ()) -> None:
         self._first = first
@@ -47,7 +47,7 @@ class Door:
 
 
 class Counted:
-    """Notes each call, and which of its claims failed."""
+    """Records each call and the claims that failed in it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[bool]]] = []
@@ -59,7 +59,7 @@ class Counted:
 
 @asynccontextmanager
 async def calling(path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Yields a function that calls a unary method of the socket: (method, request, response type, timeout)."""
+    """Yields a function that calls a unary method on the socket: (method, request, response type, timeout)."""
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
 
         async def call(method: str, request: Any, answer: Any, limit: float | None = 10) -> Any:
@@ -98,7 +98,7 @@ POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 def test_the_refusal_of_a_long_root_says_how_much_is_too_much() -> None:
-    """Whoever does what it says is not refused again; both sockets of the driver count."""
+    """A root that is shortened as the message says is accepted. Both sockets of the driver are considered."""
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
         PluginPaths.below(Path(root), "dra.memory", POD)
@@ -110,7 +110,7 @@ async def broken() -> None:
 
 
 async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
-    """Missing entries fail the pod, and so do entries that nobody asked for. A call is one call, and is counted."""
+    """A missing entry fails the pod, and so does an unexpected one. Each call is counted once."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door, counted = Door(lost=["b"]), Counted()
     async with KubeletPlugin("dra.cpu", door, paths, count=counted):
@@ -129,7 +129,7 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
 
 
 async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Path) -> None:
-    """Each claim costs a request to the API server or a write to the disk. The next call is served."""
+    """Each claim costs a request to the API server or a disk write. The next call is served."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):
@@ -157,7 +157,9 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
 
 
 async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
-    """A bare DEADLINE_EXCEEDED explains nothing: every claim gets a text shortly before. Out of time is a failure."""
+    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error text shortly before. Such a call counts
+    as failed.
+    """
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):
         answers = await prepare(paths.dra, "a", limit=3)
@@ -166,7 +168,7 @@ async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) ->
 
 
 async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
-    """The kubelet may call as soon as it sees the registration socket, and only then."""
+    """The kubelet may call as soon as the registration socket exists, and only then."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
 
@@ -185,13 +187,15 @@ async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
             assert paths.dra.parent.stat().st_mode & 0o777 == 0o750
             call = group.create_task(prepare(paths.dra, "a"))
             await running.wait()
-        # The call that was running ended in good order although the plugin left.
+        # The running call completed normally although the plugin was stopped.
         assert (await call)["a"].devices
     assert not list(paths.dra.parent.iterdir())
 
 
 async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
-    """Within a second. Services have short names, and v1 comes first: v1beta1 would lose share ids."""
+    """It answers within a second. Services have short names, and v1 comes first, because v1beta1 would lose share
+    ids.
+    """
     paths = PluginPaths.below(short_root, "dra.memory", POD)
     plugin = KubeletPlugin("dra.memory", Door(never), paths, grace_seconds=0)
     async with asyncio.TaskGroup() as group, plugin:
@@ -207,7 +211,9 @@ async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
 
 
 async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error in answer to Notify(true) would make the kubelet drop the plugin; a refusal is shown, not raised."""
+    """An error in response to Notify(true) would make the kubelet drop the plugin; a failed registration is reported,
+    not raised.
+    """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
     method = f"{REGISTRATION}/NotifyRegistrationStatus"
@@ -227,7 +233,9 @@ async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.Lo
 
 
 async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
-    """With fixed names they lie under our names: they are not fought over, nor removed by gRPC when we leave."""
+    """With fixed names the successor's sockets have the same paths: they are neither replaced nor removed by gRPC at
+    shutdown.
+    """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
         await old.register()
@@ -243,13 +251,13 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
 
 
 async def test_long_paths_are_refused_before_anything_is_opened() -> None:
-    """A kubelet root of 80 characters leaves no room: say so at once instead of failing at bind."""
+    """A kubelet root of 80 characters exceeds the limit for socket paths, so the error comes before bind fails."""
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
 
 
 async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
-    """A start that fails names the path, and leaves nothing running or lying about."""
+    """The error of the failed start contains the path, and nothing stays running or on disk."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
@@ -260,7 +268,9 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
 
 
 async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None:
-    """The kubelet registers again, and claims are prepared. What lies in the place of one is not ours to remove."""
+    """The kubelet registers the plugin again, and claims are prepared. A foreign file in place of a socket is not
+    removed.
+    """
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as plugin:
         await plugin.register()
@@ -288,7 +298,7 @@ async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None
 async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
     short_root: Path, name: str, data: bytes
 ) -> None:
-    """In plain words. gRPC's own answer is UNKNOWN with the name of a Python class."""
+    """The message is plain English. gRPC's own response would be UNKNOWN with the name of a Python class."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths),
@@ -302,7 +312,7 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
 
 
 async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(short_root: Path) -> None:
-    """A stream is rejected in the same words as a call, before its first response."""
+    """A stream is rejected with the same text as a call, before its first response."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, HealthBoard()),

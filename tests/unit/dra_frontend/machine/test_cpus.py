@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs, cores, packages, L3 groups and core types, rule by rule on small changes of a small machine."""
+"""Discovery of CPUs, cores, packages, L3 groups and core types, rule by rule on variations of a small machine."""
 
 import pytest
 from dra_frontend.machine.discovery import discover
@@ -14,23 +14,25 @@ Changes = dict[str, str | None]
 
 
 def look(changes: Changes) -> Machine:
-    """Discovers the small machine with files changed, relative to the cpu directory unless absolute."""
+    """Discovers the small machine with some files changed, relative to the cpu directory unless absolute."""
     return discover(small_machine().changed({p if p[0] == "/" else f"{CPU}/{p}": t for p, t in changes.items()}))
 
 
 def each(path: str, *texts: str | None) -> Changes:
-    """The same file of every CPU; a single text is that of all."""
+    """Returns one file for every CPU; a single text applies to all."""
     return {f"cpu{cpu}/{path}": texts[cpu % len(texts)] for cpu in range(8)}
 
 
 def cores(machine: Machine) -> list[list[int]]:
-    """Returns the cores as the report has them."""
+    """Returns the cores as they are in the report."""
     found: list[list[int]] = report(machine)["cores"]
     return found
 
 
 def test_without_a_list_the_cpus_tell_themselves() -> None:
-    """A CPU without a file cannot be unplugged, others tell whether they are online; isolcpus= names any number."""
+    """A CPU without an `online` file cannot be unplugged, and the others report their state there. isolcpus= may name
+    any CPU number.
+    """
     machine = look({"online": None, "cpu1/online": "1\n", "cpu6/online": "0\n", "cpu6/topology": None})
     assert machine.online == {0, 1, 2, 3, 4, 5, 7}
     assert machine.offline == {6}
@@ -49,7 +51,7 @@ def test_without_a_list_the_cpus_tell_themselves() -> None:
         ({"online": None, "cpu5/topology": None}, "cpu5/online"),
         ({"isolated": "x"}, "isolated"),
         ({"/sys": None}, ""),
-        # A sibling mask that the siblings do not share would give one core to two claims.
+        # A sibling mask that its siblings do not share would give one core to two claims.
         ({"cpu0/topology/core_cpus": "07\n"}, "cpu1/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "02\n"}, "cpu0/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "0c\n"}, "cpu0/topology/core_cpus"),
@@ -57,7 +59,7 @@ def test_without_a_list_the_cpus_tell_themselves() -> None:
     ],
 )
 def test_no_cpu_goes_missing_unseen(changes: Changes, path: str) -> None:
-    """Where two files differ whether a CPU is online or of which core, or one is unreadable, the file is named."""
+    """If two files disagree about a CPU's state or core, or if one is unreadable, the error contains the file."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)
     assert caught.value.path == f"{CPU}/{path}".rstrip("/")
@@ -65,7 +67,7 @@ def test_no_cpu_goes_missing_unseen(changes: Changes, path: str) -> None:
 
 @pytest.mark.parametrize("name", ["core_cpus", "core_cpus_list", "thread_siblings", "thread_siblings_list"])
 def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
-    """Old kernels have thread_siblings, some only the list; all tell the same cores."""
+    """Old kernels have thread_siblings and some have only the list; all of them give the same cores."""
     firsts = [cpu // 2 * 2 for cpu in range(8)]
     texts = [f"{first}-{first + 1}\n" if "list" in name else f"{3 << first:02x}\n" for first in firsts]
     machine = look({**each("topology/core_cpus", None), **each(f"topology/{name}", *texts)})
@@ -76,16 +78,16 @@ def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # What claims can get, not what the processor could do.
+        # The CPUs that claims can get, not what the processor could do.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
-        # A CPU without topology joins those that name it.
+        # A CPU without topology joins the ones that name it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
-        # Nothing is dropped.
+        # No CPU is dropped.
         (each("topology", None), [[cpu] for cpu in range(8)], False),
     ],
 )
 def test_a_core_is_what_its_threads_say(changes: Changes, found: list[list[int]], smt: bool) -> None:
-    """Nothing assumes two threads in a core."""
+    """The number of threads in a core is not assumed to be two."""
     machine = look(changes)
     assert (cores(machine), machine.smt) == (found, smt)
     assert [cpu.core_id == -1 for cpu in machine.cpus.values()] == [
@@ -103,15 +105,15 @@ IDS = "topology/physical_package_id"
         ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: says 1, but CPU 0 of the same package says otherwise"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
-        # POWER and s390 say -1, s390 repeats ids in each book: numbered by their lowest CPU.
+        # POWER and s390 report -1, and s390 repeats ids in each book: packages are numbered by their lowest CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
-        # Without masks the ids alone, gaps and all.
+        # Without masks only the ids count, including gaps.
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )
 def test_packages_are_told_by_masks_and_ids(changes: Changes, second: int, doubt: str) -> None:
-    """Where the masks contradict each other, or the ids, the ids tell, and it is noted."""
+    """If the masks contradict each other or the ids, the ids count and a warning is recorded."""
     machine = look(changes)
     packages = [cpu.package for cpu in machine.cpus.values()]
     assert packages == ([0] * 4 + [second] * 4 if "cpu2" not in doubt else [0, 0, 1, 0, 1, 1, 1, 1])
@@ -132,7 +134,7 @@ def test_packages_are_told_by_masks_and_ids(changes: Changes, second: int, doubt
     ],
 )
 def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> None:
-    """Files that contradict each other so that no set has a majority leave no L3, and that is noted."""
+    """If the files contradict each other and no set has a majority, the CPUs have no L3, and a warning is recorded."""
     machine = look(changes)
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
     assert doubt in machine.doubts.get("l3", "")
@@ -150,7 +152,7 @@ def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> 
     ],
 )
 def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text: str, doubt: str) -> None:
-    """The majority of a cache's CPUs is believed, and the doubt is noted."""
+    """The set that most CPUs of a cache agree on is used, and a warning is recorded."""
     machine = look({f"cpu1/cache/index3/{file}": text})
     expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == expected
@@ -158,7 +160,7 @@ def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text
 
 
 def pmus(**cpus: str) -> Changes:
-    """The files of the PMUs of a hybrid machine."""
+    """Returns the PMU files of a hybrid machine."""
     return {f"/sys/devices/{name}/cpus": text for name, text in cpus.items()}
 
 
@@ -167,35 +169,35 @@ def pmus(**cpus: str) -> Changes:
     [
         (pmus(cpu_core="0-3\n", cpu_atom="4-7\n"), 4),
         (pmus(cpu_core="0-3\n", cpu_atom="4-5\n", cpu_lowpower="6-7\n"), 4),
-        # A lone cpu_core tells nothing apart.
+        # A cpu_core PMU alone does not distinguish core types.
         (pmus(cpu_core="0-7\n"), 8),
-        # Capacities of Arm far below the biggest; favoured cores, some percent faster, are not another kind.
+        # Arm capacities far below the largest are another type; favoured cores, a few percent faster, are not.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
-        # Without a type, base frequencies tell kinds apart (i9-13900), whatever the maxima are.
+        # Without a type, base frequencies distinguish core types (i9-13900), regardless of the maximum frequencies.
         (
             each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 4)
             | each("cpufreq/cpuinfo_max_freq", "5000000"),
             4,
         ),
         (each("acpi_cppc/nominal_freq", *["2500"] * 4, *["1800"] * 4), 4),
-        # Else maximum frequencies do (i9-12900H); favoured cores (i7-6950X) are not another kind.
+        # Otherwise maximum frequencies do (i9-12900H); favoured cores (i7-6950X) are not another type.
         (each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3800000"] * 4), 4),
         (each("cpufreq/cpuinfo_max_freq", "4000000", *["3500000"] * 7), 8),
         (each("cpufreq/base_frequency", *["2450000"] * 4, *["2445000"] * 4), 8),
-        # A frequency that some CPU lacks tells nothing, nor does one beside a type or a capacity.
+        # A frequency that some CPU lacks is ignored, and so is one next to a type or a capacity.
         (each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 3, "0"), 8),
         (each("cpu_capacity", "1024") | each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3000000"] * 4), 8),
     ],
 )
 def test_core_types(changes: Changes, small: int) -> None:
-    """The CPUs from ``small`` on are e-cores; 8: all are of one kind."""
+    """The CPUs from ``small`` on are E-cores; 8 means that all are of one type."""
     expected = {"p-core": [*range(small)], "e-core": [*range(small, 8)]} if small < 8 else {"standard": [*range(8)]}
     assert report(look(changes))["coreTypes"] == expected
 
 
 def test_a_captured_hybrid_machine_with_its_pmus() -> None:
-    """Performance cores with two threads and efficiency cores with one: types and SMT per core are kept apart."""
+    """Performance cores with two threads and efficiency cores with one: core type and SMT are determined per core."""
     files = pmus(cpu_core="0-11\n", cpu_atom="12-19\n")
     machine = discover(captured("20em64t-hybrid-1p6c2t+2ca4co1t").changed(files))
     assert {cpu.id for cpu in machine.cpus.values() if cpu.core_type == CoreType.EFFICIENCY} == set(range(12, 20))
@@ -204,7 +206,7 @@ def test_a_captured_hybrid_machine_with_its_pmus() -> None:
 
 
 def test_a_link_is_an_entry_like_any_other() -> None:
-    """The node link of a CPU whose node has no directory names its node, which has no memory."""
+    """The node link of a CPU whose node has no directory still names its node, which then has no memory."""
     tree = small_machine().changed({"/sys/devices/system/node/node0": None, "/sys/devices/system/node/online": "1\n"})
     linked = MemoryTree({**tree.files, **{f"{CPU}/cpu{cpu}/node0": Link("../../node/node0") for cpu in range(4)}})
     machine = discover(linked)

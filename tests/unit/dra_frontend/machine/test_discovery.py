@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole machines: discovery against hwloc and against damage, and which changes a fingerprint shows."""
+"""Discovery of whole machines, compared with hwloc and under damage, and the changes that a fingerprint detects."""
 
 from functools import cache
 
@@ -17,14 +17,16 @@ CPU = "/sys/devices/system/cpu"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_hwloc(name: str) -> None:
-    """Of each of the eight captured machines, discovery finds what hwloc finds."""
+    """For each of the eight captured machines, discovery gives hwloc's result."""
     assert len(NAMES) == 8
     found = report(discover(captured(name)))
     assert {key: found[key] for key in expected(name)} == expected(name)
 
 
 def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
-    """Arm kernels number no caches: the lowest CPU does. Two CPUs with one core_id on two sockets are two cores."""
+    """Arm kernels give caches no ids, so the lowest CPU's number is used. Two CPUs with one core_id on two sockets are
+    two cores.
+    """
     machine = discover(captured("128arm-2pa2n8cluster4co"))
     assert {cpu.l3_id for cpu in machine.cpus.values()} == {0, 32, 64, 96}
     machine = discover(captured("16em64t-4s2c2t-offlines"))
@@ -33,7 +35,7 @@ def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
 
 
 def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
-    """What a broken copy, a full disk or a bad bit makes of a file."""
+    """Returns the content of a file after an incomplete copy, a full disk or a flipped bit."""
     at = data.draw(st.integers(0, max(0, len(content) - 1)))
     flipped = bytes([data.draw(st.sampled_from(b"0123456789abcdef,- \n"))])
     cuts = [
@@ -51,7 +53,9 @@ def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
-    """With any one file broken or gone, all online CPUs are found, or an error names a file; nothing else happens."""
+    """With any one file damaged or missing, all online CPUs are found or an error contains a file name; no other
+    exception is raised.
+    """
     files = {path: content for path, content in captured(name).files.items() if isinstance(content, bytes)}
     path = data.draw(st.sampled_from(sorted(files)))
     _assert_whole_or_named(_online(name), captured(name).changed({path: _damaged(files[path], data)}))
@@ -77,7 +81,7 @@ def _assert_whole_or_named(online: frozenset[int], damaged: MemoryTree) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_file_may_vanish_from_one_cpu(name: str) -> None:
-    """Whatever single file or directory of one CPU is missing, no CPU is."""
+    """A missing file or directory of one CPU never removes a CPU."""
     tree = captured(name)
     cpu = max(_online(name))
     prefix = f"{CPU}/cpu{cpu}/"
@@ -100,20 +104,22 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 8388608 kB\n"}, True),
         ({NODE: None}, True),
         ({f"{PAGES}/free_hugepages": "7\n"}, False),
-        # A balloon that moves some pages.
+        # A balloon driver that moves a few pages.
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 4194404 kB\n"}, False),
-        # What cannot change is not even read.
+        # Files that cannot change are not even read.
         ({"/sys/devices/system/cpu/cpu3/topology/core_id": "9\n"}, False),
     ],
 )
 def test_what_changes_the_offer_changes_the_shape(changes: dict[str, str | None], seen: bool) -> None:
-    """CPUs, nodes, pages and memory that come or go call for a discovery; what changes all the time does not."""
+    """CPUs, nodes, pages and memory that appear or disappear require a new discovery; values that change all the time
+    do not.
+    """
     changed = read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape
     assert changed == seen
 
 
 def test_the_free_pages_of_a_fingerprint_are_the_machines() -> None:
-    """The machine of an earlier discovery shows the free pages of the latest fingerprint; damage is an error."""
+    """The machine of an earlier discovery shows the free pages of the latest fingerprint. Damage is an error."""
     later = read_fingerprint(small_machine().changed({f"{PAGES}/free_hugepages": "7\n"}))
     machine = with_free_pages(discover(small_machine()), later)
     assert [pool.free for node in machine.numa_nodes.values() for pool in node.hugepages] == [200, 0, 7, 1]

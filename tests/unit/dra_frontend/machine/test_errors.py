@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that the kernel counts, from sysfs to the NUMA nodes and CPUs that they are errors of, and to faults."""
+"""Hardware errors that the kernel counts: reading them from sysfs, attributing them to NUMA nodes and CPUs, and
+deriving faults.
+"""
 
 from dataclasses import replace
 
@@ -19,19 +21,19 @@ EIGHT_NODES = "48amd64-4pa2n6c-sparse"
 
 
 def counters(tree: MemoryTree) -> dict[str, ErrorCounter]:
-    """The counters of a machine by source."""
+    """Returns the counters of a machine by source."""
     found, problems = read_errors(Reader(tree), discover(tree))
     assert problems == {}
     return {one.source: one for one in found}
 
 
 def nodes(tree: MemoryTree, name: str, label: str = "", number: int = 1) -> set[int]:
-    """The NUMA nodes that the errors of a controller may be of."""
+    """Returns the NUMA nodes that a controller's errors may belong to."""
     return set(counters(tree.changed(edac(number, name, label)))[f"mc{number}"].numa_nodes)
 
 
 def test_a_machine_without_counters_has_no_errors() -> None:
-    """Virtual machines have no EDAC, older kernels no counters of pages: nothing is read, nothing is wrong."""
+    """Virtual machines have no EDAC and older kernels no page counters; that is not an error."""
     assert counters(small_machine()) == {}
 
 
@@ -46,7 +48,7 @@ def test_a_machine_without_counters_has_no_errors() -> None:
     ],
 )
 def test_a_controller_is_of_its_socket_where_the_driver_says_so(name: str, label: str) -> None:
-    """The socket's one NUMA node, or, where it has several, one of these: nothing says which."""
+    """This is the socket's only NUMA node, or any one of several, since sysfs does not say which."""
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))
     assert nodes(captured(EIGHT_NODES), name, label) == {
@@ -67,17 +69,19 @@ def test_a_controller_is_of_its_socket_where_the_driver_says_so(name: str, label
     ],
 )
 def test_a_controller_of_which_nothing_is_known_may_be_of_any_node(name: str, label: str) -> None:
-    """Dies of the first Zen are no sockets, firmware has one controller for all, HBM may be a node of its own."""
+    """Dies of the first Zen are not sockets, some firmware shows one controller for all, and HBM may be a node of its
+    own.
+    """
     assert nodes(small_machine(), name, label) == {0, 1}
 
 
 def test_memory_that_no_numa_node_has_is_left_out() -> None:
-    """The HBM of an MI200 accelerator is counted like a controller's memory, and is no memory of the system."""
+    """The HBM of an MI200 accelerator is counted like a controller's memory but is not system memory."""
     assert counters(small_machine().changed(edac(1, "MI200", ue=5))) == {}
 
 
 def test_the_text_names_controller_nodes_and_dimm() -> None:
-    """Whoever changes the DIMM finds it by what the board calls it; foreign text stays on one line."""
+    """The DIMM's label is that on the board, so the technician finds it. Text from firmware stays on one line."""
     label = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
     (one,) = counters(captured(EIGHT_NODES).changed(edac(0, "Skylake Socket#0 IMC#0", label, ue=2))).values()
     named = f"memory controller mc0 ('Skylake Socket#0 IMC#0') of one of the NUMA nodes 0-1, DIMM '{label}'"
@@ -87,7 +91,7 @@ def test_the_text_names_controller_nodes_and_dimm() -> None:
 
 
 def test_lost_pages_and_cpus_are_counted_where_they_are() -> None:
-    """The kernel counts poisoned pages by NUMA node, and some Arm kernels errors of caches by CPU."""
+    """The kernel counts poisoned pages by NUMA node, and some Arm kernels count cache errors by CPU."""
     node, cpu = "/sys/devices/system/node/node1/memory_failure/total", "/sys/devices/system/edac/cpu/cpu5"
     found = counters(small_machine().changed({node: "3\n", f"{cpu}/ce_count": "7\n", f"{cpu}/ue_count": "0\n"}))
     assert found["node1"] == ErrorCounter("node1", "pages of NUMA node 1", 0, 3, frozenset({1}))
@@ -95,13 +99,13 @@ def test_lost_pages_and_cpus_are_counted_where_they_are() -> None:
 
 
 def test_a_counter_that_wrapped_is_a_large_one() -> None:
-    """The kernel prints 32 bits with a sign."""
+    """The kernel prints 32 bits as a signed number."""
     (one,) = counters(small_machine().changed(edac(0, "F19h", ce=-1))).values()
     assert one.corrected == 2**32 - 1
 
 
 def test_a_damaged_counter_hides_no_other() -> None:
-    """Each is read by itself; what is wrong is told by file."""
+    """Each counter is read separately, and the error contains its file."""
     tree = small_machine().changed(edac(0, "F19h") | edac(1, "F19h", ue=1))
     damaged = tree.changed({"/sys/devices/system/edac/mc/mc0/ce_count": "many"})
     found, problems = read_errors(Reader(damaged), discover(damaged))
@@ -113,12 +117,12 @@ COUNTER = ErrorCounter("mc0", "controller", 0, 0, frozenset({0}))
 
 
 def kinds(rates: ErrorRates, now: float, ce: int = 0, ue: int = 0) -> list[str]:
-    """The faults after a sample."""
+    """Returns the kinds of the faults after a sample."""
     return [one.kind for one in rates.sample([replace(COUNTER, corrected=ce, uncorrected=ue)], now)]
 
 
 def test_uncorrected_errors_count_since_the_kernel_counts() -> None:
-    """A restart of this process forgets none; a reset of the counter ends the fault."""
+    """The count includes errors before a restart of this process; resetting the counter ends the fault."""
     for threshold, seen in ((1, ["uncorrected"]), (3, []), (0, [])):
         assert kinds(ErrorRates(HardwareErrors(uncorrected=threshold)), 0, ue=2) == seen
     rates = ErrorRates(HardwareErrors())
@@ -127,7 +131,7 @@ def test_uncorrected_errors_count_since_the_kernel_counts() -> None:
 
 
 def test_corrected_errors_count_for_an_hour() -> None:
-    """Those before the first sample do not; a counter that is lower has begun again at nought."""
+    """Errors before the first sample do not count; a lower counter has started again from zero."""
     rates = ErrorRates(HardwareErrors(corrected_per_hour=10))
     assert not kinds(rates, 0, ce=5000)
     assert not kinds(rates, 10, ce=5009)
@@ -139,7 +143,7 @@ def test_corrected_errors_count_for_an_hour() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 5)), min_size=1, max_size=60))
 def test_the_last_hour_is_what_rose_in_it(rises: list[tuple[int, int]]) -> None:
-    """Whatever the pace, a fault is there exactly while the errors of the last hour reach the threshold."""
+    """For any sequence of samples, the fault exists exactly while the errors of the last hour reach the threshold."""
     rates, now, count, seen = ErrorRates(HardwareErrors(corrected_per_hour=8)), 0.0, 7, list[tuple[float, int]]()
     kinds(rates, now, ce=count)
     for wait, rise in rises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that host processes hold: counted from what is in use and what pods have, and steadied."""
+"""Hugepages that host processes hold: the pages in use without those of pods, smoothed over several samples."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ KEY = (0, PAGE)
     ],
 )
 def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_path: Path) -> None:
-    """Both cgroup drivers and a kubelet with a root of its own, as in kind; nothing that merely looks like it."""
+    """Covers both cgroup drivers and a kubelet with its own root as in kind, and ignores groups with similar names."""
     (tmp_path / directory[1:]).mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
     assert find_pods_groups(HostTree(tmp_path)) == ([] if found is None else [found])
@@ -44,19 +44,19 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_p
     [
         (["total=6291456 N0=2097152 N1=4194304\n"], PodPages({0: 2097152, 1: 4194304})),
         (["total=0 N0=0\n"], PodPages({0: 0})),
-        # A removed group gave its pages to the one above, without their nodes.
+        # A removed group passed its pages to its parent, without the NUMA nodes.
         (["total=6291456 N0=2097152 N1=0\n"], PodPages({0: 2097152, 1: 0}, unplaced=4194304)),
-        # And then they were freed: the counter of the group above went below zero.
+        # Then they were freed, and the parent's counter went below zero.
         (["total=0 N0=18446744073707454464\n"], PodPages({0: 0})),
         (["nonsense\n"], None),
         ([None], None),
-        # The group of a former cgroup driver stays, empty, until the node reboots.
+        # The empty group of a previous cgroup driver stays until the node reboots.
         (["total=0 N0=0 N1=0\n", "total=4194304 N0=0 N1=2097152\n"], PodPages({0: 0, 1: 2097152}, unplaced=2097152)),
         (["total=0 N0=0 N1=0\n", None], None),
     ],
 )
 def test_the_kernels_words_are_read(texts: list[str | None], pods: PodPages | None) -> None:
-    """What the kernel prints for cgroup2; nothing where it prints nothing of the kind."""
+    """The texts are what the kernel prints for cgroup2; other text gives nothing."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}
@@ -65,7 +65,7 @@ def test_the_kernels_words_are_read(texts: list[str | None], pods: PodPages | No
 
 
 def test_only_what_no_pod_has_is_the_hosts() -> None:
-    """In use less what pods have; nothing is guessed while that is not known."""
+    """The host's pages are those in use minus those of pods; nothing is assumed while that is unknown."""
     pool = HugepagePool(PAGE, total=100, free=30)
     assert held_pages(0, pool, PodPages({0: 50 * PAGE})) == 20
     assert held_pages(1, pool, PodPages({0: 50 * PAGE})) == 70
@@ -75,7 +75,7 @@ def test_only_what_no_pod_has_is_the_hosts() -> None:
 
 
 def counted(*samples: int) -> list[int]:
-    """What counts after each sample."""
+    """Returns the value after each sample."""
     pages, seen = HostPages(), []
     for sample in samples:
         pages.sample({KEY: sample})
@@ -95,12 +95,14 @@ def counted(*samples: int) -> list[int]:
     ],
 )
 def test_a_change_counts_when_it_lasts(samples: list[int], seen: list[int]) -> None:
-    """The first sample at once, a peak never, a rise after two samples with what both had, a fall after five."""
+    """The first sample counts at once and a peak never does. A rise counts after two samples, with the lower of both,
+    and a fall after five.
+    """
     assert counted(*samples) == seen
 
 
 def test_a_pool_that_vanishes_is_forgotten() -> None:
-    """A node that goes away takes its count with it; one that comes counts at once."""
+    """The count of a removed node is dropped; a new node counts at once."""
     pages = HostPages()
     for held in ({KEY: 5}, {}, {KEY: 3}):
         pages.sample(held)
@@ -108,7 +110,7 @@ def test_a_pool_that_vanishes_is_forgotten() -> None:
 
 
 def test_samples_are_settled_when_equal_ones_would_change_nothing() -> None:
-    """The machine is read at each tick until then, so that a rise counts after one more tick."""
+    """Until then the machine is read at each tick, so that a rise counts one tick later."""
     pages = HostPages()
     assert pages.is_settled
     pages.sample({KEY: 3})

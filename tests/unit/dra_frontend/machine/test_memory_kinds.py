@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kind of each NUMA node's memory follows from what the kernel reports."""
+"""Deriving the kind of each NUMA node's memory from kernel data."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 CPUS = MemoryFacts(has_cpus=True, bandwidth=200, latency=90, tier=4)
 """A node with CPUs and DRAM."""
 FAR = MemoryFacts(has_cpus=False, normal=False)
-"""A node without CPUs of which nothing else is known."""
+"""A node without CPUs about which nothing else is known."""
 
 
 @pytest.mark.parametrize(
@@ -22,26 +22,26 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         # More than twice the bandwidth of DRAM is HBM, whatever its latency; exactly twice is not.
         (replace(FAR, bandwidth=401, latency=120), MemoryKind.HBM),
         (replace(FAR, bandwidth=400, latency=60), MemoryKind.UNKNOWN),
-        # HBM that the firmware set apart, also on a node with CPUs.
+        # HBM that the firmware has set apart, also on a node with CPUs.
         (replace(FAR, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (MemoryFacts(has_cpus=True, normal=False, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (replace(FAR, special_purpose=True), MemoryKind.UNKNOWN),
-        # Memory that performs as DRAM does; both values count.
+        # Memory as fast as DRAM; both values count.
         (replace(FAR, bandwidth=185, latency=98), MemoryKind.DRAM),
         (replace(FAR, bandwidth=185), MemoryKind.UNKNOWN),
         (replace(FAR, bandwidth=185, latency=150), MemoryKind.UNKNOWN),
-        # Slow memory is not CXL because it is slow.
+        # Slow memory alone does not imply CXL.
         (replace(FAR, bandwidth=60, latency=300, tier=22), MemoryKind.UNKNOWN),
         (replace(FAR, bus=MemoryKind.CXL, special_purpose=True, bandwidth=60), MemoryKind.CXL),
         (replace(FAR, bus=MemoryKind.PERSISTENT, special_purpose=True), MemoryKind.PERSISTENT),
         # CXL memory with the bandwidth of HBM is still CXL.
         (replace(FAR, bus=MemoryKind.CXL, bandwidth=900, tier=1), MemoryKind.CXL),
-        # A node with CPUs has other memory beside that of the device.
+        # A node with CPUs has other memory in addition to the device's.
         (replace(CPUS, bus=MemoryKind.CXL), MemoryKind.UNKNOWN),
-        # The performance is that of the cache, and so is the tier.
+        # Performance and tier are those of the cache.
         (replace(FAR, side_cache=True, bandwidth=900), MemoryKind.UNKNOWN),
         (replace(CPUS, side_cache=True), MemoryKind.UNKNOWN),
-        # Without a bandwidth a faster tier is HBM; the tier of DRAM is where the kernel puts unknown memory.
+        # Without a bandwidth a faster tier is HBM; the kernel puts unknown memory into the tier of DRAM.
         (replace(FAR, tier=2), MemoryKind.HBM),
         (replace(FAR, tier=4), MemoryKind.UNKNOWN),
         (replace(FAR, bandwidth=300, latency=90, tier=3), MemoryKind.UNKNOWN),
@@ -76,7 +76,9 @@ _BUSES = {MemoryKind.CXL, MemoryKind.PERSISTENT}
 
 @given(_NODES, st.integers(1, 9))
 def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -> None:
-    """Every node has one kind: CXL and persistent memory by its bus alone, HBM only if it is faster than all DRAM."""
+    """Every node has one kind: CXL and persistent memory are recognized by their bus only, and HBM only if it is faster
+    than all DRAM.
+    """
     kinds = memory_kinds(nodes)
     assert kinds.keys() == nodes.keys()
     dram = [one for number, one in nodes.items() if one.has_cpus and kinds[number] is MemoryKind.DRAM]
@@ -87,7 +89,7 @@ def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -
         if kind is MemoryKind.HBM:
             assert one.bus is None
             assert all(not (one.bandwidth and its.bandwidth) or one.bandwidth > 2 * its.bandwidth for its in dram)
-    # Neither the numbers of nodes nor the unit of their bandwidth matter.
+    # Neither the node numbers nor the unit of bandwidth matter.
     renamed = {1000 - number: one for number, one in nodes.items()}
     assert memory_kinds(renamed) == {1000 - number: kind for number, kind in kinds.items()}
     scaled = {n: replace(one, bandwidth=one.bandwidth and one.bandwidth * factor) for n, one in nodes.items()}

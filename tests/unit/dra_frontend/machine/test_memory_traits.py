@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kind, performance, tier and nearest CPUs of memory, from the kernel's files."""
+"""Kind, performance, tier and nearest CPUs of memory, read from the kernel's files."""
 
 import re
 from pathlib import Path
@@ -30,17 +30,17 @@ ACCESS = f"{NODE}/node2/access1/initiators"
 KMEM = "/sys/bus/dax/drivers/kmem"
 CXL = "/sys/bus/cxl/devices"
 KINDS = {"DRAM": "dram", "HBM": "hbm", "NVM": "pmem", None: "unknown"}
-"""What hwloc's subtypes are here."""
+"""The corresponding kind for each of hwloc's subtypes."""
 TREE = small_machine().changed(far_memory())
 
 
 def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Machine:
-    """Discovers the machine of five nodes with files changed."""
+    """Discovers the machine of five nodes with some files changed."""
     return discover(tree.changed(changes))
 
 
 def doubts(found: Machine) -> str:
-    """The doubt about memory; what is offered goes with it as a warning."""
+    """Returns the warning about memory, which the inventory passes on."""
     misfits = build_inventory(found, Config(), "n").misfits
     doubt = found.doubts.get("memory", "")
     assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (
@@ -70,7 +70,7 @@ def test_agrees_with_hwloc(name: str, tmp_path: Path) -> None:
 
 
 def test_memory_behind_a_cache_is_of_no_known_kind(tmp_path: Path) -> None:
-    """DRAM that caches persistent memory: hwloc does not decide either. Values of 0 are not reported."""
+    """If DRAM caches persistent memory, hwloc does not decide either. Values of 0 are not reported."""
     machine = discover(HostTree(write_tree(captured_memory("memorysidecaches"), tmp_path)))
     assert [node.traits for node in machine.numa_nodes.values()] == [
         MemoryTraits(initiators=frozenset({number})) for number in range(4)
@@ -78,7 +78,9 @@ def test_memory_behind_a_cache_is_of_no_known_kind(tmp_path: Path) -> None:
 
 
 def test_hbm_and_cxl_beside_dram() -> None:
-    """CXL without a performance that the firmware states is next to the CPUs of the smallest distance, here of both."""
+    """CXL memory without performance data from the firmware is next to the CPUs at the smallest distance, here those of
+    both nodes.
+    """
     machine = look({})
     assert [node.traits for node in machine.numa_nodes.values()] == [
         MemoryTraits(MemoryKind.DRAM, 200_000, 90, 4, frozenset({0})),
@@ -94,7 +96,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
 @pytest.mark.parametrize(
     ("changes", "traits"),
     [
-        # A class of devices alone says nothing about CPUs; class 0 counts on kernels without class 1.
+        # An access class for devices alone says nothing about CPUs; class 0 is used on kernels without class 1.
         ({f"{ACCESS}/node1": None, f"{ACCESS}/node4": ""}, {"bandwidth": None, "initiators": frozenset()}),
         (
             {
@@ -104,11 +106,11 @@ def test_hbm_and_cxl_beside_dram() -> None:
             },
             {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
         ),
-        # One direction alone, and 0 as "not stated".
+        # Only one direction is given, and 0 stands for "not stated".
         ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
         ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
         ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),
-        # Persistent memory, and memory of devices of two buses.
+        # Persistent memory, and memory of devices on two buses.
         ({"/sys/bus/nd/devices/dax2.1/dax2.0": ""}, {"kind": MemoryKind.PERSISTENT}),
         (
             {
@@ -128,7 +130,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
             {"/sys/bus/dax/devices/dax2.0/target_node": "-1\n", f"{CXL}/dax_region2/dax2.0": ""},
             {"kind": MemoryKind.HBM},
         ),
-        # A region that the firmware made: its memory block of 128 MiB is of node 2.
+        # A region that the firmware created: its memory block of 128 MiB is on node 2.
         (
             {
                 f"{CXL}/region0/resource": "0x1004000000\n",
@@ -138,7 +140,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
             },
             {"kind": MemoryKind.CXL},
         ),
-        # A region without a whole block, and one that is not in use.
+        # A region without a complete memory block, and one that is not in use.
         (
             {
                 f"{CXL}/region0/resource": "0x1004000000\n",
@@ -185,14 +187,14 @@ _PERFORMANCE = [path for path in far_memory() if re.search(r"/access1/|/memory_t
 
 @given(st.sampled_from(_PERFORMANCE), st.none() | st.binary(max_size=24) | st.sampled_from([b"0x10", b"0-8191", b"-1"]))
 def test_no_file_about_performance_takes_memory_away(path: str, content: bytes | None) -> None:
-    """Whatever a kernel or a broken copy has in such a file, or if it is missing."""
+    """This holds for any content of such a file and for a missing one."""
     found = look({path: content})
     assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
     assert found.doubts.keys() <= {"memory"}
 
 
 def test_devices_beyond_the_limit_are_not_read() -> None:
-    """The number of devices is not bounded by the kernel."""
+    """The kernel does not bound the number of devices."""
     many: dict[str, str | bytes | None] = {f"{KMEM}/dax1{number}.0": "" for number in range(5000)}
     many |= {f"{CXL}/dax_region{number}/dax1{number}.0": "" for number in range(5000)}
     assert look(many).numa_nodes[0].traits.kind is MemoryKind.DRAM

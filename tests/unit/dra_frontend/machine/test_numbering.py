@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of sockets and L3 caches, and so names of devices, while CPUs go offline and after a restart."""
+"""Socket and L3 numbers, and so device names, stay the same while CPUs go offline and after a restart."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +21,7 @@ GROUPED: tuple[Literal["l3", "socket", "numanode"], ...] = ("l3", "socket", "num
 
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:
-    """The device of each CPU, by ``groupBy``."""
+    """Returns the device of each CPU, by ``groupBy``."""
     pools = {by: build_inventory(machine, Config.model_validate({"groupBy": by}), "n").pools[0] for by in GROUPED}
     return {
         by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
@@ -30,7 +30,9 @@ def homes(machine: Machine) -> dict[str, dict[int, str]]:
 
 
 def assert_same_names(before: Machine, after: Machine) -> None:
-    """Every CPU that is offered at both times is in a device of the same name, and no two devices share one."""
+    """Asserts that every CPU offered at both times is in a device of the same name and that no two devices share a
+    name.
+    """
     old, new = homes(before), homes(after)
     for by in GROUPED:
         both = old[by].keys() & new[by].keys()
@@ -39,14 +41,14 @@ def assert_same_names(before: Machine, after: Machine) -> None:
 
 @cache
 def bare(name: str) -> MemoryTree:
-    """A captured machine without the kernel's ids of caches and packages, as on Arm, POWER and s390."""
+    """Returns a captured machine without the kernel's ids of caches and packages, as on Arm, POWER and s390."""
     tree = captured(name)
     ids = [path for path in tree.files if path.endswith(("/index3/id", "/physical_package_id"))]
     return tree.changed(dict.fromkeys(ids))
 
 
 def both_kinds(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test on every captured machine, as it is and bare."""
+    """Runs a test on every captured machine, unchanged and without ids."""
     for mark in (
         pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"]),
         pytest.mark.parametrize("name", NAMES),
@@ -63,7 +65,7 @@ def subsets(data: st.DataObject, machine: Machine, largest: int) -> frozenset[in
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """Whatever goes offline and comes back while the process runs, a CPU's device keeps its name."""
+    """A CPU's device keeps its name whatever goes offline and comes back while the process runs."""
     machine = first = discover(tree(name))
     for _ in range(3):
         gone = subsets(data, first, len(first.cpus) - 1)
@@ -75,12 +77,14 @@ def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """As long as one socket and one L3 are whole, a start with CPUs offline gives the names that all CPUs had given."""
+    """If at least one socket and one L3 are complete, a start with some CPUs offline gives the same names as one with
+    all CPUs.
+    """
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))
     shown = first.cpus[whole]
     kept = {cpu.id for cpu in first.cpus.values() if cpu.package == shown.package or (cpu.l3 == shown.l3 is not None)}
-    if first.offline:  # this capture has holes already: which of its groups is whole is only known of the largest
+    if first.offline:  # this capture has offline CPUs: only its largest group is known to be complete
         kept = {0, 4, 8, 12}
     assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
 
@@ -90,7 +94,7 @@ def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree],
 def test_a_regular_machine_is_completed_by_one_whole_group(
     stride: bool, count: int, size: int, data: st.DataObject
 ) -> None:
-    """Whatever else is offline, a group that is whole shows where all the others are, those of no CPU included."""
+    """One complete group shows the size of all others, including those without an online CPU."""
     present = frozenset(range(count * size))
     whole = [frozenset(cpu for cpu in present if (cpu % count if stride else cpu // size) == n) for n in range(count)]
     kept = data.draw(st.sampled_from(whole))
@@ -102,7 +106,9 @@ def test_a_regular_machine_is_completed_by_one_whole_group(
 
 
 def test_numbers_are_never_shared() -> None:
-    """Not by ids that repeat in every socket, nor by what was remembered; what fits no shape is taken as it is seen."""
+    """This holds for ids that repeat in every socket and for remembered numbers. Irregular groups are used as they
+    are.
+    """
     two = [frozenset({0, 1}), frozenset({2, 3})]
     assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}
     uneven = [frozenset({0, 1, 2}), frozenset({4, 5, 6, 7}), frozenset({9, 10})]
@@ -114,7 +120,7 @@ def test_numbers_are_never_shared() -> None:
     st.dictionaries(st.integers(0, 30), st.integers(0, 9)),
 )
 def test_any_groups_have_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
-    """Groups, holes and memories of any kind: every CPU has a number, and no two groups the same."""
+    """For any groups, offline CPUs and remembered numbers, every CPU has a number and no two groups share one."""
     groups: list[frozenset[int]] = []
     for one in drawn:
         if rest := one - frozenset().union(*groups):

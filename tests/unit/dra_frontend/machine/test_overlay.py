@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents laid over a host's file tree: what is refused, what hides what, and which machine comes out."""
+"""Overlaying file contents on a host's sysfs: rejected overlays, precedence, and the resulting machine."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ CPU = "/sys/devices/system/cpu"
 
 
 def over(base: MemoryTree, **files: str) -> Machine:
-    """The machine with a few files changed, named below /sys/devices/system with '.' for '/'."""
+    """Returns the machine with some files changed, named below /sys/devices/system with '.' for '/'."""
     named = {f"/sys/devices/system/{name.replace('.', '/')}": text for name, text in files.items()}
     return discover(OverlayTree(base, parse_overlay(named, "test")))
 
@@ -45,7 +45,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
     ],
 )
 def test_a_wrong_overlay_is_refused(document: Any, fault: str) -> None:
-    """Every fault names the path and what is wrong with it."""
+    """Each error contains the path and the reason."""
     with pytest.raises(ConfigError) as caught:
         parse_overlay(document, "overlay.yaml")
     assert str(caught.value).startswith("overlay.yaml: ")
@@ -53,7 +53,9 @@ def test_a_wrong_overlay_is_refused(document: Any, fault: str) -> None:
 
 
 def test_files_hide_and_directories_merge() -> None:
-    """Files of the overlay win, listings have both, and what stands in the way in the base is ignored."""
+    """Overlay files hide files of the base, directory listings are merged, and base files that conflict with overlay
+    directories are ignored.
+    """
     base = MemoryTree({"/sys/a/x": b"old", "/sys/a/z": b"old", "/sys/f": b"a file", "/sys/d/inner": b"1"})
     tree = OverlayTree(base, {"/sys/a/x": "new", "/sys/a/y": "new", "/sys/f/g": "deep", "/sys/d": "a file now"})
     assert [tree.read(f"/sys/a/{name}") for name in "xyz"] == ["new", "new", "old"]
@@ -64,7 +66,9 @@ def test_files_hide_and_directories_merge() -> None:
 
 
 def test_a_path_hides_that_path_alone() -> None:
-    """What the kernel says twice must be laid over twice: one alone is a contradiction, and is named as damage is."""
+    """A fact the kernel exposes in two files must be overlaid in both; overlaying one is reported as inconsistent
+    sysfs.
+    """
     pages = {"node.node1.hugepages.hugepages-2048kB.nr_hugepages": "300\n"}
     assert over(small_machine(), **pages).numa_nodes[1].hugepages[0].total == 300
     found = over(small_machine(), **{"cpu.online": "0-2,4-7\n", "cpu.cpu3.online": "0\n"})
@@ -76,7 +80,7 @@ def test_a_path_hides_that_path_alone() -> None:
 
 @given(st.data())
 def test_whatever_is_laid_over_itself_is_the_same_machine(data: st.DataObject) -> None:
-    """Saying again what the base says changes nothing, for any part of what the base says; nor does an empty file."""
+    """Overlaying any part of the base with its own content changes nothing, and neither does an empty overlay."""
     assert parse_overlay(None, "o") == {}
     base = small_machine()
     paths = data.draw(st.sets(st.sampled_from(sorted(base.files))))
@@ -85,7 +89,9 @@ def test_whatever_is_laid_over_itself_is_the_same_machine(data: st.DataObject) -
 
 
 def test_commands_honour_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--config`` with sysfsOverlay shows the other machine; a wrong one is told with file and path, exit status 2."""
+    """``--config`` with sysfsOverlay shows the other machine. An invalid overlay is reported with file and path, with
+    exit status 2.
+    """
     host = write_tree(small_machine(), tmp_path / "host")
     overlay = tmp_path / "overlay.yaml"
     (tmp_path / "config.yaml").write_text(f"sysfsOverlay: {overlay}\n")

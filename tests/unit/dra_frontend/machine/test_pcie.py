@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCIe roots near CPUs, from sysfs to the devices."""
+"""PCIe roots near CPUs, from sysfs to the published devices."""
 
 import pytest
 from dra_frontend.devices.inventory import PCIE_ROOT, Inventory, build_inventory
@@ -18,18 +18,18 @@ SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
 
 
 def root(name: str, cpus: str) -> dict[str, str | bytes | None]:
-    """The files of one root bridge."""
+    """Returns the files of one root bridge."""
     return {f"/sys/devices/pci{name}/pci_bus/{name}/cpulistaffinity": cpus}
 
 
 def offered(files: dict[str, str | bytes | None], **config: object) -> Inventory:
-    """What a machine of CPUs 0-3 and 4-7 offers with these roots."""
+    """Returns the devices of a machine with CPUs 0-3 and 4-7 and these roots."""
     given = Config.model_validate({"reservedCPUs": "0", "exposePCIeRoots": True, **config})
     return build_inventory(discover(small_machine().changed(files)), given, "n")
 
 
 def lists(inventory: Inventory) -> dict[str, object]:
-    """The attribute of each CPU device; None where there is none."""
+    """Returns the attribute of each CPU device, or None if it is missing."""
     return {device.name: device.attributes.get(PCIE_ROOT) for device in inventory.pools[0].devices}
 
 
@@ -37,7 +37,9 @@ TWO = {**root("0000:00", "0-3\n"), **root("0000:80", "4-7\n")}
 
 
 def test_a_device_lists_the_roots_near_its_cpus() -> None:
-    """Each once, in order; a device of both sockets has them all, a single CPU those of its socket."""
+    """Each root is listed once and in order; a device of both sockets lists them all, a single CPU those of its
+    socket.
+    """
     roots = discover(captured("32intel64-2p8co2t+8ve")).pcie_roots
     assert roots == dict.fromkeys(["pci0000:17", "pci0000:3a", "pci0000:5d"], frozenset({*range(8), *range(16, 24)}))
     assert lists(offered(TWO)) == {"cpudevnuma000": ("pci0000:00",), "cpudevnuma001": ("pci0000:80",)}
@@ -48,9 +50,8 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
 
 
 def test_what_is_not_near_is_not_listed() -> None:
-    """An empty list is no value for the server; reserved and offline CPUs bring no root, nor does a bridge that went.
-
-    Without the setting, whose gate is alpha in the cluster, there is no list.
+    """The server rejects an empty list. Reserved and offline CPUs contribute no root, and neither does a removed
+    bridge. Without the setting, whose feature gate is alpha, there is no list.
     """
     gone = {"/sys/devices/pci0000:40/uevent": ""}
     files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n"), **gone}
@@ -59,7 +60,7 @@ def test_what_is_not_near_is_not_listed() -> None:
 
 
 def test_only_root_bridges_count() -> None:
-    """By their names; a list that is none is told with its path, as for every file of discovery."""
+    """They are recognized by name. An invalid CPU list is reported with its path, as for every file of discovery."""
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
     assert discover(small_machine().changed({**others, **root("0000:0A", "0-7\n")})).pcie_roots == {}
     with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is not a CPU list"):
@@ -68,7 +69,7 @@ def test_only_root_bridges_count() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
-    """In every mode, with the gate on; with more roots than a device may name, the list is cut and that is told."""
+    """This holds in every mode with the gate on. A list with too many roots is cut, with a warning."""
     files = {key: text for n in range(64) for key, text in root(f"0000:{n:02x}", "0-7\n").items()}
     inventory = offered(files, **mode)
     for document in slice_documents(inventory.pools[0], "n"):
@@ -83,7 +84,7 @@ def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("near", [{"string": "pci0000:80"}, {"strings": ["pci0000:40", "pci0000:80"]}])
 def test_cpus_are_found_near_another_drivers_device(near: dict[str, object]) -> None:
-    """What the list is for: a claim for a GPU and CPUs that match by root gets the CPUs of the GPU's socket."""
+    """A claim for a GPU and CPUs that match by PCIe root gets CPUs of the GPU's socket."""
     gpu = {"name": "gpu0", "attributes": {PCIE_ROOT: near}}
     pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [gpu]}

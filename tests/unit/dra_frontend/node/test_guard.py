@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An essential task that fails is retried and reported, and the process does not end."""
+"""An essential task that fails is retried and reported, and the process keeps running."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Failing:
     "error", [ValueError("odd claim"), KeyError("x"), RecursionError(), MalformedError("claim", "u", "is odd")]
 )
 async def test_a_task_that_fails_runs_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it raises. The log has it once, and the warnings have it until a step succeeds."""
+    """Any exception is logged once, and stays in the warnings until a step succeeds."""
     guard, failing = Guard(waits=(0.001, 0.002)), Failing(error)
     running = asyncio.create_task(guard.endless("machine", failing.work))
     async with asyncio.timeout(10):
@@ -44,21 +44,21 @@ async def test_a_task_that_fails_runs_again(error: Exception, caplog: pytest.Log
 
 
 async def test_a_step_that_succeeds_ends_the_warning() -> None:
-    """One bad object has gone, or was repaired."""
+    """The failing object is gone or was repaired."""
     guard, outcomes = Guard(), [ValueError("odd"), None]
 
     async def step() -> None:
         if (error := outcomes.pop(0)) is not None:
             raise error
 
-    assert await guard._step("events", step)  # so that it is repeated at the next tick
+    assert await guard._step("events", step)  # lets the next tick repeat it
     assert guard.failing == {"events": "events fails and is retried: odd; see the log"}
     assert not await guard._step("events", step)
     assert guard.failing == {}
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:
-    """At the end of the process, in a step and between two."""
+    """It can be cancelled at the end of the process, during a step and between two steps."""
     started: Callable[[], None]
     for begun in (True, False):
         event = asyncio.Event()

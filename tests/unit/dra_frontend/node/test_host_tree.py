@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a host's files below a root."""
+"""Reading a host's files below a root directory."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,9 @@ from dra_frontend.node.host_tree import HostTree
 
 
 def test_files_are_texts_and_what_is_not_there_is_none(tmp_path: Path) -> None:
-    """Without the NUL byte that some kernels append; names in one order. Nothing there is an answer, not an error."""
+    """A NUL byte that some kernels append is removed, and names are sorted. A missing file is a valid result, not an
+    error.
+    """
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"0-3\n\0")
     tree = HostTree(tmp_path)
@@ -23,7 +25,7 @@ def test_files_are_texts_and_what_is_not_there_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["/outside/secret", "../../../../outside/secret", "../outside/secret"])
 def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
-    """Absolute links and links with too many dots end below the root, as chroot would have it."""
+    """Absolute links and links with too many `..` are resolved below the root, as with chroot."""
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_text("of the machine that looks")
@@ -39,7 +41,7 @@ def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
 
 
 def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
-    """Chains of links lead where they lead on the host; a dangling one is a missing file, a circle an error."""
+    """Chains of links resolve as on the host; a dangling link is a missing file, and a loop is an error."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("text")
     for name, target in (("one", "a/b"), ("two", "./one/../b/file"), ("gone", "nowhere"), ("x", "y"), ("y", "x")):
@@ -51,7 +53,7 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle frontend reads files of few directories; for a known directory a read resolves no links."""
+    """An idle frontend reads files of few directories, and reading in a known directory resolves no links."""
     directory = tmp_path / "sys" / "node"
     directory.mkdir(parents=True)
     (directory / "one").write_text("1")
@@ -90,7 +92,7 @@ def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> No
 
 
 def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
-    """A discovery reads thousands of directories, each of them once."""
+    """Discovery reads thousands of directories, each of them once."""
     for number in range(600):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "file").write_text(f"{number}")
@@ -100,7 +102,7 @@ def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
 
 
 def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
-    """As in the kernel: links that double at each step end after forty, not after two to the power of forty."""
+    """As in the kernel, the limit is forty: links that double at each step must not be resolved 2**40 times."""
     for number in range(39):
         (tmp_path / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
     (tmp_path / "l39").mkdir()
@@ -109,7 +111,9 @@ def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
 
 
 def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> None:
-    """Bytes that are no text, directories, FIFOs, floods and what is no path are refused by name; none blocks."""
+    """Binary data, directories, FIFOs, huge files and invalid paths are rejected with their name, and none of them
+    blocks.
+    """
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -128,7 +132,7 @@ def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> N
 
 
 def test_only_the_running_machine_knows_its_page_size(tmp_path: Path) -> None:
-    """The page size of the process says nothing about a captured tree."""
+    """The page size of this process says nothing about a captured tree."""
     (tmp_path / "live").symlink_to("/")
     assert HostTree("/").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")
     assert HostTree(tmp_path / "live").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")

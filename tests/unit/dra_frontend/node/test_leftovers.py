@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of killed instances are removed, and nothing else."""
+"""Removing the sockets of killed instances, and nothing else."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ class Places:
         self.leftovers = Leftovers(self.run, frozenset({*own, self.run / ME}), own)
 
     def sockets(self, uid: str) -> list[Path]:
-        """All sockets of an instance."""
+        """Creates all sockets of an instance."""
         (self.run / uid).mkdir(exist_ok=True)
         return [
             self.plugins / f"dra-{uid}.sock",
@@ -37,19 +37,19 @@ class Places:
 
 @pytest.fixture
 def places(short_root: Path) -> Places:
-    """Nothing in them."""
+    """Returns the empty directories."""
     return Places(short_root)
 
 
 def dead(path: Path) -> Path:
-    """A socket whose process was killed."""
+    """Creates a socket whose process was killed."""
     script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     return path
 
 
 def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
-    """In the kubelet's directories and in the run directory, whose subdirectory goes, too."""
+    """They are in the kubelet's directories and in the run directory, whose subdirectory is removed as well."""
     for path in places.sockets(OTHER):
         dead(path)
     removed = places.leftovers.sweep()
@@ -59,10 +59,10 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
 
 
 def test_sockets_of_living_instances_stay(places: Places) -> None:
-    """Also of one that is frozen or flooded: it accepts nothing, and its connections wait."""
+    """This includes a frozen or flooded instance, which does not accept connections, so that they stay pending."""
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
     for path in places.sockets(ME):
-        dead(path)  # of the former container of this pod; it is replaced, not removed
+        dead(path)  # the previous container of this pod; its socket is replaced, not removed
     floods = []
     for _ in range(5000):
         flood = socket.socket(socket.AF_UNIX)
@@ -77,7 +77,7 @@ def test_sockets_of_living_instances_stay(places: Places) -> None:
 
 
 def test_what_is_not_ours_stays(places: Places) -> None:
-    """Other names, other kinds of files, links, and directories with anything else in them."""
+    """Covers other names, other file types, links, and directories with other content."""
     dead(places.plugins / "dra.sock")
     dead(places.plugins / "csi.sock")
     dead(places.registry / f"dra.cpu-{OTHER}-reg.sock")
@@ -98,7 +98,9 @@ def test_what_is_not_ours_stays(places: Places) -> None:
 
 
 def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> None:
-    """It is bound at a hidden name first. The clock of files cannot be set, so the age is that of this test."""
+    """A new socket is bound under a hidden name before it listens. The time stamps of files cannot be set, so its age
+    is the test's duration.
+    """
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(places.plugins / ".0a1b2c"))
         assert places.leftovers.sweep() == []
@@ -107,7 +109,7 @@ def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> 
 
 
 async def test_an_instance_listens_although_its_empty_directory_was_removed(short_root: Path) -> None:
-    """Another instance has taken it for that of a dead one."""
+    """Another instance has mistaken it for the directory of a dead instance."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         assert Leftovers(root, frozenset({root / OTHER}), ()).sweep() == [root / ME]
@@ -117,7 +119,7 @@ async def test_an_instance_listens_although_its_empty_directory_was_removed(shor
 
 
 async def test_links_of_killed_instances_are_removed_with_the_next_switch(short_root: Path) -> None:
-    """One was killed between making the link and renaming it."""
+    """A killed instance may have created the link without renaming it."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         (root / ".a1b2c3").symlink_to("nowhere")

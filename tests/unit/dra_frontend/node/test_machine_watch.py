@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a machine again and again: what is read, what is replaced, what survives an error."""
+"""Reading the machine periodically: what is read, what is replaced, and how errors are handled."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PAGES = "node/node0/hugepages/hugepages-2048kB"
 
 
 class Host:
-    """A tree that can be replaced, and that counts what is read."""
+    """A tree that can be replaced and that counts the reads."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.tree = tree
@@ -36,23 +36,23 @@ class Host:
         self.tree = self.tree.changed({f"/sys/devices/system/{path}": text for path, text in files.items()})
 
     def read(self, path: str) -> str | None:
-        """Counts and reads."""
+        """Counts the read and returns the content."""
         self.reads += 1
         return self.tree.read(path)
 
     def names(self, path: str) -> list[str] | None:
-        """Lists."""
+        """Returns the directory's entries."""
         if path == self.unlisted:
             raise HostTreeError(path, "cannot be listed: Too many open files")
         return self.tree.names(path)
 
     def live_page_bytes(self) -> int | None:
-        """Returns None: another machine."""
+        """Returns None, as for another machine."""
         return None
 
 
 class Rig:
-    """A watch over a small machine."""
+    """A watch of a small machine."""
 
     def __init__(self, config: Config | None = None, ledger: Ledger | None = None, pods: str = "total=0") -> None:
         self.host = Host(small_machine())
@@ -63,23 +63,22 @@ class Rig:
         self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}), reserve=lambda: self.reserve)
 
     async def after(self, files: Mapping[str, str | None]) -> None:
-        """Reads the machine once more, after a change of files below /sys/devices/system."""
+        """Reads the machine once more after a change of files below /sys/devices/system."""
         self.host.change(files)
         await self.watch.read()
 
     def capacity(self, device: str) -> int:
-        """Bytes of a memory device; 0 when there is none."""
+        """Returns the bytes of a memory device, or 0 if it does not exist."""
         found = [one for pool in self.watch.inventory.pools for one in pool.devices if one.name == device]
         return sum(one.amount for one in found if isinstance(one, MemoryDevice))
 
 
-# Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes, but of one empty pool only
-# the total.
+# Two CPU lists, and for each of two nodes meminfo, three files for one page size, and only the total of an empty pool.
 ONE_READ = 2 + 2 * (1 + 2 * 3) - 2
 
 
 async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
-    """Nothing is discovered again after the start: some tens of reads, and the same inventory."""
+    """After the start there is no further discovery: a few dozen reads give the same inventory."""
     rig = Rig()
     for _ in range(2):
         inventory, rig.host.reads = rig.watch.inventory, 0
@@ -89,7 +88,9 @@ async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
 
 
 async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
-    """The second reading shows pages that a pod has freed in the meantime, so none is needed if all are free."""
+    """The second reading shows pages that a pod has freed in the meantime, so it is not needed if all pages are
+    free.
+    """
     host = Host(small_machine())
     pods = Host(MemoryTree({f"/kubepods/hugetlb.{size}.numa_stat": b"total=0" for size in ("2MB", "1GB")}))
     watch = MachineWatch(host, pods, Config(), "n", lambda: Ledger({}))
@@ -102,7 +103,7 @@ async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
 
 
 async def test_a_change_is_seen_at_the_next_read() -> None:
-    """Pages that were added are offered and taken from plain memory; free pages show without a discovery."""
+    """Added pages are offered and subtracted from plain memory. Changes of the free pages need no discovery."""
     rig = Rig(pods="")
     await rig.watch.read()
     plain, inventory = rig.capacity("memory-numa000"), rig.watch.inventory
@@ -115,7 +116,7 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
 
 
 async def test_what_the_kubelet_reserves_moves_the_capacity_once() -> None:
-    """When it is known, and when it has changed; the machine is not discovered again for it."""
+    """The capacity moves when the reserve becomes known and when it changes, without a new discovery of the machine."""
     rig = Rig()
     await rig.watch.read()
     assert rig.watch.inventory.reserve.source == "default"
@@ -130,7 +131,9 @@ async def test_what_the_kubelet_reserves_moves_the_capacity_once() -> None:
 
 
 async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
-    """Also before the first offer; faults are the same object until they change, since the offer compares identity."""
+    """They are also read before the first offer. The faults stay the same object until they change, because the offer
+    compares identity.
+    """
     now = [0.0]
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
     errors = ErrorWatch(host, HardwareErrors(), lambda: now[0])
@@ -148,7 +151,7 @@ async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
 
 
 async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
-    """It says what it said last, and a warning names the file."""
+    """The last value is used, and a warning contains the file."""
     rig = Rig()
     rig.host.tree = rig.host.tree.changed(edac(0, "F19h", ue=1))
     errors = rig.watch.errors = ErrorWatch(rig.host, HardwareErrors(), lambda: 0.0)
@@ -161,7 +164,7 @@ async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
 
 
 def test_a_directory_of_counters_that_cannot_be_listed_keeps_their_faults() -> None:
-    """Else the taint would go and come back; counters of other kinds are read on."""
+    """Otherwise the taint would disappear and come back. Counters of other kinds are still read."""
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
     errors = ErrorWatch(host, HardwareErrors(), lambda: 0.0)
     errors.read(discover(host))
@@ -176,7 +179,7 @@ def test_a_directory_of_counters_that_cannot_be_listed_keeps_their_faults() -> N
 
 
 async def test_an_error_keeps_the_last_inventory() -> None:
-    """What cannot be read is told and counted; the next good read ends it."""
+    """The error is reported and counted until the next successful read."""
     rig = Rig()
     await rig.watch.read()
     inventory = rig.watch.inventory
@@ -189,7 +192,7 @@ async def test_an_error_keeps_the_last_inventory() -> None:
 
 
 async def test_a_failed_discovery_is_tried_again() -> None:
-    """A fingerprint that can be read and a discovery that fails: the change is not forgotten."""
+    """The fingerprint can be read but discovery fails: the change is not forgotten."""
     rig = Rig()
     await rig.watch.read()
     siblings = "cpu/cpu0/topology/core_cpus"
@@ -200,7 +203,7 @@ async def test_a_failed_discovery_is_tried_again() -> None:
 
 
 async def test_reserves_that_no_longer_fit_are_warnings() -> None:
-    """Reserved CPUs that went offline and a node that went away are told, and the rest goes on."""
+    """Reserved CPUs that went offline and a node that was removed are reported, and everything else continues."""
     reserved = [{"numaNode": 1, "limits": {"memory": "1Gi"}}]
     rig = Rig(parse_config({"reservedCPUs": "0,7", "reservedMemory": reserved}, "test"))
     rig.host.change({"cpu/online": "0-3", "node/node1": None, "node/online": "0"})
@@ -213,10 +216,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> None:
-    """Nothing is offered, which differs from offering nothing; when it can be read, all is there.
-
-    What changed since the start's discovery is not missed.
-    """
+    """Until then no inventory exists, which differs from an empty one. Changes since the start are not missed."""
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
     watch = MachineWatch(rig.host, MemoryTree({}), Config(), "n", lambda: Ledger({}))
@@ -234,15 +234,15 @@ async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> Non
 async def test_an_unforeseen_exception_while_reading_is_a_problem_and_no_end(
     caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """Claims must be released whatever the machine is like. The traceback is logged once."""
+    """Claims must be released whatever the state of the machine. The traceback is logged once."""
 
     class OddTree(MemoryTree):
-        """Raises an exception that no tree raises."""
+        """A tree that raises an unexpected exception."""
 
         broken = when == "at the start"
 
         def read(self, path: str) -> str | None:
-            """Fails until it is mended."""
+            """Raises the exception until the tree is repaired."""
             if self.broken:
                 raise KeyError("odd")
             return super().read(path)
@@ -261,7 +261,7 @@ async def test_an_unforeseen_exception_while_reading_is_a_problem_and_no_end(
 
 
 async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault of ours, or of who is called, is logged and told; the next reading is tried."""
+    """An internal error or an unexpected one of a dependency is logged and reported, and the next reading is tried."""
     rig, seen = Rig(), asyncio.Event()
 
     def changed() -> None:
@@ -278,9 +278,9 @@ async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
 async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", "numanode"]) -> None:
-    """A mask read while CPUs come and go may be odd: what is offered by it stays until it can be read again.
-
-    What does not depend on it follows the machine; a doubt that stays costs one more discovery, not one each second.
+    """A mask read during a CPU hotplug may be inconsistent: devices that depend on it stay as they are until it can be
+    read again, and the others follow the machine. A persistent inconsistency costs one more discovery, not one each
+    second.
     """
     rig = Rig(Config(group_by=group_by))
     await rig.watch.read()
@@ -302,7 +302,7 @@ async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", 
 
 
 async def test_the_withheld_cpu_is_nobodys() -> None:
-    """When the CPU that is kept for everybody else goes offline, one that no claim has takes its place."""
+    """If the CPU that is withheld from claims goes offline, an unclaimed CPU takes its place."""
     held = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({5, 6}))})
     rig = Rig(ledger=held)
     assert rig.watch.inventory.withheld_cpus == {4}
@@ -311,7 +311,7 @@ async def test_the_withheld_cpu_is_nobodys() -> None:
 
 
 async def test_pages_of_the_host_are_no_capacity() -> None:
-    """56 of 256 pages are in use by no pod; a reserve for the host covers them, and is not subtracted twice."""
+    """56 of 256 pages are in use but not by a pod. A configured reserve covers them and is not subtracted twice."""
     rig = Rig()
     await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 200 * PAGE
@@ -327,12 +327,12 @@ async def test_pages_of_the_host_are_no_capacity() -> None:
     ("pods", "pages", "warning"),
     [
         (f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}", 256, ""),
-        # Without the cgroup tree nothing is subtracted, and that is told.
+        # Without the cgroup tree nothing is subtracted, and a warning says so.
         ("", 256, "below /sys/fs/cgroup is no kubepods group"),
     ],
 )
 async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -> None:
-    """Claimed pages that are in use are still what the claims were promised."""
+    """Pages in use by pods are those that claims were given."""
     rig = Rig(pods=pods)
     await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == pages * PAGE
@@ -341,20 +341,20 @@ async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -
 
 
 class Restless(MemoryTree):
-    """A cgroup tree in which a pod takes all pages that are in use, or frees them, from one read to the next."""
+    """A cgroup tree in which a pod allocates or frees all pages between two reads."""
 
     def __init__(self, pages: list[int]) -> None:
         super().__init__({"/kubepods/cgroup.procs": b""})
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Tells the next number of pages of 2 MiB; no pod has others."""
+        """Returns the next number of 2 MiB pages; no other pod has any."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 
 @pytest.mark.parametrize("pages", [[0, 56], [56, 0]])
 async def test_pages_that_a_pod_takes_meanwhile_are_the_pods(pages: list[int]) -> None:
-    """Pods are read before and after the machine, and what they have in either reading is not the host's."""
+    """Pods are read before and after the machine, and pages that they hold in either reading are not the host's."""
     rig = Rig()
     watch = MachineWatch(rig.host, Restless([*pages]), Config(), "n", lambda: Ledger({}))
     await watch.read()
@@ -362,7 +362,7 @@ async def test_pages_that_a_pod_takes_meanwhile_are_the_pods(pages: list[int]) -
 
 
 async def test_a_reserve_waits_for_its_pages() -> None:
-    """reservedMemory for a size without pages is no error, and holds from the first page on."""
+    """A reservedMemory entry for a page size without pages is valid and applies from the first page on."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
     rig = Rig(parse_config(keys, "test"))
     assert rig.capacity("hugepages-1g-numa000") == 0

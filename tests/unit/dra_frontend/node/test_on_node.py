@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where files of a node are, for who looks at this machine and for who looks at another one."""
+"""Locating a node's files when inspecting this machine or another one."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from dra_frontend.node.host_tree import BOOT, on_node
 
 
 def test_a_directory_is_that_of_the_machine_that_is_meant(tmp_path: Path) -> None:
-    """Of another machine what is not below its root is not there; this machine has its own elsewhere, too."""
+    """For another machine, a path outside its root does not exist; this machine has its files elsewhere as well."""
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()
     (host / BOOT[1:]).parent.mkdir(parents=True)

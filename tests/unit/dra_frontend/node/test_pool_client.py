@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a helper that accepts them and does not answer."""
+"""Requests to a helper that accepts them and does not respond."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ SHORT, LONG = 0.05, 600.0
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Callable[[float, float], HelperPools]]:
-    """Builds pools whose helper hangs, with the time for the answer to a write and to a check."""
+    """Returns a function that creates a client of a hung helper with these timeouts for a write and for a check."""
     path = str(tmp_path / "pools.sock")
     with pool_socket() as listening:
         listening.bind(path)
@@ -32,7 +32,7 @@ def test_a_check_has_a_time_of_its_own(hung: Callable[[float, float], HelperPool
 
 
 def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], HelperPools]) -> None:
-    """The time for a check does not count for it."""
+    """The shorter timeout of a check does not apply to it."""
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):
@@ -40,6 +40,6 @@ def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], 
 
 
 def test_a_check_ends_before_the_next_one_is_due(tmp_path: Path) -> None:
-    """Otherwise a helper that hangs would be checked without a pause."""
+    """Otherwise a hung helper would be checked without a pause."""
     pools = HelperPools(KernelPools(HostTree(tmp_path)), str(tmp_path / "pools.sock"))
     assert pools._check_seconds == 5.0 < on_demand._CHECK_SECONDS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper container's answers: it resizes the pools that the configuration names, within its limits."""
+"""The helper container resizes the configured hugepage pools within their limits."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ CONFIG = Config(
 
 
 class Rig:
-    """A machine with one page of 1 GiB on each of two NUMA nodes, and a helper that may make three on node 0."""
+    """A machine with one 1 GiB page on each of two NUMA nodes, and a helper that may allocate three on node 0."""
 
     def __init__(self, root: Path) -> None:
         write_tree(small_machine(), root)
@@ -37,11 +37,11 @@ class Rig:
 
     @property
     def pages(self) -> list[int]:
-        """The pages of each NUMA node."""
+        """Returns the pages of each NUMA node."""
         return [int(file.read_text()) for file in self.files]
 
     def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:
-        """Returns the pages and the problem of an answer."""
+        """Sends a request and returns the pages and the problem in the response."""
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=1)
         answer = self.helper.answer(request.model_dump_json(exclude_none=True).encode())
         return answer.pages, ": ".join(filter(None, (answer.subject, answer.problem)))
@@ -49,12 +49,12 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """The machine."""
+    """Returns the rig with its machine."""
     return Rig(tmp_path)
 
 
 def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
-    """Up to the pages of hugepagesOnDemand, and down to the reserve."""
+    """A pool may grow to the pages of hugepagesOnDemand and shrink to the reserve."""
     assert rig.ask(pages=3) == (3, "")
     assert rig.ask(pages=1) == (1, "")
     assert rig.pages == [1, 1]
@@ -66,14 +66,14 @@ def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("node", "page_bytes"), [(1, GIB), (0, 2 << 20), (7, GIB), (0, 12345)])
 def test_other_pools_are_not_touched(rig: Rig, node: int, page_bytes: int) -> None:
-    """Neither larger nor smaller."""
+    """They neither grow nor shrink."""
     for pages in (0, 1, 2):
         assert rig.ask(node, page_bytes, pages)[1]
     assert rig.pages == [1, 1]
 
 
 def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
-    """It was set at boot, and no claim needs all of it."""
+    """It was configured at boot, and no claim needs all of it."""
     rig.files[0].write_text("9\n")
     assert rig.ask(pages=9) == (9, "")
     assert rig.ask(pages=8) == (8, "")
@@ -81,7 +81,7 @@ def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
-    """It opens the file as a write does."""
+    """It opens the file for writing, as a resize does, to find out whether it could write."""
     assert rig.ask() == (1, "")
     assert rig.pages == [1, 1]
     rig.files[0].unlink()
@@ -110,7 +110,6 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str) -> None:
-    """Whatever it contains."""
     data = HOSTILE[how]
     answer = rig.helper.answer(data if isinstance(data, bytes) else json.dumps(data).encode())
     assert answer.problem == "is malformed; frontend and helper are of different releases"
@@ -128,7 +127,7 @@ def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
 
 
 def test_no_pool_is_resized_while_the_node_only_observes(tmp_path: Path) -> None:
-    """The class that writes refuses, so that no caller can resize a pool."""
+    """The class that writes the file rejects the request, so no caller can resize a pool."""
     rig = Rig(tmp_path)
     rig.helper = PoolHelper(KernelPools(HostTree(tmp_path), observes=True), CONFIG)
     (_, problem) = rig.ask(pages=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each directory and mount of the frontend that is missing or cannot be used is named, with what to do about it."""
+"""Each directory or mount of the frontend that is missing or unusable is reported with a remedy."""
 
 import json
 import os
@@ -23,7 +23,7 @@ VOLUMES = [one.volume for one in needed_directories(Config())]
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A directory that every user may enter; those above pytest's are for one user alone."""
+    """Returns a directory that every user can enter; pytest's own directories are private to one user."""
     with TemporaryDirectory(prefix="dn-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -31,7 +31,7 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def config(base: Path) -> Config:
-    """Every directory, on one file system, as the kubelet makes them for the chart."""
+    """Creates every directory on one file system, as the kubelet does for the chart."""
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "cgroupRoot": "cgroup"}
     found = parse_config({key: str(base / name) for key, name in keys.items()}, "test")
     for needed in needed_directories(found):
@@ -40,7 +40,7 @@ def config(base: Path) -> Config:
 
 
 def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mount, ...]:
-    """The mounts of the chart's container: each directory but that of one volume."""
+    """Returns the mounts of the chart's container without those of one volume."""
     lines = [CONTAINER, CGROUP.format(config.cgroup_root)]
     for number, needed in enumerate(needed_directories(config)):
         if needed.volume != without:
@@ -50,12 +50,14 @@ def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mo
 
 
 def faults(config: Config, **more: str) -> list[Fault]:
-    """What is wrong in a container."""
+    """Returns the faults found in a container."""
     return check_pod(config, contained=True, mounts=mounted(config, **more))
 
 
 def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
-    """Nor does a process of the node, which has no mounts of its own, before any of the directories exists."""
+    """The same holds for a process outside a container, which has no mounts of its own, before any of the directories
+    exists.
+    """
     assert faults(config) == []
     shutil.rmtree(config.run_dir)
     assert check_pod(config, contained=False, mounts=()) == []
@@ -63,7 +65,9 @@ def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -> None:
-    """Also where the container's own file system could be written: no other process of the node would see it."""
+    """It is reported even if the container's own file system is writable, because no other process of the node would
+    see the files.
+    """
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     (fault,) = faults(config, without=volume)
     assert fault.what.startswith(f"{needed.name} {needed.path} is not mounted from the node")
@@ -72,14 +76,14 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
 
 
 def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) -> None:
-    """It can be written, and neither the runtime nor the kubelet looks there."""
+    """It is writable, but neither the runtime nor the kubelet uses it."""
     found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
     assert [one.what.rpartition(" is an empty volume")[1] for one in found] == [" is an empty volume"] * len(VOLUMES)
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_what_lies_in_the_way_of_a_directory_is_named(volume: str, config: Config) -> None:
-    """A file of that name, or of a directory above it that does not exist yet."""
+    """A file may have the directory's name, or that of a parent directory that does not exist yet."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     shutil.rmtree(needed.path)
     Path(needed.path).write_text("")
@@ -88,7 +92,7 @@ def test_what_lies_in_the_way_of_a_directory_is_named(volume: str, config: Confi
 
 
 def in_child(work: Callable[[], list[Fault]]) -> list[str]:
-    """Does it as a user who may not overrule owner and mode."""
+    """Calls the function in a child process without the capability to override file permissions."""
     if os.geteuid() != 0:
         return list(map(str, work()))
     reading, writing = os.pipe()
@@ -109,7 +113,7 @@ def in_child(work: Callable[[], list[Fault]]) -> list[str]:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_directory_that_may_not_be_written_is_named(volume: str, config: Config) -> None:
-    """By access(2), so that owner, mode, capabilities and security modules all count."""
+    """The check uses access(2), so owner, mode, capabilities and security modules all count."""
     for needed in needed_directories(config):
         Path(needed.path).chmod(0o500 if needed.volume == volume else 0o777)
     (text,) = in_child(lambda: faults(config))
@@ -132,21 +136,21 @@ for one in check_pod(parse_config({}, "test"), contained=False, mounts=()):
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Config, base: Path) -> None:
-    """Shown by a real mount, in a mount namespace of its own."""
+    """The mount is a real one in a separate mount namespace."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet"}
     script = CHECK.format({key: str(base / name) for key, name in keys.items()})
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", needed.path]
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True, check=False)
     if done.returncode:
-        # Kernels that deny user namespaces to users; as root, and so in CI, the mount always succeeds.
+        # Some kernels deny user namespaces to ordinary users; as root, and so in CI, the mount always succeeds.
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
     (text,) = done.stdout.splitlines()
     assert text.startswith(f"{needed.name} {needed.path} is mounted read-only; mount the node's {needed.path} there")
 
 
 def test_what_the_service_works_without_is_a_lesser_fault(config: Config) -> None:
-    """The backend's lock in sight, and a cgroup tree that is none."""
+    """Covers a visible lock directory of the backend and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")
     foreign = [one for one in mounted(config) if one.kind != "cgroup2"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory and its sockets: one link to the active instance, sockets placed whole, tidy leaving."""
+"""The run directory and its sockets: the link to the active instance, atomic creation of sockets, and clean-up."""
 
 import asyncio
 import shutil
@@ -14,8 +14,10 @@ from numa_node.addresses import SocketPathError
 
 
 async def test_the_link_leads_to_the_instance_that_became_active_last(short_root: Path) -> None:
-    """Whoever follows state.sock reaches the active instance, relative, wherever the directory is mounted."""
-    (short_root / "run").mkdir(mode=0o755)  # as the kubelet makes it
+    """A client of state.sock reaches the active instance, because the link is relative and works wherever the directory
+    is mounted.
+    """
+    (short_root / "run").mkdir(mode=0o755)  # with the mode that the kubelet sets
     async with RunDirectory(short_root / "run", "old") as old, RunDirectory(short_root / "run", "new") as new:
         for instance in (old, new):
             listening = await instance.listen()
@@ -31,7 +33,7 @@ async def test_the_link_leads_to_the_instance_that_became_active_last(short_root
 
 
 async def test_leaving_removes_own_things_only(short_root: Path) -> None:
-    """The old instance's end takes away neither the new one's link nor its socket; lock files stay."""
+    """The shutdown of the old instance removes neither the link nor the socket of the new one, and lock files stay."""
     root = short_root / "run"
     async with RunDirectory(root, "new") as new, RunDirectory(root, "old") as old:
         with await old.listen():
@@ -47,7 +49,7 @@ async def test_leaving_removes_own_things_only(short_root: Path) -> None:
 
 
 def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
-    """A wrong pod UID must not lead out of the directory; a socket that cannot be bound makes nothing at all."""
+    """A wrong pod UID must not escape the directory, and a socket that cannot be bound leaves nothing behind."""
     for uid in ("", "..", "a/b"):
         with pytest.raises(MalformedError):
             RunDirectory(short_root, uid)
@@ -56,7 +58,7 @@ def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
 
 
 async def test_what_others_removed_comes_back(short_root: Path) -> None:
-    """Own socket, link, or the whole directory: the next look makes them again, and serves the new socket."""
+    """A removed socket, link or run directory is restored at the next check, and the new socket is served."""
     root = short_root / "run"
     async with RunDirectory(root, "one") as one:
         served = [await one.listen()]
@@ -82,7 +84,7 @@ async def test_what_others_removed_comes_back(short_root: Path) -> None:
 
 
 async def test_what_cannot_come_back_is_told_of(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory lies where the link should be: it is not ours to remove, nothing ends, and it is logged once."""
+    """A directory in place of the link is not removed; the instance keeps running and logs the problem once."""
     root = short_root / "run"
     async with RunDirectory(root, "one") as one:
         with await one.listen():
@@ -103,7 +105,7 @@ async def test_what_cannot_come_back_is_told_of(short_root: Path, caplog: pytest
 
 
 def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
-    """After a crash the old file is in the way; the new socket takes its place with mode 0600."""
+    """After a crash the old socket file remains; the new socket replaces it with mode 0600."""
     stale, _ = listen_unix(short_root / "s.sock")
     stale.close()
     listening, placed = listen_unix(short_root / "s.sock")
@@ -115,7 +117,7 @@ def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short
 
 
 def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
-    """A file that is no socket belongs to somebody; it is named, not removed, and nothing else is left behind."""
+    """A regular file in place of the socket is reported and not removed, and no temporary file is left."""
     (short_root / "s.sock").write_text("precious")
     with pytest.raises(FileExistsError, match="is not a socket"):
         listen_unix(short_root / "s.sock")

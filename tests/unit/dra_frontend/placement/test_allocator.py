@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs a claim gets."""
+"""The allocator that selects a claim's CPUs."""
 
 from dataclasses import dataclass, replace
 
@@ -34,14 +34,14 @@ CLAIMS_PER_MACHINE = 240
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters | None = None
 ) -> frozenset[int]:
-    """Asks the allocator, with the machine laid out."""
+    """Calls the allocator with the layout of the machine."""
     return allocator.allocate(offered, taken, count, Layout.of(found), wish or CpuParameters())
 
 
 def check(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters
 ) -> frozenset[int] | None:
-    """Checks everything that holds of every answer, and that it does not depend on the order of listing."""
+    """Checks the invariants of every result, and that it does not depend on the order of the free CPUs."""
     answers = []
     for listed in (found, replace(found, cpus=dict(reversed(found.cpus.items())))):
         try:
@@ -76,7 +76,7 @@ def check(
 @settings(max_examples=300, deadline=None)
 @given(odd_machines(), st.data(), wishes())
 def test_a_set_is_found_exactly_when_there_is_one(found: Machine, data: st.DataObject, wish: CpuParameters) -> None:
-    """Trying all sets of a small machine finds one if and only if the allocator does."""
+    """Checked by trying all CPU sets of a small machine."""
     offered = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1, max_size=11))
     taken = data.draw(st.frozensets(st.sampled_from(sorted(offered))))
     free = set(offered - taken)
@@ -88,7 +88,7 @@ def test_a_set_is_found_exactly_when_there_is_one(found: Machine, data: st.DataO
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A random claim, and whether an older one is given back before."""
+    """A random claim, and whether an older claim is released first."""
 
     group: int
     share: int
@@ -110,7 +110,7 @@ ASKS = st.lists(
 
 
 def machine_named(name: str) -> Machine:
-    """Returns a synthetic or a captured machine."""
+    """Returns a synthetic or a captured machine by its name."""
     return SYNTHETIC[name] if name in SYNTHETIC else discover(captured(name))
 
 
@@ -118,7 +118,9 @@ def machine_named(name: str) -> Machine:
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
 def test_claims_come_and_go_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
-    """Size, group, disjointness and every parameter hold through a history of claims; nothing possible is refused."""
+    """Over a history of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim is
+    rejected.
+    """
     found = machine_named(name)
     groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]
     held: list[frozenset[int]] = []
@@ -136,7 +138,9 @@ def test_claims_come_and_go_on_every_machine(name: str, asks: list[Ask], group_b
 
 @given(machines(), st.data())
 def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> None:
-    """On one NUMA node the number of L3 groups is the smallest possible: that of the fullest ones together."""
+    """On one NUMA node the number of L3 groups is minimal: as many as are needed when the fullest groups are used
+    first.
+    """
     node = data.draw(st.sampled_from([node.cpus for node in found.numa_nodes.values() if node.cpus]))
     free = data.draw(st.frozensets(st.sampled_from(sorted(node)), min_size=1))
     count = data.draw(st.integers(1, len(free)))
@@ -149,9 +153,8 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
 
 @given(machines() | odd_machines(), st.data())
 def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.DataObject) -> None:
-    """A claim that one socket, in it one NUMA node, in that one L3 can hold is not spread over two of them.
-
-    One kind of core comes first: if the claim got one, only CPUs of that kind are places for it.
+    """A claim that fits into one socket, one of its NUMA nodes, or one L3 therein is not spread over several. If the
+    claim got a single core type, only CPUs of that type count.
     """
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     count = data.draw(st.integers(1, len(free)))
@@ -159,11 +162,11 @@ def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.Da
     kinds = {found.cpus[cpu].core_type for cpu in got}
     inside = frozenset(cpu for cpu in free if len(kinds) > 1 or found.cpus[cpu].core_type in kinds)
     for level in ("package", "numa_node", "l3"):
-        # CPUs without an L3 have no cache in common: they are no place.
+        # CPUs without an L3 share no cache, so they do not form a group.
         placed = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) is not None)
         places = by(found, placed, lambda cpu, level=level: getattr(cpu, level))  # type: ignore[misc] # bound at once
         if not any(len(cpus) >= count for cpus in places.values()):
-            # Where no NUMA node holds it, an L3 that lies across two of them is no place inside one.
+            # If no NUMA node can hold the claim, an L3 that spans two of them is not a group inside one.
             break
         [place] = {getattr(found.cpus[cpu], level) for cpu in got}
         inside = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) == place)
@@ -171,7 +174,7 @@ def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.Da
 
 @given(machines(), st.data())
 def test_at_most_one_whole_core_is_broken(found: Machine, data: st.DataObject) -> None:
-    """Inside one L3, only an odd rest breaks a core that was wholly free."""
+    """Within one L3 only an odd remainder splits a core that was entirely free."""
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     sizes = by(found, free, lambda cpu: cpu.l3)
     count = data.draw(st.integers(1, max(map(len, sizes.values()))))
@@ -209,7 +212,7 @@ NODES = assemble(even_cores(1, 2, 2, 4, 1))
     ],
 )
 def test_the_vectors_of_the_peer(found: Machine, group: str, gone: str, counts: list[int], expected: str) -> None:
-    """Section A of the CPU peer's facts: what its tests allocate, we allocate."""
+    """Allocates the sets that the tests of dra-driver-cpu expect."""
     offered = parse_cpu_list(group)
     taken = parse_cpu_list(gone)
     got: frozenset[int] = NONE
@@ -229,33 +232,35 @@ SPREAD = CpuParameters(strategy="spread")
 @pytest.mark.parametrize(
     ("found", "gone", "count", "wish", "expected"),
     [
-        # Core ids repeat on every socket: a claim of whole cores stays on its node and takes whole cores all the same.
+        # Core ids repeat on every socket: a claim for whole cores stays on its node and still gets whole cores.
         (TWO_SOCKETS, "", 1, None, "0"),
         (TWO_SOCKETS, "0", 4, None, "1-2,9-10"),
         (TWO_SOCKETS, "0", 2, None, "1,9"),
-        # A core that is broken already gives its other thread before a whole one is broken.
+        # The free thread of a partly used core is taken before a whole core is split.
         (ONE_L3, "0", 3, None, "1,4-5"),
-        # The smallest group that holds the claim, so that bigger ones stay whole.
+        # The smallest group that can hold the claim is used, so that larger ones stay whole.
         (TWO_L3, "0,8", 6, None, "1-3,9-11"),
-        # Without the preference a claim goes to the lowest cores, whichever L3 they share.
+        # Without the preference a claim gets the lowest cores, whichever L3 they share.
         (TWO_L3X, "0-1", 4, None, "4-7"),
         (TWO_L3X, "0-1", 4, CpuParameters(l3="ignore"), "2-5"),
-        # One thread of each core as far as it goes: then the second threads follow.
+        # One thread of each core is taken first, and then the second threads.
         (ONE_L3, "", 3, SPREAD, "0-2"),
         (ONE_L3, "", 6, SPREAD, "0-5"),
         (ONE_L3, "0", 3, SPREAD, "1-3"),
-        # Where the L3 is required, the one in which fewest cores are doubled.
+        # If a single L3 is required, the one with the fewest doubly used cores is chosen.
         (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
     ],
 )
 def test_what_a_claim_gets(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
-    """Of all sets that would do, the one that leaves most for the next claim."""
+    """Of all suitable sets, the one that leaves most for the next claim is chosen."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 
 
 def test_distribute_gives_every_node_its_share() -> None:
-    """Even to the CPU, or to the core where whole cores are wanted; the node with most room takes the rest."""
+    """Shares are equal to the CPU, or to the core if whole cores are requested; the node with most free CPUs gets the
+    remainder.
+    """
     found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
     distribute = CpuParameters(numa="distribute")
     whole = CpuParameters(numa="distribute", full_physical_cores=True)
@@ -292,7 +297,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     ],
 )
 def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: str, text: str) -> None:
-    """The text reaches the pod's events: what was wanted, what there was, and why that does not do."""
+    """The text appears in the pod's events: it contains the request, the free CPUs, and why these do not suffice."""
     found = machine(sockets=1, nodes_per_socket=2)
     with pytest.raises(NoCpusError) as caught:
         allocate(found.online, parse_cpu_list(taken), count, found, wish)
@@ -301,7 +306,7 @@ def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: st
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
-    """No core types and no L3: no free CPU would help, another parameter does."""
+    """If the machine has no core types or no L3, freeing CPUs would not help, but another parameter would."""
     found = machine(1, has_l3=False)
     untyped = "this machine does not tell performance from efficiency cores: neither /sys/devices/cpu_core/cpus nor "
     uncached = "; the device's CPUs have no L3; use l3: preferred"
@@ -318,7 +323,7 @@ def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
-    """What the refusal names as the next amount is one that an empty device really gives."""
+    """The next possible amount in a rejection is one that an empty device can provide."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:
@@ -347,7 +352,9 @@ HYBRID = assemble(
     ],
 )
 def test_a_claim_gets_one_kind_of_core_while_one_can_meet_it(wish: CpuParameters) -> None:
-    """Fast cores first. When too few of each kind are left, a mix is better than a refusal."""
+    """Performance cores are preferred. If too few CPUs of each type are left, a mixture is allocated instead of a
+    rejection.
+    """
     offered, held = HYBRID.online - {0, 1}, NONE
     for _ in range(6):
         got = allocate(offered, held, 4, HYBRID, wish)
@@ -369,7 +376,7 @@ def test_efficiency_cores_of_one_numa_node_are_better_than_performance_cores_of_
 
 
 def test_numa_distribute_does_not_skip_a_node_that_lacks_a_kind() -> None:
-    """Every node gives its share, here of both kinds."""
+    """Every node contributes its share, here of both types."""
     found = assemble(
         [*[Core(node=0, l3=0, kind=CoreType.PERFORMANCE)] * 4, *[Core(node=1, l3=1, kind=CoreType.EFFICIENCY)] * 4]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing an amount out evenly."""
+"""Splitting an amount evenly."""
 
 from itertools import product
 
@@ -13,7 +13,9 @@ givers = st.lists(st.frozensets(st.integers(0, 8)).map(lambda amounts: amounts |
 
 @given(givers, st.integers(1, 20), st.integers(0, 4))
 def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, widest: int) -> None:
-    """Of all ways to make the amount, one with the smallest difference is taken, none that differs by too much."""
+    """Of all ways to make up the amount, one with the smallest difference is chosen, and none above the permitted
+    difference.
+    """
     spreads = [max(shares) - min(shares) for shares in product(*amounts) if sum(shares) == need]
     best = min(spreads, default=widest + 1)
     found = even_shares([sum(1 << amount for amount in given_) for given_ in amounts], need, widest)
@@ -27,13 +29,15 @@ def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, 
 
 
 def test_the_first_take_the_rest() -> None:
-    """What cannot be shared evenly goes to the front of the list."""
+    """The remainder of the division goes to the front of the list."""
     assert even_shares([0b11111111] * 3, 8, 1) == [3, 3, 2]
 
 
 @given(st.lists(st.integers(1, 9), max_size=40))
 def test_sums_are_those_of_adding_one_after_another(sizes: list[int]) -> None:
-    """Bit n stands for n CPUs: each amount is a sum of some sizes, however many are equal, and no other is."""
+    """Bit n stands for n CPUs: an amount is in the set exactly if some of the sizes add up to it, however many sizes
+    are equal.
+    """
     found = 1
     for size in sizes:
         found |= found << size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking CPUs from parts of a machine."""
+"""Selecting CPUs from parts of a machine."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.strategies.wishes import whole_cores
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObject) -> None:
-    """Each amount that is a sum of cores is taken in whole cores, with cores of any sizes."""
+    """Each amount that some whole cores add up to is taken in whole cores, for cores of any size."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
@@ -27,20 +27,20 @@ def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObj
 
 
 def test_a_core_in_two_places_is_never_whole() -> None:
-    """No kernel says so; if one did, its halves would be used as single threads, and never as a core."""
+    """No kernel reports such a core. Its halves would be used as single threads, never as a core."""
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
     assert [(place.whole, place.broken) for _, place in layout.places] == [(((2,),), ((0,),)), ((), ((1,),))]
 
 
 def place_with(free: set[int]) -> Place:
-    """Returns the place of three cores with two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
+    """Returns a place with three cores of two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
     [place] = Layout.of(assemble(even_cores(1, 1, 1, 3, 2))).within(frozenset(free))
     return place
 
 
 def test_fill_breaks_a_core_last() -> None:
-    """Whole cores that fit, then threads that are alone, then a thread of a whole core."""
+    """Whole cores that fit come first, then single free threads, then a thread of a whole core."""
     place = place_with({0, 3, 1})
     assert [place.take(need) for need in (3, 2, 1)] == [[0, 3, 1], [0, 3], [1]]
     assert place_with({0, 3}).take(1) == [0]
@@ -48,7 +48,7 @@ def test_fill_breaks_a_core_last() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.data())
 def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: list[int], data: st.DataObject) -> None:
-    """The rank says whether a whole core is broken, and that is what taking does."""
+    """The rank predicts whether taking CPUs from the place splits a whole core."""
     numbers = iter(range(1000))
     cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(broken))]
     place = Place(0, 0, 0, tuple(cores[: len(whole)]), tuple(cores[len(whole) :]))
@@ -61,7 +61,9 @@ def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: lis
 
 @given(machines() | odd_machines(), st.data())
 def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -> None:
-    """The places of some CPUs hold these alone, each once; whole cores alone hold every core that is all there."""
+    """The places of some CPUs contain exactly these, each once; with whole cores only, they contain every core that is
+    completely included.
+    """
     cpus = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     layout = Layout.of(found)
     places = layout.within(cpus)
@@ -73,7 +75,7 @@ def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -
 
 
 def test_what_a_place_had_free_before_does_not_matter() -> None:
-    """What is remembered of a place belongs to the CPUs that were asked for, and to whole cores or not."""
+    """The cache of a place is keyed by the requested CPUs and by whether whole cores are required."""
     layout = Layout.of(assemble(even_cores(1, 1, 1, 3, 2)))
     for _ in range(2):
         assert [place.cpus for place in layout.within(frozenset({0, 3, 1}))] == [[0, 3, 1]]
@@ -82,7 +84,9 @@ def test_what_a_place_had_free_before_does_not_matter() -> None:
 
 
 def test_a_level_that_tells_nothing_apart_adds_nothing_to_the_tree() -> None:
-    """What is not divided is its only part; cores that no level separates are used in the order of their CPUs."""
+    """A group that is not subdivided is its own only part. Cores that no level separates are used in the order of their
+    CPUs.
+    """
     layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 2)))
     part = build(layout.within(frozenset(range(8))), (PACKAGE, NODE, L3))
     assert isinstance(part, Branch)

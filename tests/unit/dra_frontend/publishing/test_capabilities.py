@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kubelet counts claims: it depends on the published devices and on the Node."""
+"""Whether the kubelet counts claims, which depends on the published devices and on the Node."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published and reported when claims hold more than the machine has left."""
+"""Published devices and reported health when claims hold more than the machine has left."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -31,12 +31,12 @@ SLICES = next(one for one in RESOURCES if one.name == "resourceslices")
 
 
 def offered(found: Machine, **keys: str) -> Inventory:
-    """The devices of a running machine; nothing of it is an error."""
+    """Returns the published devices of a running machine."""
     return build_inventory(found, Config.model_validate(keys), NODE)
 
 
 def pages(*counts: int) -> Machine:
-    """Two nodes with so many hugepages of 2 MiB."""
+    """Returns two nodes with these numbers of 2 MiB hugepages."""
     found = machine()
     nodes = {
         number: replace(found.numa_nodes[number], hugepages=(HugepagePool(PAGE, count, count),))
@@ -46,19 +46,19 @@ def pages(*counts: int) -> Machine:
 
 
 def ledger(*records: AllocationRecord) -> Ledger:
-    """The books with these records."""
+    """Returns a ledger with these records."""
     return Ledger({(record.driver, record.claim.uid): ClaimFile.of(record) for record in records})
 
 
 def claimed(driver: str, uid: str, pool: str, device: str, **given: Any) -> AllocationRecord:
-    """A claim for something of a device."""
+    """Returns a claim for some amount of a device."""
     reference = ClaimReference(uid=uid, namespace="ns", name=uid)
     results = (AllocationResult(request="r", pool=pool, device=device),)
     return AllocationRecord(driver=driver, claim=reference, results=results, **given)
 
 
 def page_claim(uid: str, count: int, node: int = 0) -> AllocationRecord:
-    """A claim for hugepages."""
+    """Returns a claim for hugepages."""
     name = f"hugepages-2m-numa{node:03d}"
     pages = MemoryAllocation(
         request="r", device=name, numa_node=node, size=count * PAGE, page_bytes=PAGE, hugepages=True
@@ -67,23 +67,23 @@ def page_claim(uid: str, count: int, node: int = 0) -> AllocationRecord:
 
 
 def cpu_claim(uid: str, device: str, *cpus: int) -> AllocationRecord:
-    """A claim for CPUs."""
+    """Returns a claim for CPUs."""
     given = CpuAllocation(request="r", device=device, cpus=frozenset(cpus))
     return claimed("dra.cpu", uid, NODE, device, cpus=(given,))
 
 
 def device(seen: Snapshot, name: str) -> Device:
-    """A published device."""
+    """Returns a published device."""
     return next(one for pool in seen.pools for one in pool.devices if one.name == name)
 
 
 def health(seen: Snapshot, name: str) -> DeviceHealth:
-    """What is reported of a device."""
+    """Returns the reported health of a device."""
     return next(one for devices in seen.health.values() for one in devices if one.device == name)
 
 
 def test_a_device_that_fits_is_published_as_it_is() -> None:
-    """Without claims, and with claims that fit, pools are the inventory's and all devices are healthy."""
+    """Without claims, and with claims that fit, the pools are those of the inventory and all devices are healthy."""
     inventory = offered(pages(8, 8))
     for books in (ledger(), ledger(page_claim("a", 8), cpu_claim("b", "cpudevnuma000", 0, 1))):
         seen = snapshot(inventory, books, Snapshot())
@@ -93,7 +93,9 @@ def test_a_device_that_fits_is_published_as_it_is() -> None:
 
 
 def test_a_higher_reserve_makes_no_memory_ill() -> None:
-    """New claims are kept off, but the memory that others hold is there, and their pods are told nothing else."""
+    """New claims are kept away, but the memory of existing claims is still there, so their pods see a healthy
+    device.
+    """
     found = replace(machine(1, memory=8 << 30, hugepages=()))
     part = MemoryAllocation(request="r", device="memory-numa000", numa_node=0, size=8 << 30, page_bytes=4096)
     books = ledger(claimed("dra.memory", "a", f"{NODE}-memory", "memory-numa000", memory=(part,)))
@@ -105,7 +107,9 @@ def test_a_higher_reserve_makes_no_memory_ill() -> None:
 
 
 def test_shrinking_below_what_is_claimed_taints() -> None:
-    """The capacity is the true one, with a taint and a message that name what is missing; it goes when it fits."""
+    """The capacity is the actual one, with a taint and a message that names the difference; both disappear when the
+    claims fit again.
+    """
     books = ledger(page_claim("a", 4), page_claim("b", 2))
     seen = snapshot(offered(pages(5, 8)), books, Snapshot())
     shrunk = device(seen, "hugepages-2m-numa000")
@@ -123,7 +127,9 @@ def test_shrinking_below_what_is_claimed_taints() -> None:
 
 
 def test_a_shortage_of_pages_taints_its_device_alone() -> None:
-    """Neither capacity nor health changes: claims that have pages keep them. A device with ordinary pages has none."""
+    """Neither capacity nor health changes, since claims that have pages keep them. A device with ordinary memory is
+    never tainted for it.
+    """
     entry = OnDemandPages(numa_node=0, size="2Mi", pages=8)
     inventory = build_inventory(pages(0, 8), Config(hugepages_on_demand=(entry,)), NODE)
     shortage = Shortage(ShortageKind.GROWTH_FAILED, "no memory")
@@ -138,7 +144,9 @@ def test_a_shortage_of_pages_taints_its_device_alone() -> None:
 
 
 def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
-    """No device at zero, and none that a claim holds vanishes: one page stands for it; without claims it goes."""
+    """A device cannot have a capacity of zero, so one page is published while a claim holds it. Without claims the
+    device disappears.
+    """
     books = ledger(page_claim("a", 1))
     before = snapshot(offered(pages(8, 8)), books, Snapshot())
     seen = snapshot(offered(pages(0, 8)), books, before)
@@ -156,7 +164,7 @@ def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
 
 
 def test_what_was_gone_before_the_start_is_reported_only() -> None:
-    """There is nothing to publish of it, but the pods of its claims are told."""
+    """There is no device left to publish, but the health of the claim's pods is reported."""
     seen = snapshot(offered(pages(0, 8)), ledger(page_claim("a", 1)), Snapshot())
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
     ill = health(seen, "hugepages-2m-numa000")
@@ -165,7 +173,7 @@ def test_what_was_gone_before_the_start_is_reported_only() -> None:
 
 
 def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
-    """The message names CPU and claim; a device is tainted only when claims hold more than all of it."""
+    """The message names CPU and claim. The device is tainted only when claims hold more than its remaining CPUs."""
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
     seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
     ill = health(seen, "cpudevnuma000")
@@ -177,7 +185,7 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
 
 
 def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
-    """In individual mode the device of a claimed CPU stays where it was; an unclaimed one goes."""
+    """In individual mode the device of a claimed CPU keeps its position, and an unclaimed one is removed."""
     books = ledger(cpu_claim("a", "cpudev002", 2))
     before = snapshot(offered(machine(), cpuDeviceMode="individual"), books, Snapshot())
     found = machine(offline=frozenset({2, 3}))
@@ -191,25 +199,27 @@ def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
 
 
 def fault(kind: Literal["corrected", "uncorrected"], numa_node: int = -1, cpu: int = -1) -> Fault:
-    """Errors of a NUMA node's memory, or of a CPU."""
+    """Returns a fault of a NUMA node's memory or of a CPU."""
     return Fault("mc0", kind, f"mc0: {kind} errors", frozenset({numa_node}), frozenset({cpu}))
 
 
 def sick(seen: Snapshot) -> dict[str, str]:
-    """What is reported of unhealthy devices."""
+    """Returns the reported problems of unhealthy devices."""
     every = (one for devices in seen.health.values() for one in devices)
     return {one.device: one.message for one in every if one.health is Health.UNHEALTHY}
 
 
 def tainted(seen: Snapshot) -> dict[str, list[tuple[str, str, str]]]:
-    """The taints of published devices, in the documents that the server gets."""
+    """Returns the taints of published devices, in the documents sent to the server."""
     documents = (document for pool in seen.pools for document in slice_documents(pool, NODE))
     devices = [device for document in documents for device in document["spec"]["devices"] if "taints" in device]
     return {one["name"]: [(t["key"], t["value"], t["effect"]) for t in one["taints"]] for one in devices}
 
 
 def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
-    """All devices of that node, with the reason as health, until the fault is gone; the CPUs beside it are well."""
+    """All memory devices of that node are tainted and unhealthy with the reason until the fault is gone. The CPUs of
+    the node stay healthy.
+    """
     inventory = offered(pages(8, 8))
     seen = snapshot(inventory, ledger(), Snapshot(), [fault("corrected", numa_node=1)])
     names = {"memory-numa001", "hugepages-2m-numa001"}
@@ -221,7 +231,7 @@ def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
 
 
 def test_a_cpu_that_fails_taints_what_would_give_it_away() -> None:
-    """The group that it is in, or its own device; a CPU that no claim can get taints nothing."""
+    """The taint is on its group or on its own device. A CPU that no claim can get causes no taint."""
     for mode, name in (({}, "cpudevnuma000"), ({"cpuDeviceMode": "individual"}, "cpudev001")):
         seen = snapshot(offered(machine(), **mode), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
         assert tainted(seen) == {name: [("dra.cpu/hardware-errors", "uncorrected", "NoSchedule")]}
@@ -231,7 +241,7 @@ def test_a_cpu_that_fails_taints_what_would_give_it_away() -> None:
 
 
 def test_faults_add_up() -> None:
-    """A device that is over-claimed and fails has both taints and every reason; the worst kind counts."""
+    """A device that is over-claimed and faulty has both taints and all reasons; the worse taint effect applies."""
     faults = [fault("uncorrected", numa_node=0), fault("corrected", numa_node=0)]
     seen = snapshot(offered(pages(5, 8)), ledger(page_claim("a", 6)), Snapshot(), faults)
     overclaimed = ("dra.memory/overclaimed", "true", "NoSchedule")
@@ -243,7 +253,7 @@ def test_faults_add_up() -> None:
 
 
 def admit_all(seen: Snapshot) -> None:
-    """The server takes every slice."""
+    """Asserts that the server accepts every slice."""
     for document in (one for pool in seen.pools for one in slice_documents(pool, NODE)):
         admit({**GATES_OF_1_36, "DRAListTypeAttributes": True}, SLICES, document, None)
 
@@ -256,7 +266,9 @@ History = list[tuple[tuple[int, int], list[tuple[int, int]]]]
 @settings(max_examples=50)
 @given(st.lists(st.tuples(COUNTS, CLAIMS), min_size=1, max_size=4))
 def test_every_history_is_publishable_and_true(history: History) -> None:
-    """Pages come and go, claims too: the server takes every slice, and a taint says exactly "claimed over capacity"."""
+    """Pages and claims come and go: the server accepts every slice, and a device is tainted exactly while it is
+    over-claimed.
+    """
     seen = Snapshot()
     for counts, claims in history:
         books = ledger(*(page_claim(f"c{number}", *wish) for number, wish in enumerate(claims)))
@@ -278,7 +290,9 @@ def test_every_history_is_publishable_and_true(history: History) -> None:
 def test_cpus_that_go_leave_every_mode_publishable(
     mode: dict[str, Any], offline: frozenset[int], held: frozenset[int]
 ) -> None:
-    """Whatever goes offline under claims, no device is at zero, and every claimed device that was there stays."""
+    """Whatever goes offline under claims, no device has a capacity of zero, and every claimed device that existed
+    stays.
+    """
     config = Config(**mode)
     whole = build_inventory(machine(), config, NODE)
     names = {cpu: one.name for one in whole.pools[0].devices if isinstance(one, CpuDevice) for cpu in one.cpus}
@@ -293,7 +307,7 @@ def test_cpus_that_go_leave_every_mode_publishable(
 
 
 def test_what_could_not_be_published_is_tried_again() -> None:
-    """Records and machine are the same the next time: only a success may count as published."""
+    """Records and machine are the same the next time, so only a successful write may count as published."""
     odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
     offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))
     for _ in range(2):
@@ -302,7 +316,7 @@ def test_what_could_not_be_published_is_tried_again() -> None:
 
 
 def test_devices_of_a_node_that_only_observes_have_a_taint() -> None:
-    """Each device of both drivers has the taint, and an attribute that an API server without device taints stores."""
+    """Each device of both drivers has the taint, and an attribute for API servers without device taints."""
     inventory = offered(pages(4, 4), enforcement="observe")
     for pool in snapshot(inventory, ledger(), Snapshot()).pools:
         for document in slice_documents(pool, NODE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slices are written and deleted, and when two slices are the same."""
+"""Which slices are written and deleted, and when two slices are equal."""
 
 import copy
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def device(name: str, size: str = "8Gi", **more: Any) -> Document:
 
 
 def wanted(index: int, *devices: Document, count: int = 1) -> Document:
-    """A desired slice."""
+    """Returns a desired slice."""
     pool = {"name": POOL, "generation": 1, "resourceSliceCount": count}
     return {
         "kind": "ResourceSlice",
@@ -36,7 +36,7 @@ def wanted(index: int, *devices: Document, count: int = 1) -> Document:
 
 
 def stored(document: Document, *, generation: int = 1, count: int = 1, name: str = "") -> Document:
-    """The document as it comes back from the server."""
+    """Returns the document as the server returns it."""
     document = copy.deepcopy(document)
     name = name or document["metadata"]["name"]
     document["metadata"] |= {"name": name, "uid": f"uid-{name}", "resourceVersion": "7"}
@@ -47,7 +47,7 @@ def stored(document: Document, *, generation: int = 1, count: int = 1, name: str
 def plan(
     desired: Sequence[Document], held: Sequence[Document], accepted: Accepted | None = None
 ) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """What is written, as (name, generation, count), and which names are deleted."""
+    """Returns the writes as (name, generation, count), and the names to delete."""
     before, after = ({one["metadata"]["name"]: one for one in documents} for documents in (held, desired))
     writes, deletes = plan_pool(POOL, after, before, accepted or {})
     pools = [(one["metadata"]["name"], one["spec"]["pool"]) for one in writes]
@@ -61,7 +61,7 @@ A2, B2 = wanted(0, device("a", "4Gi")), wanted(1, device("b", "4Gi"))
 
 
 def of(generation: int, *documents: Document) -> list[Document]:
-    """What the server has, all of one generation."""
+    """Returns the server's slices, all with one generation."""
     return [stored(one, generation=generation, count=len(documents)) for one in documents]
 
 
@@ -102,12 +102,14 @@ def of(generation: int, *documents: Document) -> list[Document]:
 def test_what_is_written(
     desired: list[Document], held: list[Document], writes: list[tuple[str, int, int]], deletes: list[str]
 ) -> None:
-    """One object changes in place; more raise the generation of all, and what is superseded is deleted after that."""
+    """A single slice is updated in place. For several, the generation of all is raised, and superseded ones are deleted
+    afterwards.
+    """
     assert plan(desired, held) == (writes, deletes)
 
 
 def published(present: dict[str, Document]) -> set[str] | None:
-    """The sizes of the devices that a consumer sees; None while the newest generation is not complete."""
+    """Returns the device sizes that a consumer sees, or None while the newest generation is incomplete."""
     newest = max((one["spec"]["pool"]["generation"] for one in present.values()), default=0)
     seen = [one["spec"] for one in present.values() if one["spec"]["pool"]["generation"] == newest]
     if any(spec["pool"]["resourceSliceCount"] != len(seen) for spec in seen):
@@ -117,7 +119,7 @@ def published(present: dict[str, Document]) -> set[str] | None:
 
 @given(st.sets(st.sampled_from("abcd")), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)))
 def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) -> None:
-    """Whatever is there: while slices are written consumers see all of the new ones or none of them."""
+    """At any time during the writes, consumers see all of the new slices or none of them."""
     target, present = {}, {}
     for name in sorted(desired):
         target[name] = {**wanted(0, device(name, "8Gi"), count=len(desired)), "metadata": {"name": name}}
@@ -135,7 +137,7 @@ def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) 
 
 
 def test_an_update_keeps_the_existing_metadata() -> None:
-    """It carries name, uid, version and owner of what is there."""
+    """It retains name, uid, version and owner of the existing slice."""
     existing = stored(A)
     existing["metadata"]["ownerReferences"] = [{"kind": "Node"}]
     writes, _ = plan_pool(POOL, {"00000": A2}, {"00000": existing}, {})
@@ -143,7 +145,7 @@ def test_an_update_keeps_the_existing_metadata() -> None:
 
 
 def test_an_accepted_answer_is_not_sent_again() -> None:
-    """What the server made of what was sent is taken as it is, until something else is desired or stored."""
+    """The server's version of the slice is accepted as it is until the desired or the stored slice changes."""
     desired, existing = wanted(0, device("a", extra={"x": 1})), wanted(0, device("a"))
     accepted = {"00000": (canonical(desired["spec"]), canonical(existing["spec"]))}
     assert plan([desired], [stored(existing)], accepted) == ([], [])
@@ -166,13 +168,13 @@ ADDED = {**TAINT, "timeAdded": "2026-01-01T00:00:00Z"}
     ],
 )
 def test_when_two_slices_are_the_same(desired: Document, existing: Document, equal: bool) -> None:
-    """Nothing that we did not write stays in our slices; what is empty or the server's to say is no difference."""
+    """Unknown fields in a slice are a difference; empty fields and those that the server sets are not."""
     written = plan([wanted(0, device("a", **desired))], [stored(wanted(0, device("a", **existing)))])
     assert (written == ([], [])) == equal
 
 
 def test_differences_name_what_was_dropped() -> None:
-    """Paths of dropped and of changed fields are folded over devices."""
+    """The paths of dropped and changed fields are merged over all devices."""
     sent = wanted(0, device("a"), device("b"))["spec"]
     received = copy.deepcopy(sent)
     for one in received["devices"]:
@@ -195,7 +197,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> None:
-    """Whatever somebody wrote into our slice, it is a difference and no exception."""
+    """Any foreign content in a slice is a difference and never raises an exception."""
     existing = stored(A)
     existing["spec"] |= {"devices": devices, "sharedCounters": spec}
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
@@ -203,7 +205,9 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
 
 
 def test_what_is_left_out_has_its_reason() -> None:
-    """A slice without any is the only variant; lists go before the mapping, and both at last."""
+    """A slice without optional fields has one variant only. Otherwise lists are dropped before the mapping, and finally
+    both.
+    """
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]
     full = wanted(
@@ -216,7 +220,7 @@ def test_what_is_left_out_has_its_reason() -> None:
 
 
 def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
-    """Nobody has asked for that list: the next variant is without it, and there is nothing to tell."""
+    """That list is not part of the configuration, so the next variant omits it without a warning."""
     full = wanted(0, device("a", attributes={"n": {"ints": [0, 1]}, "s": {"int": 1}}))
     _, (((without),), reasons) = variants([full])
     assert (without["spec"]["devices"][0], reasons) == (device("a", attributes={"s": {"int": 1}}), ("",))
@@ -280,7 +284,7 @@ def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
 def test_notes_have_effect_cause_and_remedy_in_this_order(
     refused: list[str], dropped: list[str], conditions: bool, reason: str, parts: list[str]
 ) -> None:
-    """The first words of an Event are what kubectl shows without a wide terminal."""
+    """kubectl shows only the first words of an Event on a narrow terminal."""
     (text,) = (found := notes(refused, dropped, conditions=conditions)).values()
     assert list(found) == [reason]
     assert text.startswith(parts[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing slices through the real client: the gate, the order of writes, and what a lagging watch says."""
+"""Writing slices through the real client: the feature gate, the order of writes, and a lagging watch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ SLICES, NODES = BY_NAME["resource.k8s.io", "resourceslices"], BY_NAME["", "nodes
 
 
 def a_slice(pool: str, device: str, index: int = 0, count: int = 1, *, shared: bool = True) -> Document:
-    """A desired slice of one device."""
+    """Returns a desired slice with one device."""
     capacity = {"c": {"value": "1", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "1"}}}}
     more = {"allowMultipleAllocations": True, "capacity": capacity} if shared else {}
     return {
@@ -49,7 +49,7 @@ class Rig:
         return list(self.server.store.select(SLICES))
 
     def calls(self) -> list[str]:
-        """Attempts to write, in order."""
+        """Returns the attempted writes in order."""
         tried = [one for one in self.server.served if one.resource == "resourceslices" and one.verb != "list"]
         return [f"{'try' if one.dry_run else one.verb} {one.name}".strip() for one in tried]
 
@@ -63,14 +63,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
-    """A pool that the server refuses is reported after the others are written."""
+    """The failure of a pool that the server rejects is reported after the others were written."""
     with pytest.raises(InvalidError, match="DNS label"):
         await rig.writer.write({"a": [a_slice("a", "Bad Name")], "b": [a_slice("b", "y")]})
     assert [one["spec"]["pool"]["name"] for one in rig.slices()] == ["b"]
 
 
 async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
-    """Events about what we wrote ourselves, or older than it, are not; also a deletion of a former namesake."""
+    """Events about the driver's own writes and older events are ignored, and so is the deletion of an earlier slice of
+    the same name.
+    """
     await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "a")]})
     first, gone = rig.slices()
     await rig.writer.write({"p": [a_slice("p", "b")]})
@@ -88,7 +90,9 @@ async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
 
 
 async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:
-    """With the gate off not even for a moment is a device offered whole; one dry run in a process is enough."""
+    """If the gate is off, no device may be published as unshared even for a moment; one dry run per process finds
+    out.
+    """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError, match="DRAConsumableCapacity"):
         await rig.writer.write({"p": [a_slice("p", "a")]})
@@ -100,7 +104,7 @@ async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:
 
 
 async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None:
-    """When a later answer lacks the field, every slice of ours is taken back, also those of before."""
+    """When a later response lacks the field, all slices of the driver are deleted, including earlier ones."""
     await rig.writer.write({"p": [a_slice("p", "a")]})
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError):
@@ -109,7 +113,9 @@ async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None
 
 
 async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
-    """What a pool is published without is remembered until slices are listed, and told while it lasts."""
+    """The fields that a pool is published without are remembered until slices are listed, and reported in the
+    meantime.
+    """
     listed = a_slice("p", "a")
     listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
     pools = {"p": [listed], "q": [a_slice("q", "b")]}
@@ -128,7 +134,7 @@ async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
 
 
 async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
-    """A machine that was never read has none: that would delete the slices of claims that run."""
+    """A machine that was never read has no pools; publishing that would delete the slices of running claims."""
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
     for pools, wakes in (({}, False), ({"p": [a_slice("p", "a")]}, True)):
         publisher.set_pools(pools)
@@ -137,14 +143,16 @@ async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_publisher_ends_while_its_watch_fails(rig: Rig, steps: int) -> None:
-    """Told to end at the moment at which the watch breaks for good, it does, a step of the event loop more or less."""
+    """A publisher that is stopped at the moment at which its watch fails for good ends, within one iteration of the
+    event loop.
+    """
     watching, fails = asyncio.Event(), asyncio.Event()
 
     async def watch(*_: object) -> AsyncIterator[tuple[str, Document]]:
         watching.set()
         await fails.wait()
         raise WatchExpiredError("watch", "gone")
-        yield  # makes it a generator
+        yield  # turns the function into a generator
 
     rig.client.watch_slices = watch  # type: ignore[method-assign, assignment] # a watch that fails when it is told to
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint over a real unix socket."""
+"""The state endpoint on a real unix socket."""
 
 import asyncio
 import io
@@ -44,13 +44,13 @@ WATCH = MachineWatch(small_machine(), MemoryTree({}), CONFIG, NODE, lambda: Ledg
 
 
 def ledger() -> Ledger:
-    """A claim for CPUs and memory, prepared."""
+    """Returns a ledger with a prepared claim for CPUs and memory."""
     found = view("u", cpus(2), memory("1Gi"))
     return holding(*(decided(found, driver) for driver in DRIVERS))
 
 
 class Endpoint:
-    """The endpoint of a node, and a client on its socket."""
+    """The state endpoint of a node, with a client connected to its socket."""
 
     node, instance, watch = NODE, "pod/1", WATCH
 
@@ -67,23 +67,23 @@ class Endpoint:
         self.backend = BackendView(asyncio.get_running_loop().time)
 
     def reported(self) -> None:
-        """Takes note of who is known."""
+        """Records the known containers."""
         self.reports.append(sorted(self.backend.containers))
 
     def unready(self) -> list[Notice]:
-        """What a test says."""
+        """Returns the problems that the test sets."""
         return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
     def warnings(self) -> list[Notice]:
-        """What a test says."""
+        """Returns the warnings that the test sets."""
         return [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in self.warned]
 
     def metrics(self) -> bytes:
-        """One metric."""
+        """Returns one metric."""
         return b"metric 1\n"
 
     async def put(self, path: str, body: Any) -> tuple[int, Any]:
-        """Sends JSON; returns status and answer."""
+        """Sends JSON and returns status and response."""
         async with self.client.put(f"http://node{path}", json=body) as answer:
             return answer.status, await answer.json() if answer.content_length else None
 
@@ -96,7 +96,7 @@ class Endpoint:
 
 @pytest.fixture
 async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
-    """The endpoint, served."""
+    """Yields the served endpoint."""
     listening, placed = listen_unix(tmp_path / "s.sock")
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "s.sock"))) as client:
         endpoint = Endpoint(client)
@@ -109,7 +109,9 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
 
 
 async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
-    """As the backend reports it of the container that uses the claim; nothing while no container does."""
+    """The value comes from the backend's report of the container that uses the claim. Without a running container there
+    is none.
+    """
     assert "exclusivity" not in (await endpoint.get("/v1/cpus"))[1]
     for fields in ({"exclusivity": "partition"}, {"exclusivity": "pool", "pooled": "the kernel refused"}):
         user = report("c", claims=[{"uid": "u", "driver": "dra.cpu"}], **fields)
@@ -134,7 +136,7 @@ def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
 
 
 async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
-    """Machine, devices, claims, CPUs, memory, containers, lease, versions: plain JSON."""
+    """Machine, devices, claims, CPUs, memory, containers, lease and versions are available as plain JSON."""
     assert (await endpoint.get("/v1/machine"))["cpus"] == "0-7"
     devices = {device["name"]: device for device in await endpoint.get("/v1/devices")}
     assert devices.keys() >= {"cpudevnuma000", "memory-numa001"}
@@ -163,7 +165,9 @@ ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 
 async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
-    """One request is lease, metrics and all containers; the answer says which state of them is known."""
+    """One request contains the lease, the metrics and all containers; the response contains the generation that the
+    frontend knows.
+    """
     metrics = [{"name": "active", "samples": [{"value": 1}]}]
     lease = {**LEASE, "generation": 7, "metrics": metrics}
     assert await endpoint.put("/v1/backend", lease) == (200, {**ANSWER, "generation": 0})
@@ -180,8 +184,9 @@ async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
 
 
 async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> None:
-    """The answer contains the generation that the endpoint has after the changes. Changes that do not fit are no error:
-    the lease is renewed, and the answer shows that all containers are wanted."""
+    """The response contains the generation that the endpoint has after the changes. Changes that do not fit are not an
+    error: the lease is renewed, and the response requests all containers.
+    """
     containers = [{**REPORT, "id": "c"}, {**REPORT, "id": "d"}]
     await endpoint.put("/v1/backend", {**LEASE, "generation": 7, "containers": containers})
     changes = {"since": 7, "total": 2, "removed": ["c"], "containers": [{**REPORT, "id": "e", "cpus": "1"}]}
@@ -193,7 +198,7 @@ async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> 
 
 
 async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
-    """More than any node needs is refused, with a length or without one, and nothing of it is kept."""
+    """A body larger than any node needs is rejected, with or without a Content-Length, and none of it is stored."""
 
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MAX_STATE_BYTES // 65536 + 2):
@@ -204,12 +209,12 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
             async with endpoint.client.put("http://node/v1/backend", data=data) as answer:
                 assert answer.status == 413
         except (aiohttp.ClientConnectionError, ConnectionResetError):
-            pass  # it stopped reading
+            pass  # the server has stopped reading
     assert endpoint.backend.containers == {}
 
 
 async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoint: Endpoint) -> None:
-    """A flood of large states costs the memory of two. The lease of the backend is read beside them."""
+    """A flood of large bodies costs the memory of two. The lease of the backend is still accepted."""
     held, began = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow() -> AsyncIterator[bytes]:
@@ -232,7 +237,7 @@ async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoin
                 async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
                     refused = answer.status if answer.status == 503 else 0
             except (aiohttp.ClientConnectionError, ConnectionResetError):
-                refused = 503  # it stopped reading
+                refused = 503  # the server has stopped reading
         assert (await endpoint.put("/v1/backend", LEASE))[0] == 200
         held.set()
         assert await asyncio.gather(*slow_ones) == [422, 422]
@@ -241,7 +246,7 @@ async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoin
 
 
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
-    """A sender that stops in the middle of a body holds none of the memory for others."""
+    """A sender that stops in the middle of a body must not block the memory for other requests."""
 
     async def receive() -> dict[str, Any]:
         if first:
@@ -262,7 +267,7 @@ async def test_a_body_that_does_not_arrive_is_given_up() -> None:
 async def test_connections_are_bounded_and_the_backend_keeps_its_own(
     endpoint: Endpoint, tmp_path: Path, sent: bytes
 ) -> None:
-    """A process that opens connections without end would take every descriptor of the frontend."""
+    """A process that opens connections without limit would otherwise exhaust the frontend's file descriptors."""
     follows = asyncio.create_task(endpoint.get("/v1/records?after=100"))
     status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 1, "containers": []})
     assert status == 200
@@ -285,7 +290,7 @@ async def test_connections_are_bounded_and_the_backend_keeps_its_own(
 @pytest.mark.usefixtures("endpoint")
 @pytest.mark.parametrize("missing", range(5))
 async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
-    """Its beginning arrives together with the request before it, and the last bytes of its head arrive later."""
+    """Its beginning arrives together with the previous request, and the rest of its head arrives later."""
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
     both = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 2
     writer.write(both[: len(both) - missing])
@@ -311,7 +316,7 @@ async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp
     ],
 )
 async def test_what_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> None:
-    """Nothing is stored of what cannot be read, and the answer is a short sentence."""
+    """Nothing of an invalid request is stored, and the response is one short sentence."""
     status, answer = await endpoint.put("/v1/backend", body)
     assert (status, answer["detail"].partition(" ")[0]) == (422, "backend")
     assert len(answer["detail"]) < 300
@@ -319,12 +324,12 @@ async def test_what_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> 
 
 
 async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
-    """Who asks for what came after the present generation hears of the next change at once, and of what it was."""
+    """A reader that asks for changes after the current generation is answered at the next change, with its content."""
     now = await endpoint.get("/v1/records")
     assert now == {"generation": 100, "changes": []}
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
-        # Asked for on another connection: when this is answered, the one above has been asked.
+        # This uses another connection: when it is answered, the request above has arrived.
         await endpoint.get("/v1/version")
         endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
@@ -333,14 +338,14 @@ async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
 
 
 async def test_news_after_no_number_are_refused(endpoint: Endpoint) -> None:
-    """The answer says what was wrong with the question."""
+    """The response explains the error."""
     async with endpoint.client.get("http://node/v1/records?after=x") as answer:
         assert (answer.status, await answer.json()) == (422, {"detail": "after='x' is not a number"})
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
 async def test_a_reader_chooses_how_long_it_waits(endpoint: Endpoint, wait: str, seconds: int) -> None:
-    """The time is bounded. A backend of an older release sends no ``wait`` and expects an answer within 27 s."""
+    """The time is bounded. A backend of an older release sends no ``wait`` and expects a response within 27 s."""
     waited: list[float] = []
 
     class Silent(RecordNews):
@@ -380,13 +385,13 @@ assert "fastapi" in sys.modules
 
 
 def test_probes_and_backend_are_served_without_fastapi() -> None:
-    """FastAPI takes 9 MB, which a node whose documents no person reads does not need."""
+    """FastAPI takes 9 MB, which a node does not need as long as nobody reads its documents."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 
 
 async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint) -> None:
-    """The backend's reports are answered in the meantime, and requests at the same time get the same document."""
+    """The backend's reports are answered in the meantime, and simultaneous requests get the same document."""
     await endpoint.get("/v1/version")  # imports the library
     api = sys.modules["dra_frontend.state_endpoint.api"]
     held, released = threading.Event(), threading.Event()
@@ -411,7 +416,7 @@ async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint)
 
 
 async def test_probes(endpoint: Endpoint) -> None:
-    """Alive is not ready; what is missing is named."""
+    """/healthz and /readyz differ, and /readyz lists the problems."""
     endpoint.problems = ["dra.cpu: not registered with the kubelet"]
     async with endpoint.client.get("http://node/healthz") as answer:
         assert answer.status == 200
@@ -427,7 +432,7 @@ async def test_probes(endpoint: Endpoint) -> None:
 
 
 async def test_the_page_is_served(endpoint: Endpoint) -> None:
-    """With its policy, its files and the document that it draws."""
+    """The response has its content security policy, and the page's files and document are served."""
     async with endpoint.client.get("http://node/") as answer:
         assert answer.content_type == "text/html"
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -440,6 +445,6 @@ async def test_the_page_is_served(endpoint: Endpoint) -> None:
 
 
 def test_tcp_serves_probes_and_metrics_only() -> None:
-    """What is open to the network tells nothing about claims."""
+    """The ports that are open to the network reveal nothing about claims."""
     state: Any = None
     assert set(probe_endpoints(state)) == {"/healthz", "/readyz", "/metrics"}

@@ -42,26 +42,26 @@ def contents(part: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_schema_has_a_description(name: str) -> None:
-    """One sentence for a reader of the reference page."""
+    """The reference page shows it."""
     assert SCHEMAS[name]["description"].endswith("."), SCHEMAS[name]
 
 
 def test_every_field_has_a_description_in_a_sentence() -> None:
-    """The docstring below the attribute, in Markdown."""
+    """It comes from the docstring below the attribute, in Markdown."""
     texts = {name: shown.get("description", "") for name, shown in fields()}
     assert {name for name, text in texts.items() if not text.endswith((".", ".)"))} == set()
     assert {name for name, text in texts.items() if "``" in text} == set()
 
 
 def test_every_number_has_a_unit() -> None:
-    """Bytes, seconds, a number of something, or the identity of something."""
+    """Units are bytes, seconds, a count, or an identifier."""
     numbers = {name: shown["description"] for name, shown in fields() if kinds(shown) & {"integer", "number"}}
     assert len(numbers) > 40
     assert {name for name, text in numbers.items() if not _UNIT.search(text)} == set()
 
 
 def test_every_json_document_is_declared() -> None:
-    """Each answer has the schema of a model of the contract, the body of the backend's report included."""
+    """Each response and the backend's report have the schema of a contract model."""
     json_paths = {path: operations for path, operations in DOCUMENT["paths"].items() if path.startswith("/v1/")}
     assert len(json_paths) == 13
     for path, operations in json_paths.items():
@@ -75,7 +75,7 @@ def test_every_json_document_is_declared() -> None:
 
 
 def test_every_error_has_one_form() -> None:
-    """No answer of FastAPI's own form is left in the document."""
+    """No response in FastAPI's own error format is left in the document."""
     errors = [
         response
         for operations in DOCUMENT["paths"].values()
@@ -88,12 +88,12 @@ def test_every_error_has_one_form() -> None:
 
 
 def test_words_are_open() -> None:
-    """A client that was generated from this document reads the words of a newer release: no field is an enumeration."""
+    """No field is an enumeration, so a client generated from this document accepts the values of a newer release."""
     assert [name for name, shown in fields() if "enum" in shown] == []
 
 
 async def test_requests_for_the_document_wait_for_one_thread() -> None:
-    """With more threads, a flood of such requests would leave them all behind, each with a stack and a heap."""
+    """With more threads, a flood of such requests would leave idle threads behind, each with its stack and heap."""
     app = state_app(_STATE, BackendLink(_STATE))
     answers: list[Any] = []
 
@@ -110,5 +110,5 @@ async def test_requests_for_the_document_wait_for_one_thread() -> None:
     before = threading.active_count()
     await asyncio.gather(*(request() for _ in range(20)))
     assert [one["status"] for one in answers if one["type"] == "http.response.start"] == [200] * 20
-    # A thread that has just finished may not count as idle yet when the next request comes.
+    # A thread that has just finished may not count as idle yet when the next request arrives.
     assert threading.active_count() <= before + 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page without a browser: its document, its files, and who may ask for them. tests/page looks at it with one."""
+"""The status page without a browser: its document, its files and its access rules. tests/page tests it in a browser."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ HOST = ("localhost:8082",)
 def get(
     state: NodeState, path: str, hosts: tuple[str, ...] = HOST, method: str = "GET"
 ) -> tuple[int, dict[str, str], bytes]:
-    """Calls the application of the page's port; returns status, headers and body."""
+    """Calls the page's application and returns status, headers and body."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -52,7 +52,7 @@ def document(state: NodeState) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*NAMES, LARGEST])
 def test_every_cpu_has_one_use(name: str) -> None:
-    """Each CPU that is present is in the document once, and the claims' CPUs are those that are shown as theirs."""
+    """Each present CPU is in the document once, and the CPUs of claims are exactly those that are shown as claimed."""
     state = populated(name)
     view = document(state)
     machine = state.watch.machine
@@ -68,7 +68,9 @@ def test_every_cpu_has_one_use(name: str) -> None:
 
 
 def test_the_document_says_how_a_cpu_is_held() -> None:
-    """Exclusively, isolated, by a pod, for a claim that is released, by nobody, or for the system."""
+    """A CPU is exclusive, isolated, used by a pod, held by a claim that is being released, free, or reserved for the
+    system.
+    """
     view = document(populated(LARGEST))
     uses = Counter(cpu["use"] for cpu in view["cpus"])
     assert uses.keys() == {"exclusive", "isolated", "pod-shared", "held", "pool", "reserved"}
@@ -77,7 +79,9 @@ def test_the_document_says_how_a_cpu_is_held() -> None:
 
 
 def test_the_page_knows_every_word_for_the_use_of_a_cpu() -> None:
-    """The browser script has a mark and a meaning for each word that the document contains, and draws it by class."""
+    """The browser script has a symbol and an explanation for each use that the document contains, and a CSS class to
+    draw it.
+    """
     uses = {cpu["use"] for cpu in document(populated(LARGEST))["cpus"]}
     table = (BROWSER / "values.js").read_text().partition("USES = {")[2].partition("};")[0]
     assert uses <= set(re.findall(r'^  "?([a-z-]+)"?: \[', table, re.MULTILINE))
@@ -85,19 +89,19 @@ def test_the_page_knows_every_word_for_the_use_of_a_cpu() -> None:
 
 
 def test_memory_adds_up() -> None:
-    """What is claimed and what is free of a device are what is offered, and that is not more than there is."""
+    """Claimed and free memory of a device add up to the offered memory, which does not exceed the node's."""
     for one in document(populated("memorysidecaches"))["memory"]:
         assert one["claimedBytes"] + one["freeBytes"] == one["capacityBytes"] <= one["totalBytes"]
 
 
 def test_the_same_node_gives_the_same_document() -> None:
-    """The page draws again only what has changed, so nothing in it is a time."""
+    """The page redraws only what has changed, so the document contains no times."""
     state = populated("64fake-4n2s2ca2c2t")
     assert get(state, "/v1/node") == get(state, "/v1/node")
 
 
 def test_problems_come_faults_first_and_once() -> None:
-    """What keeps the node from working before what an operator should know; the same sentence is said once."""
+    """Problems precede warnings, and identical texts appear once."""
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone; delete the claim")}
@@ -121,7 +125,7 @@ def test_problems_come_faults_first_and_once() -> None:
 
 
 def test_names_are_data_and_never_markup() -> None:
-    """A container of any name is text in a JSON document, and no script has a way to make markup of a text."""
+    """Container names are text in a JSON document, and no script interprets text as markup."""
     status, headers, body = get(populated("64fake-4n2s2ca2c2t"), "/v1/node")
     assert (status, headers["content-type"]) == (200, "application/json")
     assert HOSTILE in {one["name"] for one in json.loads(body)["containers"]}
@@ -132,7 +136,9 @@ def test_names_are_data_and_never_markup() -> None:
 
 
 def test_the_browser_may_load_nothing_from_elsewhere() -> None:
-    """The policy of every answer allows this server's own files alone, and these name no other server."""
+    """The content security policy of every response allows only this server's own files, and these refer to no other
+    server.
+    """
     state = populated("2i386-2t-hugepagesizecount")
     for path in browser_endpoints(state):
         status, headers, body = get(state, path)
@@ -163,12 +169,12 @@ def test_the_browser_may_load_nothing_from_elsewhere() -> None:
     ],
 )
 def test_a_foreign_name_for_this_machine_is_refused(hosts: tuple[str, ...], status: int) -> None:
-    """A web site whose name was made to lead to the loopback address learns nothing (DNS rebinding)."""
+    """A web site whose name resolves to the loopback address gets no data (DNS rebinding)."""
     assert get(populated("2i386-2t-hugepagesizecount"), "/v1/node", hosts)[0] == status
 
 
 def test_over_tcp_is_looked_at_and_nothing_else() -> None:
-    """No other method, and none of what the backend or a person at the socket may ask."""
+    """Other methods and the paths of the state socket are rejected."""
     state = populated("2i386-2t-hugepagesizecount")
     assert set(browser_endpoints(state)) >= {"/", "/v1/node", "/page.js"}
     assert not set(browser_endpoints(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}
@@ -178,7 +184,7 @@ def test_over_tcp_is_looked_at_and_nothing_else() -> None:
 
 
 async def test_a_port_that_is_taken_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The service goes on, says which setting is meant, and listens on the loopback address alone once it can."""
+    """The service keeps running, reports the setting, and listens on the loopback address as soon as it can."""
     with socket.create_server((LOOPBACK, 0)) as other:
         serving = asyncio.ensure_future(serve_page(populated("2i386-2t-hugepagesizecount"), other.getsockname()[1]))
         await eventually(lambda: page_warnings(caplog))
@@ -188,5 +194,5 @@ async def test_a_port_that_is_taken_stops_nothing(caplog: pytest.LogCaptureFixtu
 
 
 def page_warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Returns the log of serve_page(), without what asyncio logs about tasks of earlier tests."""
+    """Returns the log of serve_page(), without messages of asyncio about tasks of earlier tests."""
     return [one for one in caplog.records if one.name == serve_page.__module__]

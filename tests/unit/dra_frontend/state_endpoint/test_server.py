@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the TCP ports, which the whole network can reach. test_api.py has the bounds of the state socket."""
+"""The server of the TCP ports, which the whole network can reach. test_api.py tests the limits of the state socket."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ async def is_healthy(port: int) -> bool:
 
 
 async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
-    """The answer is made at the request, and no cache keeps it."""
+    """The response is generated for each request and must not be cached."""
     state = populated("2i386-2t-hugepagesizecount")
     async with serve_port(ANY, port_application(probe_endpoints(state))) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
@@ -69,7 +69,7 @@ async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> 
     ],
 )
 async def test_nothing_else_is_served(head: bytes, status: bytes) -> None:
-    """A few targets and two methods; the answer contains nothing that the peer sent."""
+    """Only a few paths and two methods exist; error responses never repeat the request."""
     async with serve_port(ANY, APP) as port:
         answer = await send(port, head + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 " + status), answer
@@ -84,7 +84,7 @@ async def test_a_head_is_the_answer_without_its_body() -> None:
 
 
 async def test_a_request_may_arrive_in_pieces() -> None:
-    """Byte by byte, as long as it is complete in time."""
+    """It may even arrive byte by byte, as long as it is complete in time."""
     async with serve_port(ANY, APP) as port, peer(port) as (reader, writer):
         for byte in LINE + b"Host: x\r\n\r\n":
             writer.write(bytes([byte]))
@@ -94,7 +94,7 @@ async def test_a_request_may_arrive_in_pieces() -> None:
 
 
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
-    """A connection is good for one answer, whatever is sent on it."""
+    """A connection serves one response, whatever else is sent on it."""
     async with serve_port(ANY, APP) as port:
         answer = b""
         with contextlib.suppress(ConnectionResetError):
@@ -103,7 +103,7 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
 
 
 async def test_a_body_is_not_waited_for() -> None:
-    """The answer comes before the body, of which nothing is read."""
+    """The response is sent before the body, which is not read."""
     async with serve_port(ANY, APP) as port:
         for head in (b"Content-Length: 1000000000000000", b"Transfer-Encoding: chunked", b"Expect: 100-continue"):
             assert (await send(port, LINE + b"Host: x\r\n" + head + b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -113,7 +113,7 @@ async def test_a_body_is_not_waited_for() -> None:
     "data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000, LINE + b"A: " + b"a" * 9000]
 )
 async def test_endless_requests_are_cut_off(data: bytes) -> None:
-    """After a few kilobytes nothing more is read; others are served."""
+    """Nothing is read after a few kilobytes, and other clients are served."""
     async with serve_port(ANY, APP) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             answer = await send(port, data)
@@ -133,7 +133,7 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
     ],
 )
 async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> None:
-    """Such a head takes 1 to 900 ms of CPU time in h11, so that a thousand of them would stop the service."""
+    """Such a head takes 1 to 900 ms of CPU time in h11, so a thousand of them would block the service."""
     async with serve_port(ANY, APP) as port:
         began = time.process_time()
         for _ in range(20):
@@ -146,7 +146,7 @@ async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> N
 
 
 async def test_a_connection_has_a_few_seconds() -> None:
-    """One that sends nothing, or a byte now and then, ends all the same."""
+    """A connection that sends nothing, or a byte now and then, is closed after that."""
     async with (
         serve_port(ANY, APP, replace(PORT, single_request_seconds=0.2)) as port,
         peer(port) as (silent, _),
@@ -176,7 +176,7 @@ async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
 
 
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
-    """A large answer is not kept for long; a peer that reads it has it whole."""
+    """A large response is buffered for a limited time; a peer that reads it gets all of it."""
     async with serve_port(ANY, APP, replace(PORT, single_request_seconds=0.5)) as port:
         assert len((await get(port, "/huge")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):
@@ -189,7 +189,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_a_taken_port_is_a_clear_error() -> None:
-    """It contains the address and what to do."""
+    """It contains the address and a remedy."""
     async with serve_port(ANY, APP) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_port(("127.0.0.1", port), APP):
@@ -197,7 +197,7 @@ async def test_a_taken_port_is_a_clear_error() -> None:
 
 
 async def test_the_end_does_not_wait_for_peers() -> None:
-    """Shutdown ends connections that are open, and the port is free then."""
+    """Shutdown closes open connections, and the port is free afterwards."""
     async with contextlib.AsyncExitStack() as stack:
         async with serve_port(ANY, APP) as port:
             reader, _ = await stack.enter_async_context(peer(port))

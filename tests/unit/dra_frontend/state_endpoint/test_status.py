@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/status``: what is wrong with a node, by code."""
+"""``/v1/status`` lists the problems of a node by code."""
 
 import re
 from pathlib import Path
@@ -21,25 +21,25 @@ MACHINE = "64fake-4n2s2ca2c2t"
 
 @pytest.fixture
 def state() -> NodeState:
-    """A node with claims on which everything works."""
+    """Returns the state of a node with claims on which everything works."""
     made = populated(MACHINE)
     made.warned = []
     return made
 
 
 def codes(found: tuple[Notice, ...]) -> list[str]:
-    """Returns the codes of problems or warnings, each once."""
+    """Returns the distinct codes of problems or warnings."""
     return list(dict.fromkeys(one.code for one in found))
 
 
 def lease(state: NodeState, **changes: Any) -> None:
-    """The backend reports something else."""
+    """Lets the backend report a different lease."""
     assert state.backend.status is not None
     state.backend.renew(state.backend.status.model_copy(update=changes))
 
 
 def test_a_node_on_which_everything_works(state: NodeState) -> None:
-    """Ready, live, and nothing to list but claims whose containers run elsewhere."""
+    """The node is ready and live, and lists only claims whose containers run elsewhere."""
     state.backend.containers = {}
     state.hold()
     found = status_view(state)
@@ -57,7 +57,7 @@ def test_a_node_on_which_everything_works(state: NodeState) -> None:
 def test_containers_have_problems(
     state: NodeState, container: dict[str, Any], code: StatusCode, reported: str, cause: str
 ) -> None:
-    """The subject names the container, and the cause is one of the codes that this release knows."""
+    """The subject is the container, and the cause is one of the codes that this release knows."""
     fields = {**container, "refusedCode": reported, "pooledCode": reported}
     state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **fields)}
     state.hold()
@@ -87,7 +87,9 @@ def test_a_problem_of_the_backend_has_the_code_of_its_cause(
 
 
 def test_problems_of_the_node_come_first(state: NodeState) -> None:
-    """Those that make the pod unready, then the node's, then those of single claims, containers and files."""
+    """Problems that make the pod unready come first, then those of the node, of single claims, of containers and of
+    files.
+    """
     state.problems = ["dra.cpu: not registered with the kubelet"]
     state.watch.problem = "sysfs is gone"
     lease(state, problems=("irqbalance moves interrupts back",))
@@ -107,7 +109,7 @@ def test_problems_of_the_node_come_first(state: NodeState) -> None:
 
 
 def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeState) -> None:
-    """A pod is unready after 10 s; a program sees at once that no claim can be prepared, and sees it once."""
+    """A pod becomes unready after 10 s; a program sees at once that no claim can be prepared, and sees it only once."""
     lease(state, synchronized=False)
     found = status_view(state)
     assert (found.ready, found.live, found.problems[0].code) == (True, False, StatusCode.BACKEND_NOT_CONNECTED)
@@ -120,7 +122,7 @@ def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeS
 
 
 def test_conditions_of_the_node_are_warnings_with_the_reason_of_the_event(state: NodeState) -> None:
-    """The same word in the Event and in the status."""
+    """Event and status use the same word."""
     lease(
         state,
         exclusivity="pool",
@@ -143,7 +145,7 @@ def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
 
 
 def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
-    """The texts of the problems that make the pod unready, and of the warnings; the page has all, with codes."""
+    """Both contain the problems that make the pod unready, and the warnings; the page has all of them, with codes."""
     state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone")}
     found = status_view(state)
@@ -157,7 +159,7 @@ def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
 
 
 def test_the_list_is_bounded(state: NodeState) -> None:
-    """Authors of pods decide how many containers are refused; the number of those that are left out is reported."""
+    """Authors of pods decide how many containers are rejected, so the number of omitted ones is reported."""
     state.backend.containers = {
         str(number): report(str(number), podName=f"pod-{number}", refused="no") for number in range(250)
     }
@@ -168,13 +170,13 @@ def test_the_list_is_bounded(state: NodeState) -> None:
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_is_documented_and_is_a_word(code: StatusCode | BackendCode) -> None:
-    """A docstring that ends up in the schema and on the reference page."""
+    """Its docstring appears in the schema and on the reference page."""
     assert str(code).isalnum()
     assert attribute_docs(type(code))[code.name].endswith(".")
 
 
 def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
-    """One word for one cause, in the Event and in the status."""
+    """Event and status use the same word for the same cause."""
     text = (Path(__file__).parents[4] / "docs/events.md").read_text()
     reasons = re.findall(r"^\| `([A-Z]\w+)` \| node \|", text, re.MULTILINE)
     assert len(reasons) >= 8

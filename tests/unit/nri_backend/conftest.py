@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node that most tests of enforcement share. Where a test wants another one, its file has a ``node`` of its own."""
+"""Fixtures that most enforcement tests share. A test file that needs a different node defines its own ``node``."""
 
 import os
 import tempfile
@@ -14,10 +14,8 @@ from tests.rigs.enforcement import Node, enforcing
 
 @pytest.fixture
 def blocking() -> Iterator[BlockBuster | None]:
-    """A call that blocks the event loop inside our package is an error.
-
-    Not inside the images, whose Python has no SQLite: the guard patches that module, too. The same tests run with it
-    outside.
+    """Makes any call that blocks the event loop inside this project's packages an error. The guard is off inside the
+    images, whose Python has no SQLite, which the guard patches as well; the same tests run with it elsewhere.
     """
     try:
         import sqlite3  # noqa: F401, PLC0415
@@ -25,9 +23,9 @@ def blocking() -> Iterator[BlockBuster | None]:
         yield None
         return
     with blockbuster_ctx("nri_backend") as blockbuster:
-        # One system call on a directory in memory; a thread for it would cost a hundred times as much.
+        # This is one system call on an in-memory directory; a thread for it would cost a hundred times as much.
         blockbuster.functions["os.stat"].can_block_in("numa_node/claim_directory.py", {"is_current"})
-        # A start without claims reads its own cgroup; no reader of these files waits for one of their writers.
+        # A start without claims reads its own cgroup, and no reader of these files waits for one of their writers.
         for function in ("os.open", "os.read", "os.stat"):
             if function in blockbuster.functions:
                 blockbuster.functions[function].can_block_in("nri_backend/enforcement/reconciler.py", {"apply"})
@@ -36,7 +34,7 @@ def blocking() -> Iterator[BlockBuster | None]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A directory in memory, as cgroupfs and /run are; a disk would be waited for at every replaced file."""
+    """Returns an in-memory directory, as cgroupfs and /run are; on a disk, every replaced file would cause a wait."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
         yield Path(path)

@@ -29,8 +29,10 @@ def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges
     return Backend(settings, held or lock(tmp_path), privileges)
 
 
-def test_the_lease_tells_the_state(tmp_path: Path) -> None:
-    """Pool, software and what was counted. Building opens and writes nothing; only the runtime makes it ready."""
+def test_the_lease_contains_the_state(tmp_path: Path) -> None:
+    """It contains the pool, the software versions and the counters. Building the app opens and writes nothing, and it
+    is ready only when the runtime is connected.
+    """
     backend = build(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]
     assert not backend.ready()
@@ -61,7 +63,7 @@ def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str,
 
 
 def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> None:
-    """A capability would change nothing there."""
+    """Granting a capability would not help on such a kernel."""
     (tmp_path / "cgroup/kubepods").mkdir(parents=True)
     backend = build(tmp_path, privileges=Privileges(lambda: NO_SYS_ADMIN))
     assert "Linux 6.7" in backend.status().exclusivity_reason
@@ -85,17 +87,17 @@ def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
         ("partition", "CPU claims for one container are refused"),
     ],
 )
-def test_the_log_names_what_the_lack_of_partitions_means(
+def test_the_log_explains_the_effect_of_missing_partitions(
     configured: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With cpuExclusivity: partition no pool takes the place of the kernel."""
+    """With cpuExclusivity: partition the pool is not used instead."""
     _log_exclusivity("no SYS_ADMIN", configured)
     (record,) = caplog.records
     assert (record.levelname, record.message.startswith(text)) == ("WARNING", True)
 
 
-async def test_a_task_that_ends_is_named(tmp_path: Path) -> None:
-    """A task that should never end ends the process; the error says which one it was."""
+async def test_a_task_that_ends_is_named_in_the_error(tmp_path: Path) -> None:
+    """If a task that must never end does so, the process ends, and the error names the task."""
 
     async def ends() -> None:
         return
@@ -110,8 +112,8 @@ async def test_a_task_that_ends_is_named(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["in the task records"]
 
 
-async def test_a_node_that_is_not_set_up(tmp_path: Path) -> None:
-    """Preflight comes first: nothing is made on a node where this program could not work."""
+async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: Path) -> None:
+    """The preflight checks run first, so nothing is created on a node where this program could not work."""
     arguments = [f"--{name}={tmp_path}/{name}" for name in ("run-dir", "cgroup-root", "host-root")]
     settings = load_settings([*arguments, "--bind-address=off"], {"POD_UID": "u"})
     with pytest.raises(PreflightError, match=r"cgroup\.controllers does not exist"):
@@ -129,7 +131,7 @@ async def test_a_node_that_is_not_set_up(tmp_path: Path) -> None:
     ("arguments", "expected"), [(["--nonsense"], "unrecognized"), (["--config=/absent"], "absent")]
 )
 def test_wrong_usage_is_exit_2(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on standard error, which names the command, and exit 2."""
+    """The error is one line on standard error that contains the command."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("nri-backend: ")

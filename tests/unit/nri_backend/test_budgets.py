@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of time add up to less than the runtime's request timeout."""
+"""The time limits add up to less than the runtime's request timeout."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_the_audits_are_ordered_by_their_cost() -> None:
 
 
 def test_each_part_of_the_audit_is_due_at_the_tick_nearest_to_its_time() -> None:
-    """A requested full audit is due at the next tick, and once. It includes the records, but not all containers."""
+    """A requested full audit runs once, at the next tick. It includes the records, but not all containers."""
     schedule, due = Schedule(), {}
     for second in range(0, 1204, 2):
         schedule.full = 0.0 if second == 30 else schedule.full

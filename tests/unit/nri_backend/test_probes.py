@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port of the probes, which the whole network can reach."""
+"""The probe port, which the whole network can reach."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,8 @@ UNREADY = Page(b"not ready\n", 503)
 PAGES = {"/healthz": lambda: HEALTHY, "/readyz": lambda: UNREADY, "/metrics": lambda: Page(b"x" * (8 << 20))}
 
 
-async def test_a_probe_gets_one_answer_and_an_end() -> None:
-    """Whole HTTP, of what is so at this moment, and the connection is closed."""
+async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
+    """The response is complete HTTP and reflects the current state."""
     ready = True
     pages = {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if ready else UNREADY}
     async with serve_pages(("127.0.0.1", 0), pages) as port:
@@ -45,21 +45,21 @@ async def test_a_probe_gets_one_answer_and_an_end() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
     ],
 )
-def test_there_is_nothing_else(line: bytes, status: bytes) -> None:
-    """A few targets and two methods; nothing that the peer said comes back."""
+def test_nothing_else_is_served(line: bytes, status: bytes) -> None:
+    """Only a few paths and two methods exist; error responses never repeat the request."""
     said = answer(line, PAGES)
     assert said.startswith(b"HTTP/1.1 " + status)
     assert len(said) < 200
 
 
 def test_a_head_is_the_answer_without_its_body() -> None:
-    """HEAD tells the status and the length of what GET would bring."""
+    """HEAD returns the status and the length that GET would return."""
     whole, head = (answer(method + b" /healthz HTTP/1.1", PAGES) for method in (b"GET", b"HEAD"))
     assert whole == head + b"ok\n"
 
 
 async def test_the_first_line_is_enough() -> None:
-    """Headers are not waited for; those that come in pieces afterwards do not cut the answer off."""
+    """The response does not wait for headers, and headers that arrive later do not cut it off."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, peer(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHo")
         assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
@@ -69,7 +69,7 @@ async def test_the_first_line_is_enough() -> None:
 
 
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
-    """A connection is good for one answer, whatever is sent on it."""
+    """A connection serves one response, whatever else is sent on it."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         said = b""
         with contextlib.suppress(ConnectionResetError):
@@ -79,7 +79,7 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
 
 @pytest.mark.parametrize("data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000])
 async def test_endless_requests_are_cut_off(data: bytes) -> None:
-    """After a few kilobytes nothing more is read; others are served."""
+    """Nothing is read after a few kilobytes, and other clients are served."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             said = await send(port, data)
@@ -88,7 +88,7 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
 
 
 async def test_a_connection_has_a_few_seconds() -> None:
-    """One that says nothing, or a byte now and then, ends all the same."""
+    """A connection that sends nothing, or a byte now and then, is closed after that."""
     async with (
         serve_pages(("127.0.0.1", 0), PAGES, seconds=0.2) as port,
         peer(port) as (silent, _),
@@ -104,7 +104,7 @@ async def test_a_connection_has_a_few_seconds() -> None:
 
 
 async def test_the_oldest_idle_connection_makes_room() -> None:
-    """However many hold connections, the newest one, the kubelet's probe, is answered."""
+    """The newest one, the kubelet's probe, is answered, however many others are open."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
         for _ in range(3 * probes.MAX_CONNECTIONS):
@@ -114,8 +114,8 @@ async def test_the_oldest_idle_connection_makes_room() -> None:
         assert await ended(first)
 
 
-async def test_who_does_not_read_is_cut_off() -> None:
-    """A large answer that is not taken is not kept for long; who reads it has it whole."""
+async def test_a_peer_that_does_not_read_is_cut_off() -> None:
+    """A large response is buffered for a limited time; a peer that reads it gets all of it."""
     async with serve_pages(("127.0.0.1", 0), PAGES, seconds=0.5) as port:
         assert len((await get(port, "/metrics")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):
@@ -128,15 +128,15 @@ async def test_who_does_not_read_is_cut_off() -> None:
 
 
 async def test_a_taken_port_is_a_clear_error() -> None:
-    """Who cannot bind says where and what to do."""
+    """It contains the address and a remedy."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_pages(("127.0.0.1", port), PAGES):
                 pass
 
 
-async def test_leaving_does_not_wait_for_peers() -> None:
-    """Shutdown ends connections that are open."""
+async def test_shutdown_does_not_wait_for_peers() -> None:
+    """Shutdown closes open connections."""
     async with contextlib.AsyncExitStack() as stack:
         async with serve_pages(("127.0.0.1", 0), PAGES) as port:
             reader, _ = await stack.enter_async_context(peer(port))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems: a sentence with the code of its cause."""
+"""Problems consist of a sentence and the code of its cause."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def test_several_problems_have_the_first_code_that_explains_something(
     ],
 )
 def test_an_error_has_the_code_of_its_errno(number: int, code: BackendCode, of_cgroup: BackendCode) -> None:
-    """ENOSPC from cgroupfs means that a cpuset would have no CPU: the file system is never full."""
+    """ENOSPC from cgroupfs means that a cpuset would be left without a CPU, because the file system is never full."""
     error = OSError(number, os.strerror(number), "file")
     assert code_of(error, BackendCode.INTERRUPTS_NOT_MOVED) is code
     refused = access_error(error, "/sys/fs/cgroup/a/cpuset.cpus", os.strerror(number), "2-3")
@@ -74,13 +74,13 @@ def test_an_error_that_is_raised_from_another_has_the_code_of_that_one() -> None
     ("stored", "code"), [("PermissionDenied", BackendCode.PERMISSION_DENIED), ("OfALaterRelease", None), ("", None)]
 )
 def test_a_stored_problem_has_the_code_that_this_release_knows(stored: str, code: BackendCode | None) -> None:
-    """An older release has stored no code."""
+    """Problems stored by an older release have no code."""
     found = read_problem("text", stored)
     assert (found, found.code) == ("text", code)
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_rejection_has_the_code_of_its_cause_or_of_its_reason(reason: Reason) -> None:
-    """Each reason has a code, and that of the problem that has caused the rejection comes first."""
+    """Each reason has a code, and the code of the problem that caused the rejection takes precedence."""
     assert Rejection(reason, "text").problem.code_text in set(BackendCode)
     assert Rejection(reason, "text", cause=BackendCode.CPUS_LOST).problem.code is BackendCode.CPUS_LOST

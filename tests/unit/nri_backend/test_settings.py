@@ -42,7 +42,7 @@ def test_a_flag_overrides_one_key_of_the_file(tmp_path: Path) -> None:
 
 
 def test_flags_of_the_replaced_drivers_override_the_file_with_a_warning(tmp_path: Path) -> None:
-    """So manifests of the drivers that this one replaces keep working. The warning names the key to use instead."""
+    """Manifests of the replaced drivers thus keep working. The warning names the key to use instead."""
     path = file(tmp_path, 'reservedCPUs: "0"\n')
     settings = load(
         "--config", path, "--reserved-cpus=2-3", "--cpu-device-mode=grouped", "--cpu-device-group-by=numanode"
@@ -78,7 +78,7 @@ def test_an_invalid_file_is_a_single_line_with_its_path(tmp_path: Path, text: st
 
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    """A missing file, a directory, a file that is not UTF-8 and one that is too large."""
+    """Covers a missing file, a directory, a file that is not UTF-8 and one that is too large."""
     with pytest.raises(ConfigError, match="No such file"):
         load("--config", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -119,7 +119,7 @@ def test_the_pod_uid_is_required() -> None:
 
 
 def test_the_node_name_is_that_of_the_environment_else_of_the_file_else_of_the_host(tmp_path: Path) -> None:
-    """NODE_NAME, then hostnameOverride, then the name of the host."""
+    """The order is NODE_NAME, hostnameOverride, and the host's name."""
     path = file(tmp_path, "hostnameOverride: other\n")
     assert load("--config", path).node_name == "worker-1"
     assert load("--config", path, environment={"POD_UID": "u"}).node_name == "other"
@@ -127,7 +127,6 @@ def test_the_node_name_is_that_of_the_environment_else_of_the_file_else_of_the_h
 
 
 def test_help_and_version_are_printed_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit status is 0."""
     for flag, expected in (("--help", "setup-runtime"), ("--help", "HOST:PORT|off"), ("--version", __version__)):
         with pytest.raises(SystemExit) as caught:
             load(flag, environment={})

@@ -54,7 +54,7 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
 
 
 def test_kills_are_exported_before_the_first_one() -> None:
-    """A series that begins with the first kill would hide it: increase() needs a value from before."""
+    """If the series appeared with the first kill, increase() would miss that kill, since it needs an earlier value."""
     assert samples(Telemetry())["memory_kills"] == 0
 
 

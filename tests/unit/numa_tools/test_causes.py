@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A remedy belongs to a code: of the service, or of the cause that the backend reports."""
+"""A remedy belongs to a code, either of the service or of the cause that the backend reports."""
 
 import pytest
 from numa_contract.backend_codes import BackendCode
@@ -31,19 +31,19 @@ def test_each_code_of_the_backend_has_a_remedy_or_is_known_to_have_none() -> Non
 
 @pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(UNEXPLAINED)])
 def test_the_log_is_the_remedy_for_a_cause_that_is_not_known(code: str) -> None:
-    """An older backend sends no code; of a rejected container the message is the remedy."""
+    """An older backend sends no code; for a rejected container the message is the remedy."""
     assert (LOG in cause_of(code).remedy, cause_of(code).kernel) == (True, False)
     assert cause_of(code, REFUSED).remedy == REFUSED
 
 
-def test_a_text_decides_nothing() -> None:
+def test_remedies_do_not_depend_on_texts() -> None:
     """The remedy of a problem without a code does not depend on its text."""
     texts = ("no cgroup has the CPUs 4-5, since a partition did not end", "boot Linux 6.7", "Permission denied", "x")
     assert len({remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text=text)) for text in texts}) == 1
 
 
 def test_only_a_limit_of_the_kernel_is_not_a_fault_of_the_pod() -> None:
-    """The doctor reports such a cause as a note, unless the configuration demands partitions."""
+    """The doctor reports such a cause as a note, unless the configuration requires partitions."""
     kernel = {code for code, cause in CAUSES.items() if cause.kernel}
     assert kernel == {BackendCode.KERNEL_TOO_OLD, BackendCode.NODE_IS_CONTAINER}
 

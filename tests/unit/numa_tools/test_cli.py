@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, as a user meets it."""
+"""The command line as a user sees it."""
 
 import json
 import os
@@ -23,12 +23,14 @@ from tests.rigs.trees import NAMES, captured, expected, small_machine, write_tre
 
 @pytest.fixture
 def host(tmp_path: Path) -> str:
-    """A host root with the small machine."""
+    """Returns a host root with the small machine."""
     return str(write_tree(small_machine(), tmp_path / "host"))
 
 
 def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``inspect -o json`` prints of a captured machine what hwloc reads, well below two seconds; else a table."""
+    """For a captured machine, ``inspect -o json`` prints what hwloc reports, in well under two seconds; without -o it
+    prints a table.
+    """
     name = NAMES[0]
     root = write_tree(captured(name), tmp_path)
     started = time.process_time()
@@ -41,7 +43,9 @@ def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What would be published is one List, the same in both forms, on standard output alone."""
+    """The slices that would be published are one List, with the same content in both formats, on standard output
+    only.
+    """
     printed = []
     for form in ("json", "yaml"):
         assert cli.main(["slices", "--host-root", host, "--node", "n", "-o", form]) == 0
@@ -55,7 +59,7 @@ def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixt
 
 
 def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reserves of the configuration file count; a flag wins over the file; flags may stand before the command."""
+    """Reserves in the configuration file apply, a flag overrides the file, and flags may precede the command."""
     (tmp_path / "config.yaml").write_text('reservedCPUs: "0-3"\n')
     arguments = ["--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"]
     for flags, devices in (([], 1), (["--reserved-cpus", "0"], 2)):
@@ -64,10 +68,10 @@ def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
-def test_pcie_roots_by_the_flag_of_the_cpu_peer(
+def test_the_pcie_root_flag_of_dra_driver_cpu_is_accepted(
     spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--expose-pcie-roots=BOOL`` in Go's spellings wins over the file."""
+    """``--expose-pcie-roots=BOOL`` in Go's spellings overrides the file."""
     affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
     root = write_tree(small_machine().changed(affinity), tmp_path / "host")
     (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")
@@ -90,9 +94,8 @@ def test_pcie_roots_by_the_flag_of_the_cpu_peer(
 def test_bad_input_is_one_clear_line(
     host: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be used is told in one line on standard error, with exit code 2 and no output.
-
-    A damaged tree names its file and the root.
+    """Invalid input is reported in one line on standard error, with exit code 2 and without output. For a damaged tree
+    the line contains the file and the root.
     """
     if arguments == ["inspect"]:
         Path(host, "sys/devices/system/cpu/online").write_text("0-3\n")
@@ -104,10 +107,10 @@ def test_bad_input_is_one_clear_line(
     assert printed.err.endswith(f"(below {host})\n") == (arguments == ["inspect"])
 
 
-def test_a_foreign_configuration_stays_in_its_line(
+def test_a_configuration_from_an_archive_stays_on_its_line(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of an archive it is somebody else's: its keys do nothing to the terminal."""
+    """An archive comes from elsewhere, so its keys must not send control sequences to the terminal."""
     (tmp_path / "config.yaml").write_text(json.dumps({"\x1b[2J": 1}))
     assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == 2
     assert r"\x1b[2J: unknown key" in capsys.readouterr().err
@@ -117,7 +120,7 @@ def test_a_foreign_configuration_stays_in_its_line(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
 def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """For unknown commands, flags and formats, one line names the fault and the help to read."""
+    """For unknown commands, flags and formats, one line contains the error and the help to read."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     printed = capsys.readouterr()
@@ -127,8 +130,8 @@ def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
-def test_every_help_has_examples_that_the_program_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each help also lists the exit statuses."""
+def test_every_help_has_working_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each help text also lists the exit statuses."""
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])
     told = capsys.readouterr().out
@@ -140,7 +143,7 @@ def test_every_help_has_examples_that_the_program_takes(command: str, capsys: py
 
 
 @pytest.mark.parametrize("command", [one for one, what in cli.COMMANDS.items() if "table" in what.outputs])
-def test_every_table_has_the_same_forms(command: str) -> None:
+def test_every_table_has_the_same_formats(command: str) -> None:
     """Scripts and people use the same values of ``-o`` everywhere."""
     assert cli.COMMANDS[command].outputs == ("table", "wide", "json", "yaml")
 
@@ -168,7 +171,7 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
 
 
 def test_the_service_imports_the_command_line_and_no_tool() -> None:
-    """The service runs on every node all the time; tests/integration/test_service_imports.py looks at a running one."""
+    """The service runs on every node all the time; tests/integration/test_service_imports.py checks a running one."""
     program = (
         "import sys, numa_tools.__main__, numa_tools.cli, dra_frontend.app\n"
         "print(*sorted(name for name in sys.modules if name.startswith('numa_tools')), 'tarfile' in sys.modules)\n"
@@ -177,8 +180,10 @@ def test_the_service_imports_the_command_line_and_no_tool() -> None:
     assert (ran.returncode, ran.stdout.strip()) == (0, "numa_tools numa_tools.__main__ numa_tools.cli False")
 
 
-def test_imports_of_the_service_are_visited_by_no_full_collection() -> None:
-    """There would be a dozen, each of all objects. The event loop is not started here."""
+def test_importing_the_service_runs_no_full_collection() -> None:
+    """Otherwise about a dozen full garbage collections would each visit all objects. The event loop is not started
+    here.
+    """
     program = (
         "import asyncio, gc, sys; from numa_tools.__main__ import main\n"
         "asyncio.run = lambda coroutine: coroutine.close()\n"
@@ -190,8 +195,8 @@ def test_imports_of_the_service_are_visited_by_no_full_collection() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_showing_needs_no_service_library(host: str) -> None:
-    """inspect and slices start without gRPC, Kubernetes client and web server, which cost a second and 60 MB."""
+def test_inspect_and_slices_need_no_service_library(host: str) -> None:
+    """They start without gRPC, the Kubernetes client and the web server, which would cost a second and 60 MB."""
     program = (
         "import sys; from numa_tools.cli import main\n"
         f"codes = [main([*command, '--host-root', {host!r}]) for command in (['inspect'], ['slices', '--node', 'n'])]\n"
@@ -203,15 +208,15 @@ def test_showing_needs_no_service_library(host: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_full_disk_is_told_without_traceback(host: str) -> None:
-    """Output that cannot be written is an error of its own, exit code 1."""
+def test_a_full_disk_is_reported_without_traceback(host: str) -> None:
+    """Output that cannot be written has its own error, with exit code 1."""
     with Path("/dev/full").open("w") as full:
         ran = run("-m", "numa_tools", "inspect", "--host-root", host, stdout=full)
     assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")
 
 
-def test_a_reader_may_leave_early(host: str) -> None:
-    """``dra-frontend classes | head -1`` is what people type: no complaint."""
+def test_a_reader_may_close_the_pipe_early(host: str) -> None:
+    """``dra-frontend classes | head -1`` prints no error."""
     nobody, output = os.pipe()
     os.close(nobody)
     with os.fdopen(output, "w") as pipe:
@@ -219,8 +224,8 @@ def test_a_reader_may_leave_early(host: str) -> None:
     assert (ran.returncode, ran.stderr) == (1, "")
 
 
-def test_the_report_tells_more_than_hwloc() -> None:
-    """Free and surplus hugepages, distances, ids, offline and isolated CPUs are there, under keys of their own."""
+def test_the_report_contains_more_than_hwloc() -> None:
+    """Free and surplus hugepages, distances, ids, offline and isolated CPUs are included under separate keys."""
     found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
     more = {
         "isolated": [3],
@@ -247,8 +252,10 @@ def test_the_report_tells_more_than_hwloc() -> None:
     assert {key: found[key] for key in more} == more
 
 
-def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By NUMA node, with what is left for claims; by default a twentieth, since no cluster is asked."""
+def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are listed by NUMA node with the rest for claims; by default a twentieth is reserved, because no cluster is
+    queried.
+    """
     assert cli.main(["inspect", "--host-root", host]) == 0
     shown = capsys.readouterr().out.split("\n\n")
     assert shown[-2].splitlines() == [
@@ -282,7 +289,7 @@ def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: p
         ),
     ],
 )
-def test_commands_say_the_same_of_a_bad_configuration(
+def test_all_commands_report_a_bad_configuration_alike(
     host: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -291,7 +298,7 @@ def test_commands_say_the_same_of_a_bad_configuration(
     code: int,
     told: str,
 ) -> None:
-    """What can never be is refused; what leaves nothing is a warning."""
+    """An impossible configuration is an error; one that leaves no resources is a warning."""
     (tmp_path / "config.yaml").write_text(config)
     assert cli.main([*command, "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == code
     printed = capsys.readouterr()
@@ -300,7 +307,7 @@ def test_commands_say_the_same_of_a_bad_configuration(
 
 
 def test_the_table() -> None:
-    """One row for each NUMA node, aligned, with everything that matters for placing a workload."""
+    """There is one aligned row per NUMA node, with everything that matters for placing a workload."""
     tree = small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})
     assert machine_table(discover(tree)).splitlines() == [
         "CPUs:       8 online (0-7)",
@@ -316,7 +323,7 @@ def test_the_table() -> None:
 
 
 def test_the_table_of_an_uneven_machine() -> None:
-    """Core types and offline CPUs get a line where there are any; a node without CPUs or hugepages shows dashes."""
+    """Core types and offline CPUs have lines if there are any; a node without CPUs or hugepages shows dashes."""
     node = "/sys/devices/system/node"
     tree = small_machine().changed(
         {
@@ -337,7 +344,7 @@ def test_the_table_of_an_uneven_machine() -> None:
 
 
 def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """As that of nri-backend: what to use instead; the version is a command as well."""
+    """As in nri-backend, the replacement is named, and the version is available as a command."""
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     told = " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the state socket, against real sockets."""
+"""The client of the state socket, tested with real sockets."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 @contextmanager
 def answering(root: Path, answer: bytes) -> Iterator[StateClient]:
-    """A server that says the same to everybody, and a client of it."""
+    """Yields a server that always sends the same response, and a client connected to it."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / STATE_SOCKET))
         listening.listen()
@@ -41,12 +41,12 @@ def answering(root: Path, answer: bytes) -> Iterator[StateClient]:
 
 
 def http(body: bytes, status: str = "200 OK") -> bytes:
-    """An answer."""
+    """Returns an HTTP response."""
     return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
 def test_documents_and_texts(short_root: Path) -> None:
-    """JSON is read; a page that has another status by design is a text as well."""
+    """JSON is parsed; a page whose status is not 200 by design is returned as text."""
     with answering(short_root, http(b'[{"a": 1}]')) as client:
         assert client.document("/v1/claims") == [{"a": 1}]
     with answering(short_root, http(b"not yet\n", "503 Service Unavailable")) as client:
@@ -65,14 +65,16 @@ def test_documents_and_texts(short_root: Path) -> None:
         (http(b"1" * ((16 << 20) + 2)), "has more than"),
     ],
 )
-def test_whatever_comes_instead_is_one_error(short_root: Path, answer: bytes, text: str) -> None:
-    """Nobody who asks has to know what can go wrong on a socket; no answer fills the memory."""
+def test_every_invalid_response_is_one_error_type(short_root: Path, answer: bytes, text: str) -> None:
+    """Callers need not know what can go wrong on a socket, and no response can fill the memory."""
     with answering(short_root, answer) as client, pytest.raises(NoServiceError, match=text):
         client.document("/v1/claims")
 
 
 def test_no_service(short_root: Path) -> None:
-    """A missing socket, one that nobody listens at, one that says nothing, a path too long: each with its reason."""
+    """Covers a missing socket, one without a listener, one that stays silent, and a path that is too long, each with
+    its reason.
+    """
     client = StateClient(short_root, seconds=0.1)
     with pytest.raises(NoServiceError, match="no such socket"):
         client.text("/healthz")
@@ -88,7 +90,9 @@ def test_no_service(short_root: Path) -> None:
 
 
 def test_documents_are_read_as_models(short_root: Path) -> None:
-    """Fields of a newer release are ignored; an answer of another form is named with its first fault."""
+    """Fields of a newer release are ignored; for a response in another format the error names the first invalid
+    field.
+    """
     cpu = {"cpu": 1, "use": "pool", "fieldOfANewerRelease": 1}
     with answering(short_root, http(json.dumps([cpu]).encode())) as client:
         assert client.read_list("/v1/cpus", CpuDocument) == (CpuDocument(cpu=1, use="pool"),)

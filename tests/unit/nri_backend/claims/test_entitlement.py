@@ -209,7 +209,9 @@ def test_the_share_of_a_claim_file_is_that_of_a_container_that_names_all_request
 
 
 def without_texts(entitlement: Entitlement) -> Entitlement:
-    """Returns a copy without the claims, and with marks instead of texts, which name the first of several faults."""
+    """Returns a copy without the claims and with markers in place of the texts, which name the first of several
+    faults.
+    """
     memory = entitlement.memory
     if memory is not None and memory.fault:
         memory = replace(memory, fault="fault", policy=None)
@@ -225,9 +227,8 @@ def test_the_order_of_the_claims_does_not_change_their_sum(claims: Sequence[Held
 
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
-    """The sum gives the same result for several shares as for one.
-
-    The variable with the union of the CPUs belongs to a claim as a whole, and the kubelet counts whole claims.
+    """Summing several shares gives the same result as computing one. The variable with the union of the CPUs belongs to
+    a claim as a whole, and the kubelet counts whole claims.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of environments that a pod's author controls, in CPU time and memory.
-
-The load of the machine does not count.
+"""The CPU time and memory that environments controlled by a pod's author can cost. CPU time does not depend on the
+machine's load.
 """
 
 import tracemalloc
@@ -83,7 +82,7 @@ def test_a_snapshot_of_containers_with_large_environments_is_checked_in_time(mes
 
 
 def test_an_environment_over_the_limits_is_malformed() -> None:
-    """One variable, one byte or one claim too many is enough."""
+    """One variable, one byte or one claim over the limit is enough."""
     at_most = tuple(f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0" for n in range(MAX_VARIABLES))
     assert read_evidence(at_most).fault == ""
     assert "more than 64 claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers to the creation and the update of a container, and the corrections of what the runtime has stored."""
+"""The responses to the creation and the update of a container, and corrections of the resources that the runtime has
+stored.
+"""
 
 import pytest
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
@@ -50,17 +52,18 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
 def test_a_created_container_gets_the_resources_of_its_claims(
     records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
 ) -> None:
-    """The answer removes a quota that the claim covers and keeps a lower memory limit of the pod.
-
-    A claim with a soft binding becomes a memory policy instead of a cpuset, so that the process may use other nodes
-    when its node is full. A container without claims gets the shared pool alone.
+    """The answer removes a quota that the claim covers and keeps a lower memory limit of the pod. A claim with a soft
+    binding becomes a memory policy instead of a cpuset, so that the process may use other nodes when its node is full.
+    A container without claims gets only the shared pool.
     """
     policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
     assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
 
 
 def test_a_created_container_gets_the_sum_of_its_claims() -> None:
-    """CPUs, mems, DRA_CPUSET_<uid>, and as hugepage limits the kubelet's limit plus the claimed bytes."""
+    """It gets CPUs, mems and DRA_CPUSET_<uid>, and its hugepage limits are the kubelet's limits plus the claimed
+    bytes.
+    """
     records = (
         cpu_record("c", "a=2", "b=4-5"),
         memory_record("m", ("x", 1, 64 * MI, TWO), ("y", 0, 64 * MI, TWO)),

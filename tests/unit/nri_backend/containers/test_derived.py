@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are derived from the state are computed again after each change of it, and only then."""
+"""Values derived from the state are recomputed after each change of the state, and only then."""
 
 from nri_backend.containers.audit_scope import AuditScope
 from nri_backend.containers.container import Tracked, tracked_as
@@ -35,7 +35,7 @@ def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> N
 
 
 def test_problems_of_containers_follow_the_state_and_are_computed_once() -> None:
-    """Each report to the frontend contains them, and so does each comparison with the last report."""
+    """Each report to the frontend contains them, and so does each comparison with the previous report."""
     state = NodeState(config())
     scope = AuditScope(state)
     state.put(tracked("a"))

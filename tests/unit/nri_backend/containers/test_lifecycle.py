@@ -52,7 +52,7 @@ def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
 
 
 def test_every_phase_is_in_exactly_one_group() -> None:
-    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still asked about it."""
+    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still checked for it."""
     groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
     assert sum(map(len, groups)) == len(Phase)
     assert frozenset().union(*groups) == set(Phase)

@@ -105,10 +105,8 @@ def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
 
 
 def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -> None:
-    """A container that was known keeps its raise.
-
-    After the runtime has listed it again its claims are unknown, and no limit is lowered, even if the runtime lists it
-    without its pod.
+    """A container that was known keeps its raise. After the runtime has listed it again its claims are unknown, and no
+    limit is lowered, even if the runtime lists it without its pod.
     """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
@@ -125,7 +123,7 @@ def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -
 
 
 def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> None:
-    """The protection that the claim needs of the cgroups above its pod is unknown, too."""
+    """The protection that the claim needs in the cgroups above its pod is unknown as well."""
     lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
     state = node(known)
     put(state, "known", *env_of(known), of="p2")
@@ -181,9 +179,8 @@ def test_the_plan_of_a_quick_audit_contains_no_limits() -> None:
 
 
 def test_a_start_keeps_the_protection_of_other_containers_in_the_pod() -> None:
-    """The start of a container writes the cgroup of its pod.
-
-    The limit that it writes includes the claims of siblings, but not those of other pods.
+    """The start of a container writes the cgroup of its pod. The limit includes the claims of siblings but not those of
+    other pods.
     """
     one, far = (
         memory_record(uid, ("m", 0, 64 * MI, 4096), pods=(of,), m={"protect": "min"})

@@ -76,7 +76,9 @@ def test_containers_on_held_cpus_are_misplaced_first() -> None:
 
 
 def test_a_member_of_a_lazy_pool_is_misplaced_only_on_cpus_outside_the_pool() -> None:
-    """``sharedPool.grow: lazy``: it may have a part of the pool. A claim container must have all of its CPUs."""
+    """If the pool grows lazily, a member may have only a part of the pool. A claim container must have all of its
+    CPUs.
+    """
     state = NodeState(config("0", lazy=True))
     state.set_host(Host(parse_cpu_list("0-7")))
     started(state, "narrow", cpus="1")
@@ -87,9 +89,8 @@ def test_a_member_of_a_lazy_pool_is_misplaced_only_on_cpus_outside_the_pool() ->
 
 
 def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
-    """Unseen containers count as well.
-
-    The container itself, an earlier life of it, ended containers and containers that share the claim do not count.
+    """Containers without a reading count as well. The container itself, its earlier lives, ended containers and
+    containers that share the claim do not count.
     """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
@@ -214,7 +215,7 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
 
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enforced(online: str) -> None:
-    """Its enforcement record counts. Its environment alone entitles it to nothing."""
+    """The enforcement record counts; the environment alone entitles a container to nothing."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
     enforced = (Held(ONE, ONE.requests),)
     for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):
@@ -307,7 +308,7 @@ EVENTS = st.lists(
 
 
 def test_a_restored_record_belongs_to_the_first_container_that_names_it() -> None:
-    """Several containers name a claim whose record was missing. The order in which they came decides."""
+    """Several containers name a claim whose record was missing. The one that was created first gets it."""
     state = node()
     for number in range(8):
         state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
@@ -362,7 +363,7 @@ def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:
 
 
 def test_problems_and_pins_of_containers_follow_their_changes() -> None:
-    """They are those of the present containers, in order of insertion, whatever has happened before."""
+    """The result depends only on the current containers and their insertion order, not on earlier changes."""
     state = NodeState()
     pinned = RuntimeLimits(kubelet_pins=frozenset({"cpu"}))
     for id_ in ("a", "b", "c"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies a plan to the cgroup of a container and to that of its pod."""
+"""Applying a plan to the cgroup of a container and to that of its pod."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
 
 
 def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
-    """Twenty restarts, each with a newly started driver, while the kubelet resets its value now and then."""
+    """There are twenty restarts, each with a newly started driver, while the kubelet resets its value now and then."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for restart in range(20):
         run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
@@ -100,7 +100,7 @@ def test_a_reservation_limit_of_the_pod_that_is_removed_is_repaired(tree: Kernel
 
 
 def test_a_crash_before_the_write_keeps_the_original_limit(tree: KernelTree) -> None:
-    """A value of this driver is never taken for the kubelet's."""
+    """A value that this driver wrote is never mistaken for the kubelet's."""
     run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
         tree.refused[path, name] = DENIED
@@ -137,14 +137,14 @@ def test_settings_are_applied_to_the_sub_cgroup_of_crun(tree: KernelTree) -> Non
 
 
 def test_a_file_that_cannot_be_read_is_part_of_the_outcome(tree: KernelTree) -> None:
-    """It raises nothing, so that other containers are audited."""
+    """No exception is raised, so that other containers are still audited."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     assert run(tree, cpuset("2-3")).left
 
 
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> None:
-    """The cgroup is gone, or the runtime has not named one. Above all, the root cgroup is not written."""
+    """The cgroup is gone, or the runtime has not reported a path. In particular, the root cgroup is not written."""
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(cgroup), cpuset("2-3")))
     assert outcome.observed is None
     assert outcome.left

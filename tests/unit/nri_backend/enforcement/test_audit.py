@@ -102,7 +102,7 @@ async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> 
 
 @pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
 async def test_a_standby_uses_the_limit_of_the_last_update(memory: Path, before: int, after: int, shown: str) -> None:
-    """A resize to a limit that the claim covers, or no longer covers, while another instance is active."""
+    """A resize moves the limit above or below the claimed CPUs while another instance is active."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -190,7 +190,7 @@ async def test_a_synchronization_returns_a_limited_number_of_updates(
 async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_ended(
     node: Node, reconnected: bool
 ) -> None:
-    """A runtime that has reconnected does not list the container any more."""
+    """After a reconnection the runtime does not list the container any more."""
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
     if reconnected:
@@ -233,9 +233,8 @@ async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Pat
 
 
 async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(node: Node) -> None:
-    """The process has no free descriptor (EMFILE).
-
-    The container is reported as stopped once the kernel shows its end.
+    """The process has no free descriptor (EMFILE). The container is reported as stopped once the kernel shows its
+    end.
     """
     claim = await node.run("claim", *node.claim(ONE))
     node.kernel.unreadable[claim, "cgroup.events"] = errno.EMFILE
@@ -357,7 +356,7 @@ async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_t
 async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The audit continues after it: if the process ended, no hook would be answered."""
+    """The audit continues after the error: if the process ended, no hook would be answered."""
     async with enforcing(FaultyNode(memory)) as node:
         assert isinstance(node, FaultyNode)
         plain = await node.run("plain")
@@ -365,7 +364,7 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
         await node.until(
             lambda: any("internal error in the audit (KeyError: \"'odd'\")" in p for p in node.enforcer.problems)
         )
-        for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine and succeed
+        for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine, so they succeed
             node.ahead += seconds
             node.enforcer.signals.audit.set()
             await asyncio.sleep(0.01)
@@ -379,7 +378,7 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
 async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None:
     """Only a new container mounts the new directory. In this one no claim would ever appear or disappear again."""
     (memory / "mounted").mkdir()
-    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # like a mount, it keeps a removed directory
+    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # keeps a removed directory alive, as a mount does
     (memory / "cdi").symlink_to(f"/proc/self/fd/{held}")
     try:
         with pytest.RaisesGroup(DirectoryReplacedError, flatten_subgroups=True):
@@ -449,7 +448,7 @@ async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path)
 
 
 async def test_a_requested_audit_is_not_put_off_by_an_idle_round(memory: Path) -> None:
-    """A hook may request it while a round that finds no work is still running."""
+    """A hook may request it while a round without work is still running."""
     async with enforcing(Node(memory)) as node:
         await node.run("plain")
         await idle_node(node)

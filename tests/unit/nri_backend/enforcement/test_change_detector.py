@@ -96,7 +96,9 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_file
 
 
 async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
-    """The lists of a tick are computed again only after a change of the state, and then include the new container."""
+    """The cached lists of a tick are computed again only after a change of the state; then they include the new
+    container.
+    """
     node = Node(memory)
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=2-3"))
@@ -112,7 +114,7 @@ async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memor
 
 
 async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(memory: Path) -> None:
-    """The move has read back what it wrote. Only a change by another process makes the tick read the cgroup."""
+    """The move has read its own write back. Only a change by another process makes the tick read the cgroup."""
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -153,7 +155,7 @@ async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(m
 
 
 async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> None:
-    """Plans that a job does not reach in its time are wasted. After a fast job, the next one gets more plans again."""
+    """Plans that a job does not reach in time are wasted. After a fast job, the next one gets more plans again."""
     node = Node(memory, tree=CountingTree)
     tree, reconciler = node.kernel, node.enforcer.reconciler
     assert isinstance(tree, CountingTree)
@@ -174,7 +176,7 @@ async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> N
 
 
 async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_others(memory: Path) -> None:
-    """Their plans are the same: in pool mode, the CPUs of a claim are held while its record exists."""
+    """Their plans are unchanged: in pool mode, the CPUs of a claim are held while its record exists."""
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -196,7 +198,9 @@ async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_othe
 
 
 async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod_alone(memory: Path) -> None:
-    """The limits that the claim has raised in its pod are lowered. The others are compared in the audits of all."""
+    """The limits that the claim has raised in its pod are lowered. The others are compared in the periodic full
+    audits.
+    """
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -228,7 +232,7 @@ async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod
 
 
 async def test_after_a_change_of_the_plan_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
-    """The new plan may desire other content."""
+    """The new plan may contain different values."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.run("plain")

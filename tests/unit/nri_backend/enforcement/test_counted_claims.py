@@ -66,9 +66,8 @@ def _mapped(record: AllocationRecord) -> dict[str, str]:
 
 
 async def run_pod(root: Path, claim_pod: ClaimPod, release: str, *, gate: bool, keeps: bool = False) -> Files:
-    """Runs the pod on this kubelet. Returns its cgroup files.
-
-    ``keeps``: the runtime keeps the hugepage limits that the kubelet states.
+    """Runs the pod on this kubelet and returns its cgroup files. ``keeps``: the runtime keeps the hugepage limits that
+    the kubelet states.
     """
     document = claim_pod.document()
     counts = release == "1.37" and gate
@@ -174,7 +173,7 @@ CASES = {
 async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
     memory: Path, name: str, release: str, gate: bool, keeps: bool
 ) -> None:
-    """Nor do they depend on whether the runtime keeps the kubelet's hugepage limits."""
+    """They also do not depend on whether the runtime keeps the kubelet's hugepage limits."""
     claim_pod, expected = CASES[name]
     shown = await run_pod(memory, claim_pod, release, gate=gate, keeps=keeps)
     assert {name: {file: shown[name][file] for file in files} for name, files in expected.items()} == expected

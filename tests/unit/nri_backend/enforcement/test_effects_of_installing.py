@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of cgroups that the backend writes, from the installation on: the table of docs/effects.md."""
+"""The cgroup files that the backend writes, starting with its installation, as listed in the table of
+docs/effects.md.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +18,7 @@ from tests.rigs.kernel_tree import MI, KernelTree
 from tests.rigs.partition_tree import PartitionTree
 
 RUNNING = (("web", "p1"), ("db", "p2"))
-"""Containers, with their pods, that ran before the driver was installed."""
+"""Containers that ran before the driver was installed, with their pods."""
 GUARD = {"hugetlb.2MB.rsvd.max": "0", "hugetlb.1GB.rsvd.max": "0"}
 CLAIM = cpu_record("u", "r=2-3", pods=("p3",))
 
@@ -31,7 +33,7 @@ class Installed:
         """CPUs in the updates that the runtime received, by container id."""
 
     async def install(self) -> None:
-        """Starts the backend, and lets it compare all files once."""
+        """Starts the backend and lets it compare all files once."""
         await self.node.enforcer.activate()
         updates = await self.node.synchronize(*RUNNING)
         self.updates = {one.container_id: one.resources.cpus for one in updates}
@@ -45,7 +47,7 @@ class Installed:
             await asyncio.sleep(0.1)
 
     def each(self, files: dict[str, str]) -> dict[str, dict[str, str]]:
-        """Returns these files for each container that ran before."""
+        """Returns these files for each container that ran before the installation."""
         return {path: files for path in self.paths}  # noqa: C420  no test changes the files
 
     def written(self) -> dict[str, dict[str, str]]:
@@ -71,7 +73,7 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """The smallest installation. In pool mode the runtime stores the list of all CPUs for each container."""
+    """This is the smallest installation. In pool mode the runtime stores the list of all CPUs for each container."""
     async with installed(tmp_path, partitions=partitions) as found:
         assert found.written() == {}
         assert found.updates == ({} if partitions else {"web": "0-7", "db": "0-7"})
@@ -79,14 +81,14 @@ async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool,
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_the_guard_sets_two_files_of_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """With the default values, before the first claim."""
+    """This happens with the default values, before the first claim."""
     async with installed(tmp_path, partitions=partitions, guard=True) as found:
         assert found.written() == found.each(GUARD)
 
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """At the installation, before the first claim; containers that are created later are created with these CPUs."""
+    """They move at the installation, before the first claim; later containers are created with these CPUs."""
     async with installed(tmp_path, partitions=partitions, reserved="0") as found:
         assert found.written() == found.each({"cpuset.cpus": "1-7"})
         assert found.updates == {"web": "1-7", "db": "1-7"}
@@ -95,7 +97,7 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
 
 
 async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
-    """This begins at Prepare. After the end of the claim, their list contains all CPUs instead of being empty."""
+    """They move at Prepare. After the end of the claim, their list contains all CPUs instead of being empty."""
     async with installed(tmp_path, partitions=False) as found:
         found.node.claim(CLAIM)
         await found.settle()
@@ -133,7 +135,7 @@ def pages(uid: str) -> AllocationRecord:
 
 
 async def test_memory_claims_set_limits_of_their_container_and_pod(tmp_path: Path) -> None:
-    """They are memory and its protection, NUMA nodes, hugepages, and the CPU limit. Other pods are unchanged."""
+    """They set memory limits and protection, NUMA nodes, hugepages, and the CPU limit. Other pods are unchanged."""
     async with installed(tmp_path, partitions=True) as found:
         node = found.node
         node.pod_quota = "200000"

@@ -30,7 +30,7 @@ RECORD = EnforcementRecord(
 
 @pytest.fixture
 def store(tmp_path: Path) -> EnforcementRecords:
-    """The records of an instance without any, next to a cgroup tree."""
+    """Returns an instance's empty store of records, next to a cgroup tree."""
     return EnforcementRecords(str(tmp_path), CgroupTree(str(tmp_path / "cgroup")))
 
 

@@ -40,8 +40,8 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
     """The two files of the guard are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # Neither an audit nor a new time stamp of the CDI directory may need a thread in the meantime. The second audit
-        # is that after the connection of the runtime.
+        # In the meantime, neither an audit nor a new time stamp of the CDI directory may need a thread. The second
+        # audit follows the connection of the runtime.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)
@@ -62,9 +62,8 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
 
 
 async def test_the_guard_does_not_limit_pages_that_the_kubelet_has_granted(memory: Path) -> None:
-    """The limits that the runtime states decide.
-
-    If it states none, a pod whose limit is not 0 may have asked for pages.
+    """The limits that the runtime states decide. If it states none, a pod whose limit is not 0 may have requested
+    pages.
     """
     async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")
@@ -99,7 +98,6 @@ async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart
 
 
 async def test_the_guard_can_be_switched_off(memory: Path) -> None:
-    """``hugepageGuard: false``."""
     async with enforcing(Node(memory)) as node:
         assert reservable(node, await node.run("plain")) == ["max", "max"]
 

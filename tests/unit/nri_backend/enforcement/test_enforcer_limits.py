@@ -45,7 +45,7 @@ async def test_a_container_whose_claim_covers_its_limit_is_not_throttled(node: N
 
 
 async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(node: Node) -> None:
-    """Twenty restarts, with one resize by the kubelet. The last value that the kubelet wrote is restored."""
+    """There are twenty restarts with one resize by the kubelet. The last value that the kubelet wrote is restored."""
     env = node.claim(ONE)
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
@@ -76,9 +76,8 @@ async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_end
 
 
 async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(memory: Path) -> None:
-    """The original limit is stored on the cgroup of the pod.
-
-    The previous instance has ended: it would raise the limit again.
+    """The original limit is stored on the cgroup of the pod. Otherwise the new instance would raise the raised limit
+    again.
     """
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "300000"
@@ -97,7 +96,7 @@ async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(me
 async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
     memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
 ) -> None:
-    """A claim of two CPUs in a pod limited to three. Its own container is unthrottled in any case."""
+    """A claim of two CPUs is in a pod limited to three. Its own container is unthrottled in any case."""
     async with enforcing(Node(memory, cpu_quota=choice)) as node:
         node.pod_quota = "300000"
         path = await node.run("claim", *node.claim(ONE), quota=200_000)
@@ -151,7 +150,7 @@ async def test_a_memory_limit_of_the_claim_is_applied_to_the_container(node: Nod
 
 @pytest.mark.parametrize("word", ["low", "min"])
 async def test_protection_is_raised_in_every_ancestor_and_lowered_after_the_end(node: Node, word: str) -> None:
-    """The sum for living containers is added to the kubelet's value, and is repaired if another process resets it."""
+    """The sum over running containers is added to the kubelet's value and is repaired if another process resets it."""
     file = f"memory.{word}"
     node.kernel.make(TOP)
     node.kernel.set(TOP, file, str(10 * MI))
@@ -193,9 +192,8 @@ async def test_a_problem_of_a_pod_ends_with_the_pod(node: Node) -> None:
 
 
 async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node: Node) -> None:
-    """The text contains the version of the runtime and the remedy.
-
-    With NRI 0.12 the policy is answered and no node is bound.
+    """The text contains the version of the runtime and the remedy. With NRI 0.12 the policy is part of the answer and
+    the cpuset has no nodes.
     """
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
@@ -211,12 +209,12 @@ async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node
 
 
 def audited_since(node: Node, audits: int) -> bool:
-    """Returns True if more audits than these have ended."""
+    """Returns True if more than this number of audits have ended."""
     return node.counts.counters["audits"] > audits
 
 
 async def ticks(node: Node, seconds: float) -> None:
-    """Lets time pass for the audit, tick by tick: the node has no claims."""
+    """Advances the time of the audit tick by tick, on a node without claims."""
     end = node.ahead + seconds
     while node.ahead < end:
         audits = node.counts.counters["audits"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts that fail or change: the runtime may run the container in spite of the error, as CRI-O does."""
+"""Starts that fail or are affected by changes. A runtime may run the container in spite of the error, as CRI-O does."""
 
 import asyncio
 import errno
@@ -38,7 +38,7 @@ class BrokenTree(KernelTree):
         """Called in the middle of the next jobs, one for each."""
 
     def leaf(self, path: str) -> str:
-        """Runs the next callback, or raises the error. Every job calls this once."""
+        """Runs the next callback or raises the error. Every job calls this once."""
         if path in self.broken:
             if not self.stays_broken:
                 self.broken.remove(path)
@@ -225,7 +225,7 @@ async def test_after_an_unforeseen_error_a_start_is_handled_like_a_timeout(node:
 async def test_an_unforeseen_error_about_one_container_does_not_stop_the_audit_of_others(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is a problem of that container and logged once, until it is over."""
+    """It is reported as a problem of that container and logged once until it is over."""
     broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
     assert isinstance(node.kernel, BrokenTree)
     node.kernel.broken, node.kernel.stays_broken = {broken}, True

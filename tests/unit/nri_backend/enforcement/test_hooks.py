@@ -77,7 +77,7 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
 
 
 async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -> None:
-    """Twenty restarts. Another container of the pod is rejected in between."""
+    """There are twenty restarts, and another container of the pod is rejected in between."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
@@ -103,7 +103,7 @@ async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_reject
 
 
 async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Node) -> None:
-    """The audit has looked at the cgroup while the runtime was creating it."""
+    """The audit has read the cgroup while the runtime was creating it."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.containers.get("claim")
     assert tracked is not None
@@ -195,7 +195,9 @@ async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) 
 
 
 async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it(node: Node, memory: Path) -> None:
-    """A standby gets the active instance's answer at the creation, a new instance when it is synchronized."""
+    """A standby receives the active instance's answer at the creation, and a new instance receives it when it is
+    synchronized.
+    """
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     stored, answer = await node.create("claim", *env)
     assert answer.resources.hugepage_limits == {"2MB": 64 * MI}
@@ -243,9 +245,8 @@ async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
 
 
 async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> None:
-    """Not every runtime reports the end of an attempt.
-
-    It also ends with its sandbox, but not with an earlier one of the pod.
+    """Not every runtime reports the end of an attempt. It also ends with its sandbox, unless that is an earlier sandbox
+    of the pod.
     """
     env = node.claim(ONE)
     await node.create("try-1", *env)
@@ -299,7 +300,9 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
 
 
 async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_cgroup_of_the_pod(memory: Path) -> None:
-    """The kernel denies writes to the cgroup of the backend's own container (nsdelegate). Claims start all the same."""
+    """The kernel denies writes to the cgroup of the backend's own container (nsdelegate). Claim containers still
+    start.
+    """
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         above = path.rpartition("/")[0]
@@ -369,9 +372,8 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
 
 
 async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
-    """At the creation the standby may be called before the active instance.
-
-    At the start the cgroup shows what that one has done.
+    """At the creation the standby may be called before the active instance. At the start the cgroup shows what the
+    active instance has done.
     """
     node = Node(memory)
     env = node.claim(ONE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's static managers are detected from the kubelet's requests alone."""
+"""The kubelet's static managers are detected solely from the kubelet's requests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,9 @@ async def test_static_managers_are_reported_while_one_of_their_containers_lives(
 
 
 async def test_an_update_with_a_cpuset_shows_a_static_manager(tmp_path: Path) -> None:
-    """A kubelet whose policy has become static updates the running containers. A resize shows nothing."""
+    """A kubelet whose policy has become static updates the running containers. A resize is not evidence of a static
+    manager.
+    """
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain")
         await node.enforcer.update_container(pod(), container("plain"), Resources(cpu_quota=200_000))
@@ -81,7 +83,9 @@ async def test_the_answers_of_this_plugin_show_no_static_manager(tmp_path: Path)
 
 
 async def test_static_managers_are_known_after_a_synchronization(tmp_path: Path) -> None:
-    """Containers that the kubelet has pinned still run. Containers that are not listed any more do not count."""
+    """Containers that the kubelet has pinned are still running. Containers that are not listed any more do not
+    count.
+    """
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await node.synchronize(("plain", "p1"), plain="0-7")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No other container gets the CPUs of a container that lives, whatever state is lost and in whatever order."""
+"""No other container gets the CPUs of a running container, whatever state is lost and in whatever order."""
 
 import asyncio
 import errno
@@ -48,9 +48,8 @@ async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime
 
 
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
-    """The runtime reported its end while no instance was connected.
-
-    The CPUs stay held across a restart of the backend, too.
+    """The runtime reported its end while no instance was connected. The CPUs stay held across a restart of the backend
+    as well.
     """
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
@@ -67,7 +66,9 @@ async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_liv
 
 
 async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has_ended(memory: Path) -> None:
-    """It started while no instance was connected, and a process of the init container that owns the claim was left."""
+    """It started while no instance was connected, and a process of the init container that owns the claim was still
+    running.
+    """
     async with enforcing(Node(memory)) as node:
         init = await node.run("init", *node.claim(ONE), name="init")
     node, main = Node(memory), replace(listed("main", *env_of(ONE)), name="main")
@@ -117,7 +118,7 @@ async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_i
 
 
 async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -> None:
-    """Its cgroup may be removed at any moment: docs/adr/0029. Processes that are left stay on its CPUs as members."""
+    """Its cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on its CPUs as members."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -173,7 +174,7 @@ async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_
 
 
 async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_again(memory: Path) -> None:
-    """All of them were offline, which invalidates the partition. A process of the container is left."""
+    """All of them were offline, which invalidates the partition. A process of the container is still running."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -188,7 +189,8 @@ async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(
     """All of them were offline, which invalidates the partition. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
-        # No tick reads the machine before the kernel's files have changed as well, and no job does with an older plan.
+        # No tick reads the machine before the kernel's files have changed as well, and neither does a job with an older
+        # plan.
         node.enforcer._auditor._next.tick += 1000
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
         await node.enforcer._auditor.host.refresh()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes killed out of memory, from the kernel's counts to the report to the frontend."""
+"""OOM kills, from the kernel's counters to the report to the frontend."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ class SlowTree(KernelTree):
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:
-        """Reads the file, and waits before it returns the text."""
+        """Reads the file and waits before it returns the text."""
         text = super().read(path, name)
         if name == "memory.events" and path == self.held:
             self.held = ""
@@ -44,7 +44,7 @@ class SlowTree(KernelTree):
 
 
 class RecordingTree(KernelTree):
-    """A tree that stores of which cgroups the count was read."""
+    """A tree that records the cgroups whose kill count was read."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -59,7 +59,6 @@ class RecordingTree(KernelTree):
 
 @pytest.fixture
 async def node(memory: Path) -> Node:
-    """An active instance."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -107,7 +106,7 @@ async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_
 
 
 async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
-    """Nor are they attributed to the claim container, before or after its start."""
+    """They are not attributed to the claim container either, before or after its start."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)
@@ -166,7 +165,7 @@ async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_cla
 
 
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
-    """Containers of the pod start and stop all the same."""
+    """Containers of the pod still start and stop."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))
     path = await node.run("main", *env)
     for group in (path, POD):
@@ -263,7 +262,7 @@ async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) ->
 
 
 async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> None:
-    """The process had no free descriptor (EMFILE), but the one of the watch was open."""
+    """The process had no free descriptor (EMFILE), but the descriptor of the watch was still open."""
     path = await node.run("main", *node.claim(ONE))
     watcher = node.enforcer._kills
     await watcher.look_at_changed()
@@ -337,7 +336,9 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
     ],
 )
 def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
-    """By the container's own count, else to the container that has just ended, else to the only one that is gone."""
+    """A kill is attributed by the container's own count, else to the container that has just ended, else to the only
+    one that is gone.
+    """
     pod = PodKills(total=0)
     for total, own, ended, expected in readings:
         assert pod.take(total, own, ended) == expected

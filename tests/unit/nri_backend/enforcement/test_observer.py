@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that only observes: its report is what an audit then writes, and its hooks answer nothing."""
+"""An instance that only observes reports exactly what an audit would write, and its hooks change nothing."""
 
 import contextlib
 import os
@@ -126,12 +126,11 @@ class Observed:
 
     @property
     def enforcer(self) -> Enforcer:
-        """The instance."""
         return self.node.enforcer
 
 
 async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
-    """A container without a claim starts with the runtime's settings. One with a claim is refused with the remedy."""
+    """A container without a claim starts with the runtime's settings. One with a claim is rejected with a remedy."""
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         assert not observed.enforcer.active
@@ -154,7 +153,7 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["damaged record", "other pod"])
 async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
-    """The container would run on the CPUs of others. One that names a claim without a file starts."""
+    """The container would run on the CPUs of other containers. One that names a claim without a file starts."""
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         env, without_file = node.claim(cpu_record("c1", "r=2-3")), env_of(cpu_record("c2", "r=4"))
@@ -168,7 +167,9 @@ async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing
 
 
 async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
-    """If it was created before the switch, its start is refused, and ``cgroup.kill`` is not written."""
+    """If the container was created before the mode was switched, its start is rejected, and ``cgroup.kill`` is not
+    written.
+    """
     observed = Observed(tmp_path)
     node = observed.node
     env = node.claim(cpu_record("c1", "r=2-3"))
@@ -196,7 +197,9 @@ async def test_the_report_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_interrupts_are_reported_and_stay(tmp_path: Path) -> None:
-    """Affinities of interrupts and their stored originals: a pass of the host isolation only records."""
+    """A pass of the host isolation only records affinities and originals, and writes neither interrupts nor stored
+    originals.
+    """
     irqs, state, files = IrqTree(tmp_path), state_with_claims(), ObservedFiles()
     irqs.add(24, "0-7")
     put(state, Phase.RUNNING)
@@ -216,7 +219,7 @@ async def test_interrupts_are_reported_and_stay(tmp_path: Path) -> None:
 
 
 async def test_updates_that_the_runtime_would_write_are_reported(tmp_path: Path) -> None:
-    """In pool mode the answer to Synchronize sets every cpuset that is empty, although all CPUs are effective."""
+    """In pool mode the answer to Synchronize sets every empty cpuset, although all CPUs are effective."""
     observed = Observed(tmp_path, reserved="")
     node = observed.node
     path = node.make_cgroups(pod("p1"), container("a"))

@@ -100,7 +100,7 @@ async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_mad
 
 
 async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of_the_next_one(tmp_path: Path) -> None:
-    """The kubelet was restarted before StartContainer. CRI-O has made the cgroup, with a waiting process."""
+    """The kubelet was restarted before StartContainer. CRI-O has created the cgroup, with a waiting process."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(cpu_record("c1", "r=2-3", isolation="isolated"))
         stored, _ = await node.create("first", *env)
@@ -110,14 +110,16 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of
         assert (node.partition(second), node.cpus(second)) == ("isolated", "2-3")
         assert node.kernel.get(first, "cpuset.cpus") == "1,4-7"
         assert (node.reports["first"].claims, node.reports["first"].state) == ((), "created")
-        # If the runtime starts it all the same after the second one has ended, it has its claim.
+        # If the runtime starts it after the second one has ended, it gets its claim.
         await node.stop("second")
         await node.enforcer.start_container(pod("p1"), stored)
         assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")
 
 
 async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_partition(tmp_path: Path) -> None:
-    """The backend was restarted, too. It has made the first attempt a partition: it may start without an event."""
+    """The backend was restarted as well. It has made the first attempt a partition, since it may start without an
+    event.
+    """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("first", *node.claim(record))
@@ -298,9 +300,8 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
 
 
 class SlowTree(PartitionTree):
-    """A tree in which some calls take so long that the worker passes their job by, each time.
-
-    They make a partition, or read which CPUs partitions have.
+    """A tree in which some calls take so long that the worker passes their job by each time: those that make a
+    partition or read the CPUs of partitions.
     """
 
     def __init__(self, root: Path) -> None:
@@ -315,7 +316,7 @@ class SlowTree(PartitionTree):
         super().write(path, name, text)
 
     def read(self, path: str, name: str) -> str:
-        """Waits until the job is passed by before it reads which CPUs partitions have."""
+        """Waits until the job is passed by before it reads the CPUs of partitions."""
         if name == f"{EXCLUSIVE}.effective":
             self._wait("cgroups above partitions")
         return super().read(path, name)

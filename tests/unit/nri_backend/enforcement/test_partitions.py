@@ -37,7 +37,9 @@ def isolated(record: AllocationRecord) -> AllocationRecord:
 
 
 async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_written(tmp_path: Path) -> None:
-    """Containers without claims keep the cpuset that they were created with, whatever claims come and go."""
+    """Containers without claims keep the cpuset that they were created with, whatever claims are prepared and
+    released.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         await node.until(lambda: node.reports["plain"].cpus)
@@ -110,7 +112,7 @@ async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_pa
 
 
 async def test_a_required_partition_is_rejected_if_the_node_creates_none(tmp_path: Path) -> None:
-    """The reason reaches the pod's events at the creation."""
+    """The reason appears in the pod's events at the creation."""
     async with enforcing(Node(tmp_path)) as node:
         with pytest.raises(RejectedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
@@ -133,7 +135,7 @@ async def test_siblings_leave_out_the_cpus_of_a_claim_in_their_pod(tmp_path: Pat
 
 
 async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """Two containers cannot be one partition. Another claim on the node still can."""
+    """Two containers cannot be one partition. Another claim on the node still can be one."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared = node.claim(cpu_record("s", "r=4-5", pool=True))
@@ -190,7 +192,7 @@ async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforceme
 
 
 async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
-    """Its CPUs are not in the pool before it is one. Then the other containers get their constant cpuset."""
+    """Its CPUs are not in the pool before it is a partition. Then the other containers get their constant cpuset."""
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         record = cpu_record("c1", "r=2-3")
@@ -257,7 +259,7 @@ def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Pat
 
 @pytest.mark.parametrize("unreadable", [TOP, PODS, ""])
 def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
-    """A live partition below would lose its CPUs. The error does not end the calling task."""
+    """A live partition below them would lose its CPUs. The error does not end the calling task."""
     tree = PartitionTree(tmp_path / "cgroup")
     path = f"{PODS}/pod/c"
     tree.make(path)
@@ -269,7 +271,7 @@ def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, un
 
 
 def test_a_partition_is_made_only_in_a_populated_cgroup(tmp_path: Path) -> None:
-    """An empty cgroup may be about to be removed, and a partition that is made then outlives it in the kernel."""
+    """An empty cgroup may be about to be removed, and a partition that is created then outlives it in the kernel."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.set(f"{POD}/a", "cgroup.events", "populated 0\nfrozen 0")
@@ -410,7 +412,7 @@ def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is the text that the pod's events contain. The failure of the cleanup is in the log."""
+    """The pod's events contain the reason. The failure of the cleanup is logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
@@ -419,7 +421,7 @@ def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
 
 
 async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_path: Path) -> None:
-    """The process may have no free descriptor. Nothing about the container changes when it has one again."""
+    """The process may have no free descriptor. When it has one again, nothing about the container changes."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
@@ -471,7 +473,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CPUs that other partitions need stay. Nothing is left that the log would have to report."""
+    """CPUs that other partitions need stay. Nothing is left that would have to be logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

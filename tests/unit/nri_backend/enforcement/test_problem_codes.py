@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes that the report contains for containers and problems, from where the causes arise."""
+"""The codes of containers and problems in the report, produced by their actual causes."""
 
 import errno
 from dataclasses import replace
@@ -42,7 +42,7 @@ def codes(node: Node) -> set[BackendCode | None]:
 async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error(
     node: Node, number: int, code: BackendCode
 ) -> None:
-    """A claim container is refused; one that runs is a problem of the node."""
+    """A claim container is rejected; for a running container, the error is a problem of the node."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")
@@ -58,7 +58,7 @@ async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_t
 
 
 async def test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied(node: Node) -> None:
-    """There is no error with a code of its own."""
+    """No error with a code of its own is raised."""
     path = await node.run("claim", *node.claim(ONE))
     above = path.rpartition("/")[0]
     node.kernel.set(above, "cpuset.cpus", "0-1,4-7")
@@ -66,7 +66,7 @@ async def test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied(node
 
 
 class AnsweringTree(PartitionTree):
-    """A kernel that explains each partition as invalid."""
+    """A kernel that reports each partition as invalid and gives a reason."""
 
     answer = ""
 
@@ -98,7 +98,7 @@ async def test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer(
 
 
 async def test_a_partition_without_its_controller_has_the_code_of_the_missing_file(tmp_path: Path) -> None:
-    """The kernel's cgroup above has no cpuset files."""
+    """The cgroup above has no cpuset files."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD, cpuset=False)
     reason = make_partition(tree, POD, "root", parse_cpu_list("2-3"))
@@ -119,7 +119,7 @@ NO_PARTITIONS = replace(HOST, obstacle=Problem("boot Linux 6.7", BackendCode.KER
 def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle(
     host: Host, exclusivity: str, code: BackendCode
 ) -> None:
-    """The demanded partition is refused for the reason for which the node makes none."""
+    """The required partition is rejected for the reason for which the node creates none."""
     state = NodeState(config("0", exclusivity=exclusivity))  # type: ignore[arg-type]
     state.set_host(host)
     state.set_claim_files(files_of(ONE))
@@ -130,7 +130,7 @@ def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle
 
 
 def test_rejections_without_another_problem_have_the_code_of_their_reason() -> None:
-    """No shared CPU, other containers on the CPUs, a sandbox, no active instance."""
+    """The causes are an empty shared pool, other containers on the CPUs, a sandbox, and no active instance."""
     state = NodeState(config(""))
     state.set_host(replace(HOST, online=parse_cpu_list("2-3")))
     state.set_claim_files(files_of(ONE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reconciler asks the kernel whether a process of a container lives."""
+"""The reconciler asks the kernel whether a container still has a running process."""
 
 import asyncio
 import errno

@@ -165,7 +165,7 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
 
 
 async def test_writing_one_enforcement_record_does_not_end_the_problem_of_another(memory: Path) -> None:
-    """The start of a container writes its own record only."""
+    """The start of a container writes only its own record."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records/claim.json").mkdir(parents=True)
         await node.run("claim", *node.claim(ONE))
@@ -233,7 +233,7 @@ async def slow_write(node: Node) -> SlowRecords:
 
 @asynccontextmanager
 async def during_slow_write(node: Node) -> AsyncIterator[None]:
-    """Waits until the disk is busy, and frees it shortly after the block has begun."""
+    """Waits until the disk is busy, and releases it shortly after the block has begun."""
     records = await slow_write(node)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield

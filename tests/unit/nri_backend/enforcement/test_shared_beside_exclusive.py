@@ -60,7 +60,7 @@ async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_pa
 
 
 async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: Path) -> None:
-    """Before the sibling starts, while it runs, and when the pool changes."""
+    """This applies before the sibling starts, while it runs, and when the pool changes."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         own, sibling = mixed(cpu_record("c1", "r=2-3"), "0-7"), cpu_record("c2", "r=4-5")
         env = node.claim(sibling)
@@ -151,9 +151,8 @@ async def test_an_unknown_isolation_is_a_fault() -> None:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> tuple[bool, str, list[tuple[frozenset[int], str | None, str]]]:
-    """Draws a node: whether it supports partitions, its reserved CPUs, and disjoint claims.
-
-    A claim is its CPUs, the CPUs near which it uses the pool (None for an exclusive claim), and its pod.
+    """Draws a node: whether it supports partitions, its reserved CPUs, and disjoint claims. A claim consists of its
+    CPUs, the CPUs near which it uses the pool (None for an exclusive claim), and its pod.
     """
     owners = draw(st.lists(st.integers(0, 5), min_size=8, max_size=8))
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start does when its job finds another container on its CPUs, or when the state changes during the job."""
+"""Starts whose job finds another container on its CPUs, or during which the state changes."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ ONE = cpu_record("u1", "r=2-3")
 
 
 class InterruptedTree(PartitionTree):
-    """A tree in which something else happens while a job is at work."""
+    """A tree that runs a callback while a job is in progress."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -30,12 +30,12 @@ class InterruptedTree(PartitionTree):
         """What happens in the next jobs, by the cgroup that they apply to, or by the file that they read."""
 
     def leaf(self, path: str) -> str:
-        """Runs what happens in this job."""
+        """Runs the next callback of the job."""
         self._interrupt(path)
         return super().leaf(path)
 
     def read(self, path: str, name: str) -> str:
-        """Runs what happens when this file is read."""
+        """Runs the callback for this file when the file is read."""
         content = super().read(path, name)
         self._interrupt(f"{path}/{name}")
         return content
@@ -56,7 +56,9 @@ def on_the_loop(change: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
 
 
 async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_hold_up_a_partition(memory: Path) -> None:
-    """The kernel shows its parent's CPUs for it, the claimed ones among them, until the partition takes them away."""
+    """As long as all CPUs of the sibling are in partitions, its effective CPUs are its parent's, which include the
+    claimed ones until the new partition takes them.
+    """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         await node.run("o1", *node.claim(cpu_record("o1", "r=4-5", pods=("p2",))), of="p2")
@@ -70,7 +72,7 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_hold_up_a_par
 
 
 async def test_the_kernel_is_asked_even_if_the_last_audit_has_seen_something_else(memory: Path) -> None:
-    """A full audit has seen the container on fewer CPUs than the tick before it, since its parent was narrowed."""
+    """A full audit has seen the container on fewer CPUs than the tick before, because its parent was narrowed."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -90,7 +92,7 @@ async def test_the_kernel_is_asked_even_if_the_last_audit_has_seen_something_els
 
 
 async def test_a_start_whose_occupant_has_ended_in_the_meantime_is_applied(memory: Path) -> None:
-    """Also when the time to wait is over: nothing has been written by the job that found the occupant."""
+    """This holds even after the time limit for waiting, since the job that found the occupant has written nothing."""
     async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
@@ -131,7 +133,7 @@ async def test_a_record_that_goes_in_the_job_whose_partition_is_refused_rejects_
 
 
 async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_the_same(memory: Path) -> None:
-    """The plan has changed in both jobs before: a CPU went offline and came back."""
+    """The plan changed in both previous jobs: a CPU went offline and came back."""
     async with enforcing(Node(memory, tree=InterruptedTree)) as node:
         other = await node.run("x", of="p2")
         stored, _ = await node.create("db", *node.claim(ONE))
@@ -157,7 +159,7 @@ async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_
 
 
 async def test_a_start_applies_nothing_if_a_job_before_it_has_moved_others_to_its_cpus(memory: Path) -> None:
-    """The job belonged to a pool that still had these CPUs, and its outcome is stored after the admission."""
+    """The job used a pool that still contained these CPUs, and its outcome is stored after the admission."""
     async with enforcing(Node(memory, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")

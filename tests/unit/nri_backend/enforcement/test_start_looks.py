@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start reads where other containers are, since they may have been moved after the last audit."""
+"""A start reads the CPUs of other containers, which may have been moved since the last audit."""
 
 import asyncio
 import errno
@@ -22,14 +22,14 @@ EFFECTIVE = "cpuset.cpus.effective"
 
 
 class ThreadTree(KernelTree):
-    """A tree that stores which threads have written to it."""
+    """A tree that records the threads that have written to it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.by_event_loop: set[bool] = set()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes the file."""
+        """Records the thread and writes the file."""
         super().write(path, name, text)
         self.by_event_loop.add(threading.current_thread() is threading.main_thread())
 
@@ -48,7 +48,7 @@ async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("id_", ["a", "plain"])
 async def test_a_start_moves_back_a_container_that_another_writer_has_moved(memory: Path, id_: str) -> None:
-    """A container with a claim, and one without."""
+    """Covers a container with a claim and one without."""
     async with enforcing(Node(memory)) as node:
         _, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
@@ -122,7 +122,7 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
 async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_must_be_written(
     memory: Path, cpus: str
 ) -> None:
-    """Reading the cpuset waits for no other process, and limits of hugepages are written on the event loop, too."""
+    """Reading the cpuset does not wait for another process, and hugepage limits are also written on the event loop."""
     node = Node(memory, guard=True, tree=ThreadTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])

@@ -97,7 +97,7 @@ async def test_without_a_late_result_the_caller_is_not_called(
 
 
 async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging: HangingSteps) -> None:
-    """The step is not taken again: on a slow machine it would take too long each time."""
+    """The step is not repeated: on a slow machine it would take too long each time."""
     worker = CgroupWorker(lambda: None)
     hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a", hangs=True)))
     await eventually(lambda: "a" in worker.stuck)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the state endpoint, against a stand-in for the frontend."""
+"""The client of the state endpoint, tested against a fake frontend."""
 
 import asyncio
 import contextlib
@@ -127,7 +127,7 @@ async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) ->
     """The first one answers with generation 0 on the same connection, the second one drops the connection as well."""
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
-        # With the next report, which is due at the next tick. All containers follow it at once.
+        # With the next report, which is due at the next tick. The report with all containers follows at once.
         await server.until(lambda: complete(server) and len(server.containers) == 2, seconds=2.5)
         assert server.connected == 2
         server.forget("frontend-3")
@@ -179,7 +179,7 @@ async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(
 
 
 async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -> None:
-    """It answers that it reads changes, and ignores them: each change costs two requests."""
+    """It announces that it reads changes and then ignores them, so each change costs two requests."""
     async with merging(path) as (server, backend):
         for number in range(5):
             server.held = ("", 0)
@@ -195,9 +195,8 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """Every 6 s, or every 2 s if the frontend is of an older release, which closes idle connections after 5 s.
-
-    This applies to an idle node as well. Only these reports contain metrics.
+    """The interval is 6 s, or 2 s with a frontend of an older release, which closes idle connections after 5 s, also on
+    an idle node. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes
@@ -218,7 +217,7 @@ async def test_a_lease_is_renewed_while_nothing_changes(
 
 
 async def test_a_change_without_an_event_is_reported_at_the_next_tick(path: Path) -> None:
-    """An example is the freshness of another instance's heartbeat, which ends as time passes."""
+    """An example is the freshness of another instance's heartbeat, which expires as time passes."""
     async with merging(path) as (server, backend):
         backend.synchronized = False
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=2.1)
@@ -250,7 +249,7 @@ async def test_a_report_of_a_change_does_not_delay_the_renewal_of_the_lease_whil
 
 
 async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
-    """The backend's state changes in ways that the frontend does not see."""
+    """The backend's state may change in ways that the frontend does not see."""
     async with merging(path) as (server, backend):
         await asyncio.sleep(0.5)
         before = len(server.leases)
@@ -281,7 +280,7 @@ async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> N
 
 @pytest.mark.parametrize("generation", [0, 7])
 async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path, generation: int) -> None:
-    """It answers another generation to a complete report: the next one is sent at the next tick."""
+    """It returns another generation after a complete report; the next report is then sent at the next tick."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.raw_lease = f'{{"instance": "f", "generation": {generation}, "readsChanges": true}}'.encode()
         await server.until(lambda: bool(server.leases))
@@ -300,7 +299,7 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
 async def test_after_an_invalid_answer_the_report_is_repeated(
     path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a warning in the log: a frontend that is starting, or of another release, is no fault."""
+    """No warning is logged, since a frontend that is starting, or of another release, is not a fault."""
     async with state_server(path) as server:
         if isinstance(answer, int):
             server.refuse["/v1/backend"] = answer
@@ -341,7 +340,9 @@ async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
 
 @pytest.mark.parametrize(("absent", "within"), [(3.0, 0.5), (30.0, 1.6)])
 async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, absent: float, within: float) -> None:
-    """It registers with the kubelet after it. A frontend that is absent for longer than a start is tried less often."""
+    """It registers with the kubelet after receiving it. A frontend that is absent for longer than a start is retried
+    less often.
+    """
     async with running(Backend(path)):
         await asyncio.sleep(absent)
         began = asyncio.get_running_loop().time()
@@ -351,7 +352,7 @@ async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, abs
 
 
 async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> None:
-    """By the first answer, too, and after a reconnection if the generation has changed in the meantime."""
+    """This includes the first response, and a reconnection if the generation has changed in the meantime."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await backend.until_records(1)
         for count in (2, 3):

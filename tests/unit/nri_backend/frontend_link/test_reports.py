@@ -54,7 +54,7 @@ class CountingLog(ChangeLog):
 
 
 def test_an_unchanged_state_is_not_compared_again() -> None:
-    """A comparison looks at hundreds of containers, so it is made only after one of these kinds of changes."""
+    """A comparison covers hundreds of containers, so it is made only after a relevant change."""
     state = NodeState()
     log = state.change_log = CountingLog(lambda: None)
     reports, generations = Reports(state), [0]
@@ -83,7 +83,7 @@ def test_an_unchanged_state_is_not_compared_again() -> None:
 
 
 def test_every_changed_report_increments_the_generation() -> None:
-    """A change of a container's state that does not appear in its report does not."""
+    """A change of a container's state that does not appear in its report leaves the generation unchanged."""
     state = synchronized()
     reports = Reports(state)
     assert [reports.refresh(), reports.refresh()] == [1, 1]
@@ -127,7 +127,9 @@ def test_containers_are_omitted_if_their_generation_is_acknowledged() -> None:
 
 
 def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
-    """Returns since, total, and the removed and changed ids of the changes in a body; None if it has none."""
+    """Returns since, total, and the removed and changed ids of the changes in a body, or None if the body has no
+    changes.
+    """
     document = json.loads(body).get("changes")
     return document and (
         document["since"],
@@ -138,7 +140,7 @@ def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
 
 
 def test_only_changes_since_the_last_body_are_sent_to_a_frontend_that_reads_them() -> None:
-    """If it has the containers of that body; in every other case all containers are sent."""
+    """This requires that the frontend has the containers of that body; in every other case all containers are sent."""
     state = synchronized(*(one(name) for name in "abcdef"))
     reports = Reports(state)
     reports.refresh()
@@ -177,7 +179,9 @@ def test_changes_that_are_longer_than_all_containers_are_not_sent() -> None:
 
 
 def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
-    """So a frontend that merges changes has the order of one that reads all. Rejected attempts are no exception."""
+    """A frontend that merges changes thus has the same order as one that reads all. Rejected attempts are no
+    exception.
+    """
     state = synchronized(one("a"), one("b"))
     reports = Reports(state)
     state.reject(refused("try", "q"))
@@ -191,7 +195,7 @@ def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
     reports.refresh()
     state.put(one("a"))
     reports.refresh()
-    # Merged with the last body, it would be the first one.
+    # If it were merged with the last body, it would be the first one.
     assert [document["id"] for document in json.loads(reports.containers())] == ["b", "try", "c", "a"]
     assert changes_of(reports.body(STATUS, 1, reads_changes=True)) is None
 
@@ -216,7 +220,9 @@ def test_serialized_reports_are_documents_of_the_contract() -> None:
 
 
 def test_a_rejected_container_reports_the_claims_that_it_may_not_use() -> None:
-    """They connect it with the containers that hold the claim. Their number is limited, as a pod's author sets it."""
+    """They connect it with the containers that hold the claim. Their number is limited, because a pod's author controls
+    it.
+    """
     uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
     state = synchronized()
     state.reject(replace(refused("a"), rejection=Rejection(Reason.SHARED, "in use", about=uses)))
@@ -251,7 +257,7 @@ def test_creating_a_container_drops_its_rejected_attempts() -> None:
 
 
 def test_at_most_max_refused_attempts_are_reported() -> None:
-    """The latest ones."""
+    """The latest ones are kept."""
     state = synchronized()
     for number in range(3 * MAX_REJECTED):
         state.reject(refused(f"try-{number}", f"p{number}"))
@@ -279,7 +285,7 @@ def test_containers_that_exceed_the_size_limit_are_omitted() -> None:
 
 
 def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
-    """The frontend limits the containers that it has after the changes, too."""
+    """The frontend also limits the number of containers that it has after the changes."""
     state = synchronized(one("a"))
     reports = Reports(state)
     reports.refresh()

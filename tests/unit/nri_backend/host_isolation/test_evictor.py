@@ -57,7 +57,7 @@ def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "
 
 
 def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
-    """The default affinity and unbound workqueues as well. A managed interrupt is written once, an unused one never."""
+    """So do the default affinity and unbound workqueues. A managed interrupt is written once, an unused one never."""
     before = tree.all_affinities()
     result = evict(interrupts(tree), vacate(2, 3), frozenset())
     assert result == EvictionResult(
@@ -93,7 +93,7 @@ def test_an_interrupt_that_was_unmovable_for_a_while_gets_its_original_back(tree
 
 
 def test_without_claims_and_originals_no_affinity_is_read(tree: IrqTree) -> None:
-    """So a node without claims reports no problem if its interrupts cannot be read."""
+    """A node without claims thus reports no problem if its interrupts cannot be read."""
     (tree.root / "proc/irq/default_smp_affinity").unlink()
     assert evict(interrupts(tree), NO_CLAIMS, frozenset()) == EvictionResult()
 
@@ -131,7 +131,7 @@ async def running(
 
 
 async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) -> None:
-    """The first one dies with CPU 2 vacated. The second one writes nothing until it is active."""
+    """The first one dies while CPU 2 is vacated. The second one writes nothing until it is active."""
     before, desired = tree.all_affinities(), vacate(2)
     async with running(interrupts(tree), lambda: desired) as evictor:
         evictor.wake()

@@ -32,7 +32,7 @@ class Node:
 
 @pytest.fixture
 def node(short_root: Path) -> Node:
-    """A node below a short path, since the path of a socket is limited to 107 bytes."""
+    """Returns a node below a short path, since the path of a socket is limited to 107 bytes."""
     return Node(short_root)
 
 
@@ -56,7 +56,7 @@ def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Nod
 
 
 def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
-    """Until its next round irqbalance returns the old mask. A claim that ends before that leaves no ban."""
+    """irqbalance reports the old mask until its next round. A claim that ends before that leaves no ban."""
     with irqbalance(node.root) as daemon:
         node.evict(2, 3)
         node.evict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs interrupts must vacate, computed from the state of the node."""
+"""The CPUs that interrupts must vacate, computed from the state of the node."""
 
 import asyncio
 import contextlib
@@ -44,14 +44,14 @@ def put(state: NodeState, phase: Phase) -> None:
 
 
 def settings(root: Path) -> Settings:
-    """Settings with all directories below this root."""
+    """Returns settings with all directories below this root."""
     arguments = [f"--host-root={root}", f"--kernel-root={root}", f"--run-dir={root}"]
     (root / "backend").mkdir()
     return load_settings(arguments, {"POD_UID": "u", "NODE_NAME": "n"})
 
 
 def test_interrupts_vacate_the_cpus_of_running_containers() -> None:
-    """From the container's start until its last process has ended, except for claims with ``irqs: keep``."""
+    """They do so from the container's start until its last process has ended, except for claims with ``irqs: keep``."""
     state = node()
     assert cpus_without_interrupts(state) == frozenset()
     for phase, cpus in (
@@ -98,7 +98,9 @@ async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> No
 
 
 async def test_problems_with_interrupts_and_host_daemons_have_codes(tmp_path: Path) -> None:
-    """A slice that allows claimed CPUs alone, a damaged file of originals, and a program that moves interrupts back."""
+    """The problems are a slice that allows only claimed CPUs, a damaged file of originals, and a program that moves
+    interrupts back.
+    """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState(Config(host_slices=True, reserved_cpus=frozenset({0})))
     state.set_host(Host(parse_cpu_list("0-7"), ()))
     state.set_claim_files(files_of(ONE, NIC))

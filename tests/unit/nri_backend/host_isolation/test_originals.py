@@ -8,7 +8,9 @@ from nri_backend.host_isolation.plan import OriginalAffinity
 
 
 def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
-    """An upgrade with running claims must be able to restore what the previous release has stored, and back."""
+    """An upgrade with running claims must be able to restore what the previous release has stored, and so must a
+    downgrade.
+    """
     path = tmp_path / "interrupts.json"
     two, three = frozenset({2}), frozenset({3})
     originals = {"25": OriginalAffinity.model_construct(original=two, expected=(two, three))}

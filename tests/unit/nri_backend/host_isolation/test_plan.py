@@ -27,7 +27,7 @@ def stored(original: Cpus, *expected: Cpus) -> OriginalAffinity:
 
 
 def test_an_affinity_loses_the_cpus_to_vacate() -> None:
-    """Without a remaining online CPU it becomes all other CPUs if it may relocate, else it stays as it is."""
+    """If no online CPU remains, it becomes all other CPUs if it may relocate, and otherwise stays unchanged."""
     assert reduced_affinity(ALL, cpus(2, 3), ONLINE, may_relocate=True) == ALL - {2, 3}
     assert reduced_affinity(cpus(1), cpus(2, 3), ONLINE, may_relocate=True) == {1}
     assert reduced_affinity(cpus(2, 9), cpus(2, 3), ONLINE, may_relocate=True) == ONLINE - {2, 3}
@@ -43,7 +43,7 @@ def test_movables_on_other_cpus_are_not_written() -> None:
 
 
 def test_an_affinity_that_another_program_wrote_becomes_the_original() -> None:
-    """It stays after the claims. If it contains CPUs to vacate, the movable is moved and counted as contested."""
+    """It is restored after the claims. If it contains CPUs to vacate, the object is moved and counted as contested."""
     originals = {"a": stored(ALL, ALL, cpus(0, 1))}
     without_claims = plan_eviction({"a": cpus(5)}, originals, NONE, ONLINE)
     assert without_claims == plan_eviction({"a": cpus(5)}, {}, NONE, ONLINE)
@@ -67,7 +67,9 @@ def test_a_failed_write_leaves_the_stored_original_unchanged() -> None:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[Cpus, dict[str, Cpus], int]]:
-    """Per pass: the claimed CPUs, what another program writes before it, and after how many writes it is killed."""
+    """For each pass: the claimed CPUs, what another program writes before it, and after how many writes the pass is
+    killed.
+    """
     step = st.tuples(claimed, st.dictionaries(st.sampled_from("abc"), some, max_size=1), st.integers(0, 4))
     return draw(st.lists(step, max_size=6))
 
@@ -85,7 +87,7 @@ def run(current: dict[str, Cpus], originals: Originals, claimed_cpus: Cpus, writ
 def test_every_original_is_restored_in_the_end(
     first: Affinities, history: list[tuple[Cpus, dict[str, Cpus], int]]
 ) -> None:
-    """Whatever is claimed and whenever a pass is killed, each movable ends as it would be without the backend."""
+    """Whatever is claimed and whenever a pass is killed, each movable ends up as it would be without the backend."""
     current, expected = dict(first), dict(first)
     originals: Originals = {}
     for claimed_cpus, foreign, writes in history:

@@ -47,7 +47,7 @@ MIN, LOW = "memory.min", "memory.low"
 def test_a_container_is_unthrottled_if_its_claim_covers_its_cpu_limit(
     requests: tuple[str, ...], limit: CpuLimit | None, free: bool
 ) -> None:
-    """Two CPUs cover a limit of two CPUs and no more, for any period, and in any number of requests."""
+    """Two CPUs cover a limit of up to two CPUs, for any period and any number of requests."""
     assert unthrottled(entitlement_of(cpu_record("c", *requests)), limit) is free
 
 
@@ -87,7 +87,7 @@ def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_has_dropped(
 
 
 def test_only_files_of_claimed_page_sizes_are_needed() -> None:
-    """Other sizes are limited if the kernel has their files."""
+    """Files of other page sizes are limited only if the kernel has them."""
     wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
     assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
     assert hugepage_raises({TWO: TWO}, [GIGA]) == {
@@ -172,7 +172,7 @@ class Group:
     notes: dict[str, Note] = field(default_factory=dict)
 
     def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
-        """Runs one job, which the crash of the process may interrupt after each of its three steps."""
+        """Runs one job; the process may crash after each of its three steps."""
         raises = {} if raised is None else {MIN: raised}
         wanted, self.notes, after = raised_limits({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:
@@ -227,8 +227,7 @@ def test_a_limit_that_the_kubelet_changes_becomes_the_original_limit(own: int, j
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, counted: int, others: int) -> None:
-    """If all claims of the pod are in use, the limit does not depend on which of both adds them.
-
+    """If all claims of the pod are in use, the limit does not depend on whether the kubelet or the backend adds them.
     It is never below the claims in use.
     """
     claimed = counted + others

@@ -59,7 +59,9 @@ def test_an_update_changes_only_the_limits_that_it_contains() -> None:
     ],
 )
 def test_the_cgroup_path_of_a_container_is_derived_for_both_drivers(path: str, directory: str) -> None:
-    """systemd: a slice is inside the slices that its name consists of. cgroupfs: the path itself."""
+    """With systemd, a slice is inside the slices that its name consists of. With cgroupfs, the path is used as it
+    is.
+    """
     assert cgroup_directory(path) == directory
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Election of the active instance, with real locks and files. The clock is set by the tests."""
+"""Election of the active instance with real locks and files. The tests set the clock."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class Run:
         return one, two
 
     def later(self, seconds: float, *beating: ActiveLock) -> None:
-        """Advances the clock; then these instances write their heartbeat."""
+        """Advances the clock; then these instances write their heartbeats."""
         self.now += seconds
         for lock in beating:
             lock.beat()
@@ -49,13 +49,14 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run directory."""
     with contextlib.ExitStack() as stack:
         yield Run(tmp_path, stack)
 
 
 def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) -> None:
-    """The file contains the holder's heartbeat, which has a fixed length. They are never active at the same time."""
+    """The file contains the holder's heartbeat, which has a fixed length. Two instances are never active at the same
+    time.
+    """
     one, two = run.instance("a longer name"), run.instance("two")
     assert (one.active, one.fresh) == (False, False)
     assert one.try_acquire()
@@ -73,7 +74,7 @@ def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) ->
 
 
 def test_a_frozen_holder_is_replaced(run: Run) -> None:
-    """After three missed heartbeats, by a standby that is synchronized. With heartbeats it stays active."""
+    """A synchronized standby replaces it after three missed heartbeats. With heartbeats the holder stays active."""
     one, two = run.pair()
     for _ in range(10):
         run.later(TICK_SECONDS, one)
@@ -104,7 +105,7 @@ def test_only_one_of_two_standbys_replaces_a_stale_holder(run: Run) -> None:
 
 
 def test_no_lock_is_acquired_while_another_instance_is_taking_over(run: Run) -> None:
-    """Neither a stale nor a free one, while takeover.lock is locked."""
+    """While takeover.lock is locked, neither a stale nor a free lock is acquired."""
     one, two, three = (run.instance(name) for name in ("one", "two", "three"))
     assert one.try_acquire()
     run.later(STALE_SECONDS + 1)
@@ -153,9 +154,8 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace.
-
-    A claim would not end the idle pace in the meantime, since none can be prepared while the runtime is lost.
+    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace. A
+    claim would not end the idle pace in the meantime, since none can be prepared while the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)
@@ -169,7 +169,7 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
 
 
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
-    """STALE_SECONDS from its first observation, however long the standby has waited before."""
+    """It has STALE_SECONDS from the standby's first observation of it, however long the standby has waited before."""
     two = run.instance("two")
     run.later(STALE_SECONDS + 1)
     one = run.instance("one", serving=False)
@@ -244,7 +244,7 @@ async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_a_standby_waits_for_the_lock_and_then_renews_its_heartbeat(run: Run) -> None:
-    """At every tick, until its file is removed."""
+    """It renews it at every tick until its file is removed."""
     one, two = run.pair()
     waiting = asyncio.create_task(two.acquire())
     await asyncio.sleep(1)
@@ -285,7 +285,7 @@ def test_other_data_decodes_to_none(data: bytes) -> None:
     ("age", "fresh"), [(0, True), (STALE_SECONDS, True), (STALE_SECONDS + 0.1, False), (-5, False)]
 )
 def test_a_heartbeat_is_fresh_for_stale_seconds_and_not_before_its_time(age: float, fresh: bool) -> None:
-    """One in the future is from an earlier boot, since the monotonic clock restarts at each boot."""
+    """A heartbeat in the future is from an earlier boot, since the monotonic clock restarts at each boot."""
     assert Heartbeat("one", 1000 - age, serving=True).fresh(1000) is fresh
 
 
@@ -299,7 +299,7 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
 
 
 async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
-    """A standby waits for three of them. The first heartbeat of another pace is written at once."""
+    """A standby waits for three of them. When the pace changes, a heartbeat is written at once."""
     one, two = run.pair()
     one.set_idle(idle=True)
     for _ in range(3):
@@ -315,7 +315,7 @@ async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
 
 
 async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
-    """Otherwise the next heartbeat would come after the end of the time that this one allows."""
+    """Otherwise the next heartbeat would come after the time that this one allows."""
     one, _ = run.pair()
     one.set_idle(idle=True)
     renewing = asyncio.create_task(one.renew_forever())
@@ -334,6 +334,6 @@ async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Ru
 
 @pytest.mark.parametrize("every", ['"10"', "1.0", "61.0", "1e400", "null"])
 def test_a_heartbeat_without_a_usable_pace_is_one_of_a_busy_node(every: str) -> None:
-    """Also one of an earlier release, which has none."""
+    """A heartbeat of an earlier release has no pace."""
     text = f'{{"instance": "a", "at": 1.0, "serving": true, "every": {every}}}'
     assert Heartbeat.decode(text.encode().ljust(HEARTBEAT_BYTES)) in (Heartbeat("a", 1.0, serving=True), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cgroups a watch follows. Events themselves need a real kernel: see tests/node."""
+"""The set of cgroups that a watch follows. Real events need a real kernel and are tested in tests/node."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes of cgroup files, and original limits as attributes of cgroups, in a real directory tree."""
+"""Reading and writing cgroup files, and storing original limits as attributes of cgroups, in a real directory tree."""
 
 import os
 import resource
@@ -71,7 +71,7 @@ def test_empty_values_and_the_root_cgroup_are_never_written(tree: CgroupTree, pa
 
 
 def test_an_error_about_an_invalid_file_contains_its_path(tree: CgroupTree, tmp_path: Path) -> None:
-    """A file contains text that no kernel writes. The result is a CgroupAccessError."""
+    """The test file contains text that no kernel writes. The result is a CgroupAccessError."""
     (tmp_path / "a/b/cpuset.cpus").write_text("x\n")
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("x\n")
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.cpus"):

@@ -25,7 +25,7 @@ def tree(memory: Path) -> KernelTree:
 
 
 def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
-    """Returns a cache with the present contents of these files."""
+    """Returns a cache with the current contents of these files."""
     recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     for name in names:
         try:
@@ -180,7 +180,7 @@ def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None
 
 
 def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_removed(tree: KernelTree) -> None:
-    """The removed cgroup is left out, as is one without a reading. The others are read through open descriptors."""
+    """The removed cgroup is left out, and so is one without a reading. The others are read through open descriptors."""
     cache, paths = FileCache(tree.root, stay_open=True), {}
     for key in ("one", "two", "three"):
         paths[key] = f"pod/{key}"
@@ -290,7 +290,9 @@ def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looke
 
 @pytest.mark.parametrize("stay_open", [False, True])
 def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bool) -> None:
-    """Whether its descriptor stays open or not; a file that was not part of the reading counts as changed."""
+    """It does not matter whether its descriptor stays open. A file that was not part of the reading counts as
+    changed.
+    """
     recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     recording.read("pod/c", "cpuset.cpus.effective")
     cache.store("c", 1, recording.seen or {})
@@ -308,7 +310,9 @@ def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bo
 def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
     tree: KernelTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All open files are compared in one loop. The number of a closed descriptor may already be that of another."""
+    """All open files are compared in one loop, and the number of a closed descriptor may already belong to another
+    file.
+    """
     cache = cache_of(tree, CPUS, stay_open=True)
     tree.make("pod/other")
     recording = tree.recording()

@@ -35,7 +35,7 @@ def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
 
 
 def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
-    """With or without mountinfo."""
+    """It passes with or without mountinfo."""
     root, host = node(tmp_path, UNIFIED, "cpuset cpu io memory hugetlb pids\n")
     assert check_node(root, host, ["/run/a.sock"]) == []
     (tmp_path / "proc/self/mountinfo").unlink()
@@ -54,7 +54,7 @@ def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
     ],
 )
 def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
-    """Limits have no effect on a node with cgroup v1, or if a used controller is bound to it."""
+    """Limits have no effect on a node with cgroup v1, or if a required controller is bound to it."""
     if fault is None:
         check_controllers("/sys/fs/cgroup", controllers, parse_mounts(mounts))
         return
@@ -89,7 +89,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:
-    """A file system beneath the tree, and the same tree mounted twice, are no fault."""
+    """A file system mounted below the tree and the same tree mounted twice are fine."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):
@@ -99,7 +99,7 @@ def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
 
 
 def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
-    """Rejected containers are killed with it. A cgroup without any file has just been removed and is no fault."""
+    """It is needed to kill rejected containers. A cgroup without any file has just been removed and is not an error."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory")
     slice_ = tmp_path / "cgroup/kubepods.slice"
     slice_.mkdir()
@@ -128,7 +128,7 @@ def test_an_unreadable_file_is_an_error_and_invalid_mount_lines_are_skipped(tmp_
 
 
 def test_the_run_directory_is_created_with_mode_0700(tmp_path: Path) -> None:
-    """By the container that starts first. The mode of an existing directory is not changed."""
+    """The container that starts first creates it. The mode of an existing directory is not changed."""
     path = tmp_path / "a" / "run"
     make_run_directory(str(path))
     assert path.stat().st_mode & 0o777 == 0o700

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capabilities of this process, and the problems if one is missing."""
+"""The capabilities of this process, and the problems reported if one is missing."""
 
 import logging
 import re
@@ -92,7 +92,7 @@ def effective() -> int:
     ],
 )
 def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
-    """Capabilities count only in the initial user namespace. The tree cannot be probed, so it is no obstacle."""
+    """Capabilities count only in the initial user namespace. A tree that cannot be probed is not an obstacle."""
     root = host(tmp_path, permitted, uid_map)
     obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
@@ -114,7 +114,7 @@ def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, mis
 
 
 def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
-    """And a missing SYS_ADMIN is no obstacle."""
+    """A missing SYS_ADMIN is not an obstacle there."""
     root = host(tmp_path, "0000000000000002")
     tree = CgroupTree(str(tmp_path))
     (tmp_path / "kubepods").mkdir()
@@ -203,7 +203,7 @@ def test_a_probe_without_a_result_is_logged_and_no_obstacle(
     ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
 )
 def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
-    """Even without the capability and in pool mode."""
+    """This also happens without the capability and in pool mode."""
     tree = ProbedTree(tmp_path / "cgroup")
     tree.make("dra-driver-numa-probe-01234567/partition")
     read_privileges(tree, host(tmp_path, permitted), partitions=partitions)
@@ -237,7 +237,9 @@ print(problem.code_text, problem)
 
 @pytest.mark.parametrize(("permitted", "named"), [(ALL, True), ("0000000000000002", False)])
 def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permitted: str, named: bool) -> None:
-    """A seccomp profile may deny capget and capset. Without the capability that is no problem."""
+    """A seccomp profile may deny capget and capset. If the process lacks the capability anyway, that is not a
+    problem.
+    """
     command = [sys.executable, "-c", _DENIED, host(tmp_path, permitted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -248,7 +250,7 @@ def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permit
 
 
 def test_sys_admin_is_effective_only_inside_the_block() -> None:
-    """Only in the calling thread, and not at all if the process does not have it."""
+    """It is effective in the calling thread only, and not at all if the process does not have it."""
     seen: list[int] = []
 
     def work() -> None:

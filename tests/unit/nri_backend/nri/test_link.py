@@ -158,7 +158,7 @@ async def test_an_error_response_of_the_runtime_is_raised_with_its_code(tmp_path
 
 
 async def test_the_end_of_the_connection_fails_outstanding_calls_and_cancels_hooks(tmp_path: Path) -> None:
-    """One call in each direction; a call after the end fails with the same reason."""
+    """There is one call in each direction; a call after the end fails with the same reason."""
     both_wait = asyncio.Barrier(3)
     cancelled = asyncio.Event()
 

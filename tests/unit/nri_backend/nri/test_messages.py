@@ -19,7 +19,7 @@ _EVERYTHING = Resources(
 
 
 def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
-    """The id is that of the sandbox, the uid that of the pod."""
+    """Its id is that of the sandbox, its uid that of the pod."""
     message = pb.PodSandbox(
         id="s",
         uid="u",
@@ -80,7 +80,7 @@ def test_the_last_of_two_hugepage_limits_applies() -> None:
 
 
 def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> None:
-    """``2MB`` and ``0-3,8``. Resources that were sent parse to the same value."""
+    """The formats are ``2MB`` and ``0-3,8``. Resources that were sent parse to the same value."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [limit.page_size for limit in message.hugepage_limits] == ["2MB", "1GB"]
     assert message.cpu.cpus == "0-3,8"

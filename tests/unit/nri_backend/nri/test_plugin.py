@@ -51,7 +51,7 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
 
 @pytest.mark.parametrize("version", ["", "v0.12.0"])
 async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version: str) -> None:
-    """An unknown bit makes the runtime disconnect the plugin; an empty mask would subscribe to validation, too."""
+    """An unknown bit makes the runtime disconnect the plugin; an empty mask would also subscribe to validation."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
     assert pb.ConfigureResponse.FromString(answer).events == 0x6AF
 
@@ -169,7 +169,7 @@ async def test_an_unexpected_exception_is_an_error_response_without_its_details(
     assert await rig.call("StartContainer", pb.StartContainerRequest(**_BOTH)) == b""
 
 
-# Timeout of the call in seconds, that of Configure in milliseconds, and the deadline of the hook in seconds.
+# The call's timeout in seconds, Configure's timeout in milliseconds, and the hook's deadline in seconds.
 @pytest.mark.parametrize(
     ("in_call", "configured", "deadline"), [(4.0, 0, 3), (0.0, 8000, 6), (4.0, 8000, 3), (0.0, 0, 1.5)]
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ttrpc: frames in any pieces, a client and a server end joined by nothing but bytes, and ends that meet nonsense."""
+"""The ttrpc protocol with frames split anywhere: a client and a server connected only by bytes, and invalid input."""
 
 import struct
 from dataclasses import replace
@@ -32,7 +32,7 @@ _REQUEST = ttrpc_pb2.Request(service="a.Service", method="Method", payload=b"pay
 
 
 def _calling() -> tuple[ClientConnection, ServerConnection]:
-    """Two ends of a connection on which a call is open."""
+    """Returns the two ends of a connection with an open call."""
     client, server = ClientConnection(), ServerConnection()
     assert list(server.receive_data(client.call(_CALL))) == [replace(_CALL, stream_id=1)]
     return client, server
@@ -43,7 +43,7 @@ def _answers(client: ClientConnection, data: bytes) -> list[bytes | tuple[int, s
 
 
 def _refusals(server: ServerConnection, data: bytes) -> list[tuple[int, int]]:
-    """(stream, code) of the rejections, as a client would read them."""
+    """Returns (stream, code) of the error responses as a client would read them."""
     found = []
     for reply in server.receive_data(data):
         assert isinstance(reply, bytes)
@@ -65,7 +65,7 @@ def test_an_error_answer_has_a_status_and_no_payload() -> None:
 
 
 def test_calls_are_answered_in_any_order() -> None:
-    """The peer tells the answers apart by their stream id."""
+    """The peer matches responses by their stream id."""
     server = ServerConnection()
     list(server.receive_data(_request(1) + _request(3) + _request(5)))
     replies = b"".join(server.respond(stream, str(stream).encode()) for stream in (5, 1, 3))
@@ -83,13 +83,13 @@ def test_calls_are_answered_in_any_order() -> None:
     ],
 )
 def test_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
-    """A status may be present beside a success, and an empty message is no bytes."""
+    """A success may contain a status, and an empty message has no bytes."""
     client, _ = _calling()
     assert _answers(client, encode_frame(1, RESPONSE, response.SerializeToString())) == [payload]
 
 
-def test_only_the_answer_to_the_call_is_one() -> None:
-    """Neither what comes before it, nor a second one, nor one to a stream that nobody opened."""
+def test_only_a_response_to_an_open_call_is_accepted() -> None:
+    """Earlier responses, a second response, and one on a stream that was never opened are not."""
     answer = encode_frame(1, RESPONSE, ttrpc_pb2.Response(payload=b"a").SerializeToString())
     client = ClientConnection()
     with pytest.raises(OversizedError):
@@ -101,7 +101,7 @@ def test_only_the_answer_to_the_call_is_one() -> None:
 
 @pytest.mark.parametrize("streams", [(2,), (0,), (3, 3), (5, 3)])
 def test_even_used_and_descending_ids_are_invalid_arguments(streams: tuple[int, ...]) -> None:
-    """The peer's client must count upwards in odd numbers, and hears so on the stream it used."""
+    """A client must use increasing odd ids. The error is sent on the stream that it used."""
     server = ServerConnection()
     for good in streams[:-1]:
         assert len(list(server.receive_data(_request(good)))) == 1
@@ -109,7 +109,7 @@ def test_even_used_and_descending_ids_are_invalid_arguments(streams: tuple[int, 
 
 
 def test_unknown_frame_types_and_data_frames_are_ignored() -> None:
-    """NRI has unary calls only; everything else passes by."""
+    """NRI uses only unary calls; all other frames are ignored."""
     client, server = _calling()
     other = encode_frame(1, 99, b"?") + encode_frame(1, 3, b"?")
     assert list(server.receive_data(other + encode_frame(1, RESPONSE, b""))) == []
@@ -117,7 +117,7 @@ def test_unknown_frame_types_and_data_frames_are_ignored() -> None:
 
 
 def test_an_oversized_message_fails_only_its_own_call() -> None:
-    """ResourceExhausted answers the stream, at either end; the next call is served."""
+    """Either end answers the stream with ResourceExhausted, and the next call is served."""
     client, server = _calling()
     long = struct.pack(">IIBB", MAX_DATA + 1, 5, REQUEST, 0) + bytes(MAX_DATA + 1)
     assert _refusals(server, long) == [(5, Code.RESOURCE_EXHAUSTED)]
@@ -128,7 +128,7 @@ def test_an_oversized_message_fails_only_its_own_call() -> None:
 
 
 def test_an_answer_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -> None:
-    """The call stays open, so that the caller still gets an answer."""
+    """The call stays open, so the caller still gets a response."""
     _, server = _calling()
     with pytest.raises(OversizedError):
         server.respond(1, bytes(MAX_DATA))
@@ -136,15 +136,15 @@ def test_an_answer_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -
 
 
 def test_a_body_that_cannot_be_read_fails_only_its_own_call() -> None:
-    """Its frame was sound: a request is an invalid argument, an answer an internal error."""
+    """Its frame was valid: a bad request is an invalid argument, and a bad response is an internal error."""
     client, server = _calling()
     assert _refusals(server, encode_frame(3, REQUEST, b"\xff\xff")) == [(3, Code.INVALID_ARGUMENT)]
     (answer,) = _answers(client, encode_frame(1, RESPONSE, b"\xff\xff"))
     assert answer[0] == Code.INTERNAL
 
 
-def test_answering_what_was_not_asked_is_our_own_fault() -> None:
-    """Twice, or for a stream that nobody opened."""
+def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
+    """Covers a second response, and one for a stream that was never opened."""
     _, server = _calling()
     server.respond(1, b"")
     for stream in (1, 3):
@@ -153,7 +153,7 @@ def test_answering_what_was_not_asked_is_our_own_fault() -> None:
 
 
 def test_metadata_and_unknown_fields_are_ignored() -> None:
-    """Runtimes with tracing send headers along; later ones may send more."""
+    """Runtimes with tracing send headers along, and later releases may send more fields."""
     envelope = ttrpc_pb2.Request(service="s", method="m", metadata=[ttrpc_pb2.KeyValue(key="traceparent", value="00")])
     unknown = bytes.fromhex("f2 06 01 78")
     frame = encode_frame(1, REQUEST, envelope.SerializeToString() + unknown)
@@ -166,19 +166,19 @@ def _feed(*pieces: bytes) -> list[Frame]:
 
 
 def test_the_length_does_not_count_the_header() -> None:
-    """Four bytes of data are announced as four."""
+    """For four bytes of data the header contains the length 4."""
     assert encode_frame(5, RESPONSE, b"data") == bytes.fromhex("00000004 00000005 02 00") + b"data"
 
 
 @given(frames=_FRAMES, data=st.data())
 def test_any_pieces_give_the_same_frames(frames: list[tuple[int, int, bytes]], data: st.DataObject) -> None:
-    """Where the byte stream is cut makes no difference; an empty frame is one, too."""
+    """The result does not depend on where the byte stream is split. An empty frame is valid."""
     pieces = cut(data, b"".join(encode_frame(*frame) for frame in frames))
     assert _feed(*pieces) == [Frame(stream, kind, len(body), body) for stream, kind, body in frames]
 
 
 def test_the_limit_is_inclusive() -> None:
-    """4194304 bytes of data go both ways; whoever sends more learns how much too long it was."""
+    """4194304 bytes of data pass in both directions; for more, the error contains the excess."""
     data = bytes(MAX_DATA)
     assert _feed(encode_frame(1, REQUEST, data)) == [Frame(1, REQUEST, MAX_DATA, data)]
     with pytest.raises(OversizedError, match="a message of 4194305 bytes is longer than the 4194304 bytes of ttrpc"):
@@ -192,7 +192,7 @@ def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
     assert _feed(*pieces) == [Frame(9, REQUEST, MAX_DATA + 3, None), Frame(11, REQUEST, 4, b"next")]
 
 
-def test_a_length_that_nobody_sends_is_the_peers_fault() -> None:
-    """Lost frame boundaries are detected, instead of gigabytes being skipped."""
+def test_an_impossible_length_is_a_peer_error() -> None:
+    """It means that frame boundaries were lost, and gigabytes would have to be skipped."""
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

@@ -68,7 +68,7 @@ def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> 
 
 
 def test_a_change_that_a_drop_in_cannot_make_is_status_1(tmp_path: Path) -> None:
-    """Even though --write has written the other settings."""
+    """The exit status is 1 although --write has written the other settings."""
     file = tmp_path / "numa.toml"
     ran = run("--require-plugin", "--write", file, dumped=text_of(dump("2.0", {"disable": True})))
     assert ran.returncode == 1
@@ -84,7 +84,7 @@ def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path:
     assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr
     (tmp_path / "dump").write_text(text_of(dump("2.3")))
     containerd = tmp_path / "containerd"
-    # In Python, because this test also runs in the images, which have no shell.
+    # It is written in Python, because this test also runs in the images, which have no shell.
     containerd.write_text(
         f"#!{sys.executable}\nimport sys\n"
         f"sys.stdout.write(open({str(tmp_path / 'dump')!r}).read() if sys.argv[1:] == ['config', 'dump'] else '')\n"
@@ -146,7 +146,7 @@ def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
     """A handler is needed, as the kernel ignores signals without one for the first process of a container."""
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
-        # Bit number - 1 of SigCgt: the process handles the signal.
+        # Bit (signal number - 1) of SigCgt shows that the process handles the signal.
         while not int(_status(process.pid, "SigCgt"), 16) >> (signal.SIGTERM - 1) & 1:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -161,7 +161,7 @@ def _status(pid: int, field: str) -> str:
 
 
 def test_a_dump_over_4_mib_is_rejected(tmp_path: Path) -> None:
-    """From a file and from standard input."""
+    """This applies to a file and to standard input."""
     file = tmp_path / "dump.toml"
     file.write_text("#" * (_MAX_BYTES + 1))
     for ran in (run(file), run(dumped=file.read_text())):

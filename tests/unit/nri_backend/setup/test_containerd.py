@@ -31,7 +31,9 @@ def missing(document: Document, **options: Any) -> list[str]:
 
 
 def test_only_containerd_1_7_lacks_settings_by_default() -> None:
-    """CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the backend writes limits."""
+    """It lacks CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the backend writes
+    limits.
+    """
     assert [line for release in RELEASES[1:] for line in missing(dump(release))] == []
     assert missing(dump("1.7")) == [
         f'[plugins."{CRI_2}"] enable_cdi is false, must be true',
@@ -150,7 +152,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
     ],
 )
 def test_a_text_that_is_not_a_dump_is_rejected(text: str, expected: str) -> None:
-    """Among them a configuration file, which need not contain the settings that containerd uses."""
+    """One example is a configuration file, which need not contain the settings that containerd uses."""
     with pytest.raises(RuntimeConfigError, match=expected):
         read_dump(text)
 

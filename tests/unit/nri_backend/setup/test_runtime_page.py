@@ -34,7 +34,7 @@ if [ "$2" = dump ] && [ ! -e "$HOME/etc/containerd/config.toml" ]; then
 fi
 cat "$HOME/dump"
 """
-"""Behaves like containerd 1.7, which cannot dump its configuration if there is no file."""
+"""A script that behaves like containerd 1.7, which cannot dump its configuration if there is no file."""
 CTR = """#!/bin/sh
 dump=$HOME/run/containerd-dump.toml
 stat -c %a "$dump" >"$HOME/mode"
@@ -90,7 +90,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """A node without a configuration file of containerd."""
+    """Returns a node without a configuration file of containerd."""
     return Node(tmp_path)
 
 

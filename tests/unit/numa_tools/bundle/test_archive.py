@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of a bug report: what is put in comes out, and nothing that somebody else has put in does harm."""
+"""The archive of a bug report: packed files can be unpacked again, and an archive from elsewhere does no harm."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ from numa_tools.bundle.archive import MOST_BYTES, ArchiveError, ArchiveWriter, e
 
 
 def packed(*files: tuple[str, str]) -> io.BytesIO:
-    """An archive of files."""
+    """Returns an archive of these files."""
     made = io.BytesIO()
     archive = ArchiveWriter(made)
     for path, text in files:
@@ -24,7 +24,7 @@ def packed(*files: tuple[str, str]) -> io.BytesIO:
 
 
 def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
-    """A tar made by hand: Python 3.13 writes no header whose size is not that of the content."""
+    """Returns a hand-made tar file. Python 3.13 writes no header whose size differs from that of the content."""
     made = bytearray()
     for name, fields, data in entries:
         entry = tarfile.TarInfo(name)
@@ -35,12 +35,12 @@ def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
     return io.BytesIO(gzip.compress(made + bytes(tarfile.RECORDSIZE)))
 
 
-# One byte is stored, and 64 MiB are written.
+# One byte is stored, but 64 MiB would be extracted.
 SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size": "67108864"}}
 
 
 def test_files_and_directories_come_back(tmp_path: Path) -> None:
-    """By their paths on the node; the same content is the same archive, byte for byte."""
+    """They have their paths on the node, and equal content gives byte-identical archives."""
     files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
     root = extract(packed(*files), tmp_path)
     assert [(root / path.strip("/")).read_text() for path, _ in files] == [text for _, text in files]
@@ -49,7 +49,7 @@ def test_files_and_directories_come_back(tmp_path: Path) -> None:
 
 
 def test_what_is_too_much_is_left_out() -> None:
-    """The archive stays readable, and the caller knows which file is not in it."""
+    """The archive stays readable, and the caller learns which file was left out."""
     archive = ArchiveWriter(io.BytesIO(), most_bytes=10)
     assert archive.add("a", "12345")
     assert not archive.add("b", "123456")
@@ -80,18 +80,18 @@ def test_what_is_too_much_is_left_out() -> None:
         (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
         (foreign(("node/a", {}, b"x"), ("node/b", {"size": MOST_BYTES}, b"")), "more than 134217728 bytes in files"),
         (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),
-        # The module reads each of these in a call inside the call for the one before.
+        # The tarfile module reads each of these headers recursively.
         (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header has more than 65536 bytes"),
     ],
 )
 def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:
-    """Nothing is written outside of the directory, and no archive fills the disk."""
+    """Nothing is written outside the target directory, and no archive can fill the disk."""
     with pytest.raises(ArchiveError, match=text):
         extract(data, tmp_path / "into")
     assert {one.name for one in tmp_path.iterdir()} <= {"into"}
 
 
 def test_a_file_in_the_place_of_a_directory_is_no_crash(tmp_path: Path) -> None:
-    """It is an error of the file system, which the caller handles."""
+    """The result is an OSError, which the caller handles."""
     with pytest.raises((NotADirectoryError, FileExistsError)):
         extract(foreign(("node/a", {}, b"x"), ("node/a/b", {}, b"x")), tmp_path)

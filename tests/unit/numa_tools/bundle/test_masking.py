@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the cluster in a bug report, replaced by numbers."""
+"""Replacing the cluster's names in a bug report with numbers."""
 
 import json
 import re
@@ -16,15 +16,15 @@ RECORD = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-3", pods=("bill
 
 
 def masks_of(*documents: Any) -> Masks:
-    """The masks of what is in documents."""
+    """Returns the masks of the names in these documents."""
     masks = Masks()
     masks.add("node", "worker-1.example.com")
     masks.learn(list(documents))
     return masks
 
 
-def test_every_kind_of_name_by_a_number() -> None:
-    """The same name is the same mask everywhere, in fields, in sentences, and in a record inside of a text."""
+def test_every_kind_of_name_is_replaced_by_a_number() -> None:
+    """The same name has the same mask everywhere: in fields, in sentences, and in a JSON record inside a string."""
     document = RECORD.model_dump(mode="json")
     seen = report("c", podName="billing-7f9", podNamespace="accounts", name="ledger").model_dump(mode="json")
     said = {
@@ -43,15 +43,15 @@ def test_every_kind_of_name_by_a_number() -> None:
 
 
 def test_a_name_that_is_a_word_of_the_driver() -> None:
-    """It is replaced where it is a name; elsewhere it is no name, and the record must be readable afterwards."""
+    """Such a name is replaced only where it is used as a name; elsewhere the text must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
     assert (masked["reservedFor"][0]["name"], masked["parameters"]["r"]["strategy"]) == ("pod-1", "packed")
 
 
-def test_a_part_of_a_word_is_no_name() -> None:
-    """The pod "db" is not in "db-2", "mydb" or "db.example"; a full stop ends a name."""
+def test_a_part_of_a_word_is_not_a_name() -> None:
+    """The pod "db" does not match "db-2", "mydb" or "db.example"; a full stop at the end of a sentence ends a name."""
     masks = masks_of({"uid": "1", "name": "db"})
     assert masks.text('db db-2 mydb db.example db. db/db_db, "db"') == (
         'pod-1 db-2 mydb db.example pod-1. pod-1/pod-1_pod-1, "pod-1"'
@@ -59,14 +59,16 @@ def test_a_part_of_a_word_is_no_name() -> None:
 
 
 def test_pools_begin_with_the_node() -> None:
-    """They stay the pools of that node."""
+    """After masking they are still recognizable as the pools of that node."""
     masks = masks_of()
     masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
 
 
 def test_pools_in_documents_and_in_names_of_slices() -> None:
-    """The node's own, whatever number the slice has and whether the pool is still there; not what looks like one."""
+    """The node's own slices are masked whatever their number and whether or not the pool still exists; similar texts
+    are not.
+    """
     former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
     masks = masks_of(former, {"pool": "0-7", "text": "slice 0001f-dra.memory-worker-1.example.com-hugepages-2m."})
     assert masks.text("worker-1.example.com-hugepages-1g worker-1.example.com-hugepages-2m 0-7") == (
@@ -85,7 +87,7 @@ _gaps = st.sampled_from([" ", "/", ", ", '"', "_", ": "])
 
 @given(st.lists(_names, min_size=1, max_size=6, unique=True), st.lists(_gaps, min_size=12, max_size=12))
 def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
-    """Whatever the names and what stands between them."""
+    """This holds for any names and any separators."""
     masks = masks_of(*({"uid": "1", "name": name} for name in names))
     text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
     words = re.split(r'[ /,"_:]+', masks.text(text))
@@ -93,7 +95,7 @@ def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
 
 
 def test_a_document_in_a_document_in_a_document_is_masked_as_text() -> None:
-    """A string inside of an embedded document is not parsed, so that documents cannot nest without a limit."""
+    """A string inside an embedded document is not parsed again, so that documents cannot nest without limit."""
     inner: Any = {"podName": "billing-7f9"}
     for _ in range(12):
         inner = {"podName": "billing-7f9", "annotation": json.dumps(inner)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors have the value that the scheduler's CEL gives them, or an unknown one; no selector costs much."""
+"""Selectors evaluate to the value that the scheduler's CEL gives them, or to unknown, and their cost is bounded."""
 
 import resource
 import sys
@@ -37,12 +37,13 @@ OURS = 'device.attributes["dra.cpu"]'
         (f"{OURS}.coreType in ['e-core', \"p-core\"]", True),
         (f'"coreType" in {OURS} && "l3" in {OURS}', False),
         (f"has({OURS}.coreType) && !has({OURS}.l3)", True),
-        # The lookup of a domain that the device does not have returns an empty map, but it is not "in" the attributes.
+        # Looking up a domain that the device does not have returns an empty map, but the domain is not "in" the
+        # attributes.
         ('"other.example.com" in device.attributes', False),
         ('"dra.cpu" in device.attributes', True),
         ('size(device.attributes["other.example.com"]) == 0', True),
         ('has(device.attributes["other.example.com"].x)', False),
-        # What decides makes good an error on the other side, before or after it.
+        # An operand that decides the result hides an error in the other operand, on either side.
         (f"{OURS}.missing == 1 || {OURS}.smtEnabled", True),
         (f"{OURS}.missing == 1 && !{OURS}.smtEnabled", False),
         (f"({OURS}.numCPUs + 2 * 3 - 4 / 2) % 7 == 6", True),
@@ -55,7 +56,7 @@ OURS = 'device.attributes["dra.cpu"]'
         ('device.capacity["dra.cpu"].cpu.compareTo(quantity("8")) > 0', True),
         ('device.capacity["dra.cpu"].cpu.isLessThan(quantity("16k"))', True),
         (f'{OURS}.smtEnabled ? {OURS}.numCPUs == 16 : {OURS}.missing == "x"', True),
-        # Types never mix: a number in quotes is another thing than a number.
+        # Types are never converted: a quoted number is not equal to a number.
         (f'{OURS}.numCPUs == "16"', False),
         (f"{OURS}.smtEnabled == 1", False),
         ("1 == 1.0 && 2 > 1.5", True),
@@ -86,7 +87,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """An error ends the attempt to schedule, so it is told from "false"."""
+    """An error ends the scheduler's attempt, so it must be distinct from "false"."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -104,8 +105,8 @@ def test_errors(expression: str, text: str) -> None:
         ("1" * (LONGEST + 1), "more than"),
     ],
 )
-def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
-    """Nothing that cannot be read is taken for true or false, and no depth ends the process."""
+def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
+    """An unsupported expression is neither true nor false, and no nesting depth crashes the process."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
 
@@ -122,7 +123,7 @@ def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
     ids=range(5),
 )
 def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond: str) -> None:
-    """The same expressions are too deep for every interpreter, and whatever its recursion limit is."""
+    """Expressions over the limit are too deep regardless of the Python version and of its recursion limit."""
     before = sys.getrecursionlimit()
     assert selected(within, DEVICE)
     sys.setrecursionlimit(100_000)
@@ -135,19 +136,19 @@ def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond:
 
 @pytest.mark.parametrize("expression", ["a" * 5000 + " == 1", "device." + "b" * 5000, "b" * 5000 + "{}"])
 def test_the_text_of_an_error_is_cut(expression: str) -> None:
-    """The author of a selector decides how long its names are."""
+    """The author of a selector controls the length of its names."""
     with pytest.raises((CelError, CelUnsupportedError)) as caught:
         selected(expression, DEVICE)
     assert len(str(caught.value)) < 300
 
 
-def test_many_terms_are_no_depth() -> None:
+def test_many_terms_are_not_deep_nesting() -> None:
     """A long list of alternatives is a wide expression, not a deep one."""
     assert selected(" || ".join(["false"] * 1000 + ["true"]), DEVICE)
 
 
 def bound(step: str, steps: int, first: str, body: str) -> str:
-    """``b1`` made of ``b0`` by a step, ``b2`` of ``b1`` and so on, and what is asked of the last one."""
+    """Returns an expression in which each ``b(n+1)`` is made from ``b(n)`` by one step and the last one is tested."""
     body = body.replace("last", f"b{steps}")
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
@@ -178,8 +179,8 @@ def bound(step: str, steps: int, first: str, body: str) -> str:
         f"cel.bind(a, {[1] * 300}, sets.contains({[1] * 90}.map(x, a), {[1] * 90}.map(x, a)))",
     ],
 )
-def test_what_grows_with_each_step_is_refused(expression: str) -> None:
-    """A short selector of a claim's author takes neither the memory nor the time of who asks about the claim."""
+def test_exponential_growth_is_rejected(expression: str) -> None:
+    """A short selector must not use up the memory or time of the user who asks about the claim."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(CelUnsupportedError, match="costs too much"):
         selected(expression, DEVICE)
@@ -187,8 +188,8 @@ def test_what_grows_with_each_step_is_refused(expression: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
-def test_long_selectors_of_long_lists_are_no_such_growth() -> None:
-    """As many terms as fit into a selector, each about all the values that a list attribute may have."""
+def test_long_selectors_of_long_lists_are_accepted() -> None:
+    """The selector has the maximum number of terms, each testing the maximum number of values in a list attribute."""
     roots = [f"pci{number:04x}:{number:02x}-{'x' * 50}" for number in range(64)]
     device = {**DEVICE, "attributes": Domains({"d": {"roots": roots}})}
     terms = ['"pci0" in device.attributes["d"].roots'] * 240
@@ -197,7 +198,7 @@ def test_long_selectors_of_long_lists_are_no_such_growth() -> None:
 
 
 def test_the_driver_s_own_classes_are_in_the_subset() -> None:
-    """A class that the driver prints is one that the simulation understands."""
+    """The simulation understands every class that the driver prints."""
     memory: dict[str, Any] = {**DEVICE, "driver": "dra.memory", "attributes": Domains({})}
     for document in device_classes(discover(small_machine())):
         for selector in document["spec"]["selectors"]:

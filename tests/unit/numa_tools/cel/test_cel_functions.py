@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions and macros that selectors may call have the values that Kubernetes' libraries and cel-go give them."""
+"""The functions and macros that selectors may call evaluate as in Kubernetes' libraries and in cel-go."""
 
 import time
 from typing import Any
@@ -65,7 +65,7 @@ OPTIONALS = [
     ('device.attributes[?"other.example.com"].hasValue()', True),
     ("optional.none().orValue(1) == 1 && optional.ofNonZeroValue(0).orValue(2) == 2", True),
     ("[1, 2][?5].orValue(7) == 7 && [1, 2][?1].orValue(7) == 2", True),
-    # The other value is only evaluated if it is needed.
+    # The other value is evaluated only if it is needed.
     (f"{OURS}.?numCPUs.orValue({OURS}.missing) == 16", True),
 ]
 MACROS = [
@@ -79,10 +79,10 @@ MACROS = [
     ("[1, 2, 3].map(x, x * x) == [1, 4, 9] && [1, 2, 3].map(x, x > 1, x + 1) == [3, 4]", True),
     ("[1, 2, 3].filter(x, x != 2) == [1, 3]", True),
     ("[4, 5].exists(i, v, i == 1 && v == 5) && {'a': 1}.all(k, v, k == 'a' && v == 1)", True),
-    # As || and &&, exists and all ignore an error if another element decides.
+    # Like || and &&, exists and all ignore an error if another element decides.
     ("[0, 1].exists(x, 1 / x == 1) && ![0, 1].all(x, 1 / x == 2)", True),
     ("[1].exists(x, [2].exists(x, x == 2) && x == 1)", True),
-    # A value that cel.bind names is evaluated where it is used.
+    # A value named by cel.bind is evaluated where it is used.
     (f"cel.bind(x, {OURS}.missing, true)", True),
     (f"cel.bind(self, {OURS}.numCPUs, self > 1 && cel.bind(twice, self * 2, twice == 32))", True),
 ]
@@ -131,7 +131,7 @@ UNKNOWN_PARTS = [
     [*INCLUDES, *TEXTS, *OPTIONALS, *MACROS, *NUMBERS, *VERSIONS, *LITERALS, *UNKNOWN_PARTS],
 )
 def test_values(expression: str, true: bool) -> None:
-    """Selectors that a cluster accepts have the value that they have there."""
+    """Selectors that a cluster accepts have the same value there."""
     assert selected(expression, DEVICE) is true
 
 
@@ -163,7 +163,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """A failure at run time ends the scheduler's attempt; it is neither false nor unknown."""
+    """A runtime error ends the scheduler's attempt; it is neither false nor unknown."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -199,7 +199,7 @@ def test_errors(expression: str, text: str) -> None:
         (r"'a'.matches('\\pL')", "the pattern cannot be read"),
         ("'a'.matches('(?i)é')", "only known for ASCII"),
         ("unknown() && true", r"the function unknown\(\)"),
-        # An unknown part may decide in the cluster, where a failing part then does not matter.
+        # An unknown part may decide the result in the cluster, in which case a failing part is ignored.
         (f"{OURS}.missing == 1 || unknown()", r"the function unknown\(\)"),
         (f"unknown() && {OURS}.missing == 1", r"the function unknown\(\)"),
         ("[0, 1].exists(x, 1 / x == 2 || unknown())", r"the function unknown\(\)"),
@@ -207,8 +207,8 @@ def test_errors(expression: str, text: str) -> None:
         (f"{list(range(49))}.includes(1)", "differs between releases"),
     ],
 )
-def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
-    """A part that is not understood is neither true nor false nor an error, and the text names it."""
+def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
+    """A part that is not understood is neither true nor false nor an error, and the text contains it."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
 
@@ -251,13 +251,15 @@ def test_the_value_of_the_rest_is_unknown(expression: str, text: str) -> None:
     ],
 )
 def test_matches_follows_re2(text: str, pattern: str, found: bool) -> None:
-    """A pattern matches a part of the text; classes are ASCII, and ``$`` is the end of the text alone."""
+    """A pattern may match anywhere in the text; character classes are ASCII, and ``$`` matches only at the end of the
+    text.
+    """
     device = {"driver": text, "attributes": {"pattern": pattern}}
     assert selected("device.driver.matches(device.attributes.pattern)", device) is found
 
 
 def test_a_pattern_takes_time_linear_to_the_text() -> None:
-    """Patterns that take a backtracking matcher exponential time end at once."""
+    """Patterns that take exponential time in a backtracking matcher finish at once."""
     device = {"driver": "a" * 64}
     began = time.thread_time()
     for pattern in ("(a+)+b$", "(a|a)*b$", "(a?){60}a{60}b", "(.*)(.*)(.*)(.*)b$"):
@@ -266,7 +268,7 @@ def test_a_pattern_takes_time_linear_to_the_text() -> None:
 
 
 def test_a_class_of_many_characters_costs_no_more_than_one_of_few() -> None:
-    """A class is one instruction, however many ranges it has."""
+    """A character class is one instruction, however many ranges it has."""
     ranges = "".join(chr(0x4E00 + 2 * number) for number in range(1500))
     device = {"driver": "a" * 300}
     began = time.thread_time()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What explain knows of a node whose service runs."""
+"""Explaining claims on a node whose service is running."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.rigs.trees import small_machine, write_tree
 
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
-    """A node with a claim of CPUs 2-3."""
+    """Returns a node with a claim for CPUs 2-3."""
     made = AilingNode()
     yield made
     made.close()
@@ -44,10 +44,10 @@ _DEVICE = {"driver": "dra.cpu", "name": "cpudevnuma000"}
         ({"containers": [{**report("c").model_dump(), "cgroup": "a\0b", "claims": [{"uid": "u", "driver": "d"}]}]}, 0),
     ],
 )
-def test_an_odd_archive_is_explained(
+def test_a_malformed_archive_is_explained(
     odd: dict[str, Any], problems: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be read of it is left out; the rest is told, and nothing of it is done by the terminal."""
+    """Unreadable parts are left out, everything else is explained, and no control character reaches the terminal."""
     write_tree(small_machine(), tmp_path)
     (tmp_path / "etc/dra-driver-numa").mkdir(parents=True)
     (tmp_path / "state").mkdir()
@@ -64,7 +64,7 @@ def test_an_odd_archive_is_explained(
 async def test_a_claim_that_is_being_released_holds_its_cpus(
     serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As long as the journal says so; an archive of the node tells the same."""
+    """It holds them as long as the journal says so, and an archive of the node shows the same."""
     node.serving = serving
     record = cpu_record("u9", "r=5-6")
     held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
@@ -81,7 +81,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
-    """Whether the service runs, which shows claims with a record alone, or not."""
+    """This holds while the service is running, which shows only claims with a record, and while it is not."""
     node.serving = serving
     file = write_claim(node.cdi, cpu_record("u8", "r=5-6"))
     document = json.loads(file.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive as a host root: who has it sees what was to be seen on the node."""
+"""An archive used as host root: commands show the same as on the node."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit status and standard output."""
+    """Runs a command and returns exit status and standard output."""
     status = cli.main(list(arguments))
     return status, capsys.readouterr().out
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """The small machine, with a claim on it and no service."""
+    """Returns the small machine with a claim and without a running service."""
     root = write_tree(small_machine(), tmp_path / "host")
     (root / "var/run/cdi").mkdir(parents=True)
     record = cpu_record(UID, "cpus=1-2", pods=("billing-7f9",))
@@ -52,14 +52,14 @@ def host(tmp_path: Path) -> Path:
 
 
 def contents(archive: Path) -> dict[str, str]:
-    """The files in an archive, by their paths."""
+    """Returns the files in an archive, by their paths."""
     with tarfile.open(archive) as tar:
         files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
         return {name: file.read().decode() for name, file in files.items() if file}
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks an archive of ours as the program tar does. The module's filters need Python 3.11.4."""
+    """Unpacks an archive of this project as the program tar does. The module's filters need Python 3.11.4."""
     for one in tar:
         content = tar.extractfile(one)
         (into / one.name if content is None else (into / one.name).parent).mkdir(parents=True, exist_ok=True)
@@ -71,21 +71,23 @@ def unpack(tar: tarfile.TarFile, into: Path) -> None:
 def test_an_archive_is_inspected_like_its_machine(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Captured machines, and the one that runs this test: the same output, from the file and from the directory."""
+    """The output for captured machines and for the machine that runs this test is the same from the archive and from
+    the directory.
+    """
     root = name if name == "/" else str(write_tree(captured(name), tmp_path / "host"))
     archive, unpacked = tmp_path / "a.tar.gz", tmp_path / "unpacked"
     before = run(capsys, "inspect", "--host-root", root, "-o", "json")
     assert run(capsys, "gather", "--host-root", root, "-o", str(archive))[0] == 0
     with tarfile.open(archive) as tar:
         unpack(tar, unpacked)
-        # The doctor sees this machine alone.
+        # The doctor can check only the running machine.
         assert ("node/doctor.json" in tar.getnames()) == (name == "/")
     for source in (["--from", str(archive)], ["--from", str(unpacked)], ["--host-root", str(unpacked / "node")]):
         assert run(capsys, "inspect", *source, "-o", "json") == before
 
 
 def test_claims_and_configuration_are_in_it(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Explained and simulated from the archive, things are as on the node."""
+    """Claims are explained and simulated from the archive with the same result as on the node."""
     config, archive, wanted = tmp_path / "config.yaml", tmp_path / "a.tar.gz", tmp_path / "c.yaml"
     config.write_text('reservedCPUs: "0"\n')
     wanted.write_text(yaml.safe_dump(_claim()))
@@ -107,12 +109,12 @@ def _claim() -> dict[str, Any]:
 
 
 def _same(text: str) -> str:
-    """Without the lines that name the socket's path."""
+    """Removes the lines that contain the socket's path."""
     return "\n".join(line for line in text.split("\n") if "state.sock" not in line)
 
 
-def test_masked_no_name_is_in_any_file(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The claim is found by its mask, with its CPUs; unmasked all names are there."""
+def test_a_masked_archive_contains_no_name(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The claim is found by its mask, with its CPUs. Without masking, all names are present."""
     names = ("billing-7f9", "accounts", "card", "worker-1")
     archive = tmp_path / "a.tar.gz"
     there = ["--host-root", str(host), "--node", "worker-1", "--hostname-override", "worker-1"]
@@ -129,7 +131,7 @@ def test_masked_no_name_is_in_any_file(host: Path, tmp_path: Path, capsys: pytes
 
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
-    """A node with a service and an API server."""
+    """Returns a node with a service and an API server."""
     made = AilingNode()
     yield made
     made.close()
@@ -138,7 +140,7 @@ def node() -> Iterator[AilingNode]:
 async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
     node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stands in no file of the node: the kubelet's Node has it, and the service has read that."""
+    """No file of the node contains it: it comes from the kubelet's Node, which the service has read."""
     node.reserve = 1 << 30
     archive = str(tmp_path / "a.tar.gz")
     async with node.up() as settings:
@@ -157,8 +159,12 @@ async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
 
 @pytest.mark.parametrize("serving", [True, False])
 @pytest.mark.parametrize("name", [NODE, "n" * 240])
-async def test_masked_pools_and_slices_have_no_node(name: str, serving: bool, node: AilingNode, tmp_path: Path) -> None:
-    """Sentences name both, also while the service is down, and a slice's name may be too long for the node's."""
+async def test_pools_and_slices_are_masked_without_the_node(
+    name: str, serving: bool, node: AilingNode, tmp_path: Path
+) -> None:
+    """Texts contain both names, also while the service is down, and a slice's name may be too long to contain the
+    node's.
+    """
     node.serving = serving
     node.settings_of["reservedMemory"] = [{"numaNode": number, "limits": {"memory": "900Gi"}} for number in (0, 1)]
     (published,) = slice_documents(Pool("dra.cpu", name, ()), name)
@@ -177,7 +183,7 @@ async def test_masked_pools_and_slices_have_no_node(name: str, serving: bool, no
 
 
 async def test_the_subjects_of_problems_are_masked(node: AilingNode, tmp_path: Path) -> None:
-    """The status names the container and the claim that a problem is about."""
+    """The status contains the container and the claim that a problem is about."""
     names = {"podNamespace": "secret-namespace", "podName": "secret-pod", "name": "secret-container"}
     node.containers.append(report("r", "unknown", refused="no CPU is free", **names).model_dump(mode="json"))
     async with node.up() as settings:
@@ -188,8 +194,12 @@ async def test_the_subjects_of_problems_are_masked(node: AilingNode, tmp_path: P
     assert (subject in whole, "secret-" in masked_text) == (True, False)
 
 
-def test_it_is_for_its_owner_alone(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also in the place of a longer file that all could read; what is no file is left as it is."""
+def test_the_archive_is_readable_by_its_owner_only(
+    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This also holds if it replaces a longer, world-readable file. A path that is not a regular file is left as it
+    is.
+    """
     archive, fifo = tmp_path / "a.tar.gz", tmp_path / "fifo"
     archive.write_bytes(b"x" * (4 << 20))
     archive.chmod(0o644)
@@ -199,17 +209,17 @@ def test_it_is_for_its_owner_alone(host: Path, tmp_path: Path, capsys: pytest.Ca
     assert archive.stat().st_size < 1 << 20
     os.mkfifo(fifo)
     fifo.chmod(0o644)
-    # Open in both directions nobody waits, and what is little stays in the pipe.
+    # Opened for reading and writing, the FIFO blocks neither side, and its buffer holds the small content.
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     assert run(capsys, "gather", "--host-root", str(host), "-o", str(fifo))[0] == 0
     os.close(reader)
     assert fifo.stat().st_mode & 0o777 == 0o644
 
 
-def test_no_secret_is_in_it(
+def test_the_archive_contains_no_secret(
     host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the environment, nor where credentials are, nor a link's target or another driver's CDI file."""
+    """It contains neither environment variables, credentials, link targets nor CDI files of other drivers."""
     monkeypatch.setenv("API_TOKEN", "s3cret")
     (tmp_path / "token").write_text("s3cret")
     (host / "var/run/cdi" / f"dra.k8s.io-memory_claim-{UID}.json").symlink_to(tmp_path / "token")
@@ -222,8 +232,10 @@ def test_no_secret_is_in_it(
     assert "is not a regular file" in files["node/manifest.json"]
 
 
-def test_to_standard_output(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Out of a container that can write nowhere and has no tar; what could not be read is on standard error."""
+def test_the_archive_can_be_written_to_standard_output(
+    host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A container may have neither a writable path nor tar. Errors are reported on standard error."""
     assert cli.main(["gather", "--host-root", str(host), "-o", "-"]) == 0
     printed = capfdbinary.readouterr()
     archive = tmp_path / "a.tar.gz"
@@ -234,7 +246,7 @@ def test_to_standard_output(host: Path, tmp_path: Path, capfdbinary: pytest.Capt
 
 
 def deep(path: Path) -> None:
-    """An archive of directories in directories: of four of these, one below the other, none could be removed."""
+    """Returns an archive with deeply nested directories, four levels of which could not be removed again."""
     with tarfile.open(path, "w:gz") as tar:
         entry = tarfile.TarInfo("node" + "/a" * 300)
         entry.type = tarfile.DIRTYPE
@@ -249,14 +261,14 @@ def deep(path: Path) -> None:
         (deep, "a path of more than 64 parts"),
     ],
 )
-def test_what_is_no_archive_is_status_2(
+def test_an_invalid_archive_is_status_2(
     make: Any,
     text: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line names the file, and nothing of it is left behind."""
+    """One line names the file, and no extracted file is left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make(tmp_path / "a")
     assert cli.main(["inspect", "--from", str(tmp_path / "a")]) == 2

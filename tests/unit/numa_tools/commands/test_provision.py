@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing hugepage pools to what is planned, on kernels that give less than they are asked for."""
+"""Resizing hugepage pools as planned, on kernels that provide fewer pages than requested."""
 
 from dataclasses import dataclass, field
 
@@ -15,26 +15,26 @@ M2, G1 = 2 << 20, 1 << 30
 
 @dataclass
 class Kernel(KernelPools):
-    """A kernel with little memory in one piece: a pool grows to what is possible; compaction makes more possible."""
+    """A kernel with little contiguous memory: a pool grows as far as possible, and compaction makes more possible."""
 
     possible: dict[tuple[int, int], int]
-    """Pages by node and size."""
+    """Possible pages by node and size."""
     gain: int = 0
-    """Pages of every size that a compaction adds to what is possible on its node."""
+    """Pages of every size that one compaction makes possible on its node."""
     pools: dict[tuple[int, int], int] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     clock: float = 0.0
     broken: int = 0
-    """A page size that cannot be allocated while the machine runs."""
+    """A page size that cannot be allocated at run time."""
     slow: float = 0.0
-    """Seconds that a write takes."""
+    """Duration of a write in seconds."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """What the pool has."""
+        """Returns the pages of the pool."""
         return self.pools.get((node, page_bytes), 0)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Gives what is possible, and calls that success."""
+        """Allocates the possible pages and reports success, as the kernel does."""
         self.acts.append(f"{node}/{page_bytes >> 20}M={pages}")
         self.clock += self.slow
         if page_bytes == self.broken:
@@ -42,33 +42,33 @@ class Kernel(KernelPools):
         self.pools[node, page_bytes] = min(pages, max(self.pages(node, page_bytes), self.possible[node, page_bytes]))
 
     def compact(self, node: int) -> None:
-        """Brings free memory together."""
+        """Compacts the node's memory."""
         self.acts.append(f"compact {node}")
         self.possible = {key: n + self.gain * (key[0] == node) for key, n in self.possible.items()}
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advances the clock."""
         self.clock += seconds
 
     def provision(self, *targets: Target, seconds: float = 60.0) -> list[Row]:
-        """Provisions by this kernel's clock."""
+        """Provisions with this kernel's clock."""
         return provision(targets, self, seconds, lambda: self.clock, self.sleep)
 
 
 def target(wanted: int, page_bytes: int = M2, node: int = 0) -> Target:
-    """A target."""
+    """Returns a target."""
     return Target(page_bytes, node, wanted, "f")
 
 
 def facts(rows: list[Row], *names: str) -> list[tuple[int | None, ...]]:
-    """Some numbers of each row."""
+    """Returns the numbers of each row."""
     return [tuple(row[name] for name in names) for row in rows]
 
 
 def test_pools_are_brought_to_their_targets() -> None:
-    """What shrinks first, then what grows, large pages before small ones; the answer is in the order of the plan.
-
-    A pool that has what is wanted is not written, so it may run at every start of a pod; a preview writes nothing.
+    """Pools that shrink come first, then those that grow, large pages before small ones; the rows have the order of the
+    plan. A pool that already has its target is not written, so the command may run at every start of a pod, and a dry
+    run writes nothing.
     """
     kernel = Kernel({(0, M2): 100, (1, M2): 100, (0, G1): 2}, pools={(1, M2): 50})
     targets = [target(10), target(20, node=1), target(2, G1)]
@@ -80,16 +80,16 @@ def test_pools_are_brought_to_their_targets() -> None:
     assert kernel.acts == []
 
 
-def test_a_short_pool_is_compacted_and_tried_again() -> None:
-    """Until it has everything; the time in between is short."""
+def test_a_short_pool_is_compacted_and_retried() -> None:
+    """Retries follow each other quickly until the pool is complete."""
     kernel = Kernel({(0, M2): 4}, gain=3)
     assert facts(kernel.provision(target(10)), "got", "short") == [(10, 0)]
     assert kernel.acts.count("compact 0") == 2
     assert kernel.clock < 2
 
 
-def test_what_stays_short_is_told() -> None:
-    """By page size and node, and the other pools have theirs; trying ends by itself."""
+def test_pools_that_stay_short_are_reported() -> None:
+    """They are reported by page size and node, the other pools reach their targets, and retries end."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
     assert kernel.clock < 5
@@ -108,7 +108,7 @@ def test_what_stays_short_is_told() -> None:
 
 
 def test_a_size_that_cannot_be_written_does_not_stop_the_others() -> None:
-    """Some kernels allocate 1 GiB pages at boot only; that is told beside what was done."""
+    """Some kernels allocate 1 GiB pages at boot only; the error is reported together with the other results."""
     kernel = Kernel({(0, M2): 10, (0, G1): 1}, broken=G1)
     outcomes = kernel.provision(target(10), target(1, G1))
     assert facts(outcomes, "got", "short") == [(10, 0), (0, 1)]
@@ -116,8 +116,8 @@ def test_a_size_that_cannot_be_written_does_not_stop_the_others() -> None:
     assert outcomes[1]["problem"] == "/nr_hugepages: cannot be written"
 
 
-def test_much_is_asked_for_in_steps() -> None:
-    """So that the clock is looked at: one write for all could last for minutes."""
+def test_large_pools_are_resized_in_steps() -> None:
+    """The deadline is checked between the steps, because one write for all pages could take minutes."""
     wanted = 5 * STEP_BYTES // G1 // 2
     kernel = Kernel({(0, G1): 1000}, slow=1.0)
     assert facts(kernel.provision(target(wanted, G1)), "got") == [(wanted,)]
@@ -125,7 +125,9 @@ def test_much_is_asked_for_in_steps() -> None:
 
 
 def test_the_time_is_bounded() -> None:
-    """When it is over the rest is short, whatever could still be had; a wait that would outlast it is not begun."""
+    """After the deadline the remaining pools are reported as short, even if pages were available. No wait is started
+    that would exceed the deadline.
+    """
     kernel = Kernel({(0, G1): 1000}, slow=10.0)
     assert facts(kernel.provision(target(1000, G1), seconds=25), "got") == [(3 * STEP_BYTES // G1,)]
     assert kernel.clock == 30
@@ -141,10 +143,10 @@ def test_the_time_is_bounded() -> None:
 @given(
     st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from([M2, G1])), st.integers(0, 20), min_size=1), st.data()
 )
-def test_whatever_the_kernel_gives_is_reported_as_it_is(
-    possible: dict[tuple[int, int], int], data: st.DataObject
-) -> None:
-    """Got is what the pools have at the end, never above what was wanted, and as much as was possible."""
+def test_the_report_contains_the_actual_pages(possible: dict[tuple[int, int], int], data: st.DataObject) -> None:
+    """The reported number is that of the pools at the end; it never exceeds the target and includes every page that was
+    possible.
+    """
     wanted = {key: data.draw(st.integers(0, 20)) for key in possible}
     kernel = Kernel(dict(possible), pools={key: data.draw(st.integers(0, 20)) for key in possible})
     had = dict(kernel.pools)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dra-frontend provision`` over a file tree, as an operator or an init container runs it."""
+"""``dra-frontend provision`` on a file tree, as an operator or an init container runs it."""
 
 import errno
 import json
@@ -19,22 +19,22 @@ NODES = "/sys/devices/system/node"
 
 
 class Host:
-    """A host's files, which take what is written. Pages that are noted as surplus play those that no kernel gives."""
+    """A host's files that accept writes. Pages marked as surplus stand for those that the kernel cannot allocate."""
 
     def __init__(self, path: Path, tree: MemoryTree | None = None) -> None:
         self.root = write_tree(tree or small_machine(), path / "host")
         self.path = path
 
     def pool(self, node: int, size: str = "2048kB", file: str = "nr_hugepages") -> Path:
-        """A file of a pool."""
+        """Returns the file of a pool."""
         return self.root / f"{NODES[1:]}/node{node}/hugepages/hugepages-{size}/{file}"
 
     def pages(self, node: int, size: str = "2048kB") -> int:
-        """What a pool has."""
+        """Returns the number of pages in a pool."""
         return int(self.pool(node, size).read_text())
 
     def provision(self, *pages: dict[str, Any], flags: tuple[str, ...] = ()) -> int:
-        """Runs the command with one file; returns the exit code."""
+        """Runs the command with one file and returns the exit code."""
         file = self.path / "pages.yaml"
         file.write_text(yaml.safe_dump({"kind": "HugePageProvision", "spec": {"pages": list(pages)}}))
         return main(["provision", str(file), "--host-root", str(self.root), *flags])
@@ -42,12 +42,12 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """The small machine: 256 pages of 2 MiB on each of two nodes, one of 1 GiB on node 1."""
+    """Returns the small machine: 256 pages of 2 MiB on each of two nodes, and one page of 1 GiB on node 1."""
     return Host(tmp_path)
 
 
 def test_pools_are_written_and_reported(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """One row for each page size and node on standard output, exit code 0."""
+    """There is one row per page size and node on standard output, and the exit code is 0."""
     assert host.provision({"size": "2M", "count": 301}, {"size": "1G", "count": 2, "node": 1}) == 0
     assert [host.pages(0), host.pages(1), host.pages(0, "1048576kB"), host.pages(1, "1048576kB")] == [151, 150, 0, 2]
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -59,7 +59,9 @@ def test_pools_are_written_and_reported(host: Host, capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_writes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """It tells what there is beside what is wanted, not what is short; what cannot be is refused as in earnest."""
+    """It compares the current pages with the targets without reporting shortages; an impossible plan is rejected as
+    usual.
+    """
     assert host.provision({"size": "2M", "count": 600}, flags=("--dry-run", "-o", "json")) == 0
     assert [host.pages(0), host.pages(1)] == [256, 256]
     told = json.loads(capsys.readouterr().out)
@@ -68,8 +70,10 @@ def test_a_dry_run_writes_nothing(host: Host, capsys: pytest.CaptureFixture[str]
     assert host.provision({"size": "3M", "count": 300}, flags=("--dry-run",)) == 2
 
 
-def test_what_the_kernel_did_not_give_fails_the_command(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Surplus pages do not count: they vanish with their user. The report is complete all the same, exit code 1."""
+def test_missing_pages_fail_the_command(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Surplus pages do not count, because they disappear when they are freed. The report is complete, and the exit code
+    is 1.
+    """
     host.pool(0, file="surplus_hugepages").write_text("40\n")
     assert host.provision({"size": "2M", "count": 600}, flags=("-o", "json", "--timeout", "1")) == 1
     told = json.loads(capsys.readouterr().out)
@@ -79,7 +83,9 @@ def test_what_the_kernel_did_not_give_fails_the_command(host: Host, capsys: pyte
 
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
 def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
-    """By its own file, else by the one for all nodes, which a container cannot write; without either it goes on."""
+    """It is compacted through its own file, or else through the global one, which a container cannot write; without
+    either the command continues.
+    """
     paths = {"compact": f"{NODES}/node0/compact", "all": "/proc/sys/vm/compact_memory"}
     host = Host(tmp_path, small_machine().changed({paths[name]: "" for name in files}))
     host.pool(0, file="surplus_hugepages").write_text("1\n")
@@ -92,7 +98,7 @@ def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
 
 
 def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
-    """Its files are elsewhere; the machine is node 0."""
+    """Its files are in another directory; the machine is node 0."""
     pool = "/sys/kernel/mm/hugepages/hugepages-2048kB"
     files = {f"{pool}/nr_hugepages": "0\n", f"{pool}/free_hugepages": "0\n", "/proc/meminfo": "MemTotal: 4194304 kB\n"}
     host = Host(tmp_path, small_machine().changed({NODES: None, **files}))
@@ -112,7 +118,7 @@ def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Contradictions between them are one clear line, and nothing is written."""
+    """Contradictions between the files are reported in one clear line, and nothing is written."""
     files = [host.path / name for name in ("a.yaml", "b.yaml")]
     for file, count in zip(files, (100, 120), strict=True):
         file.write_text(f"kind: HugePageProvision\nspec: {{pages: [{{size: 2M, count: {count}, node: 0}}]}}\n")
@@ -131,13 +137,15 @@ def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[st
         (errno.EIO, "cannot be written: Input/output error"),
     ],
 )
-def test_a_pool_that_cannot_be_written_says_what_to_change(number: int, remedy: str) -> None:
-    """A container sees sysfs read-only unless it is mounted otherwise; some sizes are for the boot only."""
+def test_the_error_for_an_unwritable_pool_contains_a_remedy(number: int, remedy: str) -> None:
+    """sysfs is read-only in a container unless it is mounted otherwise, and some sizes can be allocated only at
+    boot.
+    """
     assert remedy in write_fault(OSError(number, os.strerror(number)), 1 << 30)
 
 
-def test_a_pool_that_is_no_file_is_damage(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is created where the kernel has nothing."""
+def test_a_pool_that_is_not_a_file_is_an_error(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """No file is created if the kernel has none."""
     host.pool(0).unlink()
     assert host.provision({"size": "2M", "count": 300, "node": 0}) == 2
     assert "node0/hugepages/hugepages-2048kB/nr_hugepages" in capsys.readouterr().err

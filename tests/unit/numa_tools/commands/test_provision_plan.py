@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HugePageProvision files: what each NUMA node shall have."""
+"""HugePageProvision files: the planned pages of each NUMA node."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,29 +18,29 @@ POOLS = (HugepagePool(M2, 0, 0), HugepagePool(G1, 0, 0))
 
 
 def node(number: int, cpus: frozenset[int] = frozenset(), memory: int = 64 * GIB) -> NumaNode:
-    """A node that has no pages yet."""
+    """Returns a node without pages."""
     return NumaNode(number, cpus, memory, POOLS)
 
 
 def host(*nodes: NumaNode) -> Machine:
-    """A machine with these nodes, by default two with a CPU each."""
+    """Returns a machine with these nodes, by default two with a CPU each."""
     found = nodes or (node(0, frozenset({0})), node(1, frozenset({1})))
     return replace(machine(), numa_nodes={each.id: each for each in found})
 
 
 def file(*pages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A file as the memory peer's users write it."""
+    """Returns a file as users of dra-driver-memory write it."""
     return {"kind": "HugePageProvision", "metadata": {"name": "n"}, "spec": {"pages": list(pages)}, **more}
 
 
 def planned(*files: dict[str, Any], on: Machine | None = None) -> dict[tuple[int, int], int]:
-    """Pages by size and node."""
+    """Returns the planned pages by size and node."""
     requested = [one for number, each in enumerate(files) for one in read_requested(each, f"{number}.yaml")]
     return {(target.page_bytes, target.node): target.pages for target in plan(on or host(), requested)}
 
 
 def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
-    """Why the files are refused."""
+    """Returns the error for these files."""
     with pytest.raises(ConfigError) as caught:
         planned(*files, on=on)
     return str(caught.value)
@@ -56,35 +56,35 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
 @pytest.mark.parametrize(
     ("nodes", "files", "counts"),
     [
-        # Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write a size another way.
+        # Kubernetes, kernel parameters, sysfs, OCI and dra-driver-memory each spell a size differently.
         *([[0, 1], [file({"size": size, "count": 4})], {(M2, 0): 2, (M2, 1): 2}] for size in SPELLINGS),
         # The remainder of a split goes to the lowest nodes, one page each.
         ([0, 2, 5, 7], [file({"size": "1G", "count": 10})], {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}),
-        # No node without memory takes part, nor, where there are others, one without CPUs: far memory is no default.
+        # Nodes without memory get no pages, and far memory gets none by default if other nodes have CPUs.
         ([0, BARE, FAR, OFF], [SEVEN], {(M2, 0): 7}),
         ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
-        # A node that is named has them, far memory too.
+        # A node that is named explicitly gets its pages, even a far one.
         ([0, 1, FAR], [file(TWO, {"size": "1G", "count": 2, "node": 2})], {(M2, 1): 6, (G1, 2): 2}),
-        # Each file says its part; what two of them say alike is said once.
+        # Several files add up; identical entries in two files count once.
         (
             [0, 1],
             [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
             {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
         ),
-        # Version, status and the boot parameter are in the peer's type; they change nothing at run time.
+        # Version, status and the boot parameter are part of the original type; they change nothing at run time.
         ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
     ],
 )
-def test_what_each_node_shall_have(
+def test_planned_pages_of_each_node(
     nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
 ) -> None:
-    """By size and node, of all files together; a number stands for a node with a CPU."""
+    """The plan is by size and node over all files; a number without a node is split over nodes with CPUs."""
     found = host(*(one if isinstance(one, NumaNode) else node(one, frozenset({one})) for one in nodes))
     assert planned(*files, on=found) == counts
 
 
 def test_contradictions_are_refused() -> None:
-    """Both places are named; a split and a node of its own contradict each other, too."""
+    """Both places are named. A split and an explicit number for the same node also contradict each other."""
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")
     assert "says 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
@@ -111,14 +111,16 @@ def test_contradictions_are_refused() -> None:
         ),
     ],
 )
-def test_what_is_not_understood_is_refused(document: Any, text: str) -> None:
-    """With the file and the field."""
+def test_unknown_fields_and_values_are_rejected(document: Any, text: str) -> None:
+    """The error contains the file and the field."""
     assert fault(document).startswith("0.yaml: ")
     assert text in fault(document)
 
 
-def test_what_the_machine_does_not_have_is_refused() -> None:
-    """A size that the kernel lacks, a node that does not exist or has no memory, more than a node has."""
+def test_plans_that_the_machine_cannot_meet_are_rejected() -> None:
+    """Covers a size that the kernel lacks, a node that does not exist or has no memory, and more pages than a node's
+    memory.
+    """
     small = {"size": "2M", "count": 1}
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
     for pages, machine_, text in (
@@ -133,7 +135,7 @@ def test_what_the_machine_does_not_have_is_refused() -> None:
 
 
 def test_pages_of_other_sizes_count_as_they_are() -> None:
-    """A file for one size does not ask for the memory that pages of another size hold, unless it gives them up."""
+    """A plan for one size cannot use memory that pages of another size occupy, unless the plan shrinks these."""
     half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
     most = {"size": "2M", "count": 57 * 512}
     text = fault(file(most), on=host(half))
@@ -143,8 +145,8 @@ def test_pages_of_other_sizes_count_as_they_are() -> None:
 
 
 @given(st.integers(0, 1000), st.sets(st.integers(0, 15), min_size=1))
-def test_nothing_is_lost_by_splitting(count: int, ids: set[int]) -> None:
-    """The parts add up, differ by one page at most, and never grow with the node's number."""
+def test_a_split_adds_up_and_is_even(count: int, ids: set[int]) -> None:
+    """The parts add up to the total, differ by at most one page, and do not grow with the node number."""
     counts = planned(file({"size": "2M", "count": count}), on=host(*(node(n, frozenset({n})) for n in ids)))
     parts = [counts[M2, n] for n in sorted(ids)]
     assert sum(parts) == count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary manifests on a captured machine: scheduled, and prepared by the real allocator."""
+"""Simulating ordinary manifests on a captured machine: they are scheduled, and prepared by the real allocator."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ from tests.strategies.machines import machine
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
 """Two NUMA nodes with 8 cores of two threads each."""
-# What an example needs beside the machine: its README says so.
+# What each example needs in addition to the machine, as its README says.
 CONFIGS: dict[str, dict[str, Any]] = {
     "slurm-bridge": {"cpuDeviceMode": "individual"},
     "named-cpus": {"allocator": "external"},
@@ -32,7 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
-    """The class and the slice of somebody else's driver: one device, on NUMA node 1."""
+    """Returns class and slice of another driver, with one device on NUMA node 1."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver, "pool": pool, "devices": [{"name": "one", "attributes": {attribute: {"int": 1}}}]}
@@ -44,7 +44,7 @@ def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A host root with two NUMA nodes of 16 CPUs, and pages of 2 MiB and of 1 GiB on both."""
+    """Returns a host root with two NUMA nodes of 16 CPUs, and with pages of 2 MiB and of 1 GiB on both."""
     tree = captured(FITTING)
     nodes = "/sys/devices/system/node/node{}/hugepages/hugepages-{}kB/{}"
     pages = {
@@ -57,13 +57,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(path: Path, *documents: Any) -> str:
-    """A file with documents, by its path."""
+    """Writes a file with these documents and returns its path."""
     path.write_text(yaml.dump_all(documents, Dumper=PortableDumper))
     return str(path)
 
 
 def claim(name: str, *requests: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A ResourceClaim."""
+    """Returns a ResourceClaim."""
     devices = {"requests": list(requests), **spec}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -74,21 +74,21 @@ def claim(name: str, *requests: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def request(name: str, of: str = "dra.cpu", amount: Any = None, **more: Any) -> dict[str, Any]:
-    """A request of one device."""
+    """Returns a request for one device."""
     key = "dra.cpu/cpu" if of == "dra.cpu" else "size"
     capacity = {} if amount is None else {"capacity": {"requests": {key: amount}}}
     return {"name": name, "exactly": {"deviceClassName": of, **capacity, **more}}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
-    """Exit status, the JSON that is printed, and what is on standard error."""
+    """Returns the exit status, the printed JSON, and the text on standard error."""
     status = cli.main(["simulate", "-o", "json", *arguments])
     printed = capsys.readouterr()
     return status, json.loads(printed.out) if printed.out else None, printed.err
 
 
 def reasons(outcome: Any) -> str:
-    """Why things do not fit."""
+    """Returns the reasons why claims do not fit."""
     return "\n".join(text for row in outcome["outcomes"] for text in row.get("reasons", ()))
 
 
@@ -96,7 +96,7 @@ def reasons(outcome: Any) -> str:
     "path", [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("existing-pods/*.yaml")], ids=lambda path: path.stem
 )
 def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a machine that has what the example needs, with the classes and slices of other drivers beside it."""
+    """The machine has what the example needs, together with the classes and slices of other drivers."""
     config = written(tmp_path / "config.yaml", CONFIGS.get(path.stem, {}))
     single = {"metadata": {"name": "dra.cpu"}, "kind": "DeviceClass"}
     single["spec"] = {
@@ -114,15 +114,15 @@ def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pyte
     assert (status, err) == (0, "")
     (row,) = outcome["outcomes"]
     if path.stem == "claimed-by-policy":
-        assert row["claims"] == []  # the policy adds the claim in the cluster
+        assert row["claims"] == []  # in the cluster, the policy adds the claim
     else:
         assert [one for each in row["claims"] for one in each["devices"]]
     if path.stem.endswith("same-node"):
         assert {one["device"] for one in row["claims"][0]["devices"]} == {"cpudevnuma001", "memory-numa001", "one"}
 
 
-def test_n_times_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Devices fill up in order; what is missing is said for each that does not fit, and the status is 3."""
+def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Devices fill up in order; each replica that does not fit has its own reason, and the status is 3."""
     example = str(EXAMPLES / "one-numa-node.yaml")
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", example, "-n", "9")
     assert (status, outcome["fit"], outcome["of"]) == (3, 7, 9)
@@ -142,7 +142,7 @@ MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
 
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_manifests_that_people_have_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_manifests_of_workloads_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each template is simulated as one pod, and a note contains the number of its pods."""
     both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
     if path.stem == "claims":
@@ -182,7 +182,7 @@ ODD = "device.odd() == 1"
 def test_exit_statuses_of_selectors(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated has a status of its own, unless the claim does not fit in any case."""
+    """A selector that cannot be evaluated has its own status, unless the claim does not fit in any case."""
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
@@ -193,7 +193,7 @@ def test_exit_statuses_of_selectors(
 
 
 def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text contains the expression and the part that is not understood, and the summary the number."""
+    """The text contains the expression and the part that is not understood; the summary contains the count."""
     odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
     later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
     file = written(tmp_path / "c.yaml", odd, later)
@@ -213,17 +213,17 @@ def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsy
 
 
 def test_standard_input(root: Path) -> None:
-    """``-`` is standard input, so that rendered manifests can be piped in."""
+    """``-`` is standard input, so that rendered manifests can be piped into the command."""
     command = [sys.executable, "-m", "numa_tools", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]
     data = (EXAMPLES / "cpus.yaml").read_bytes()
     ran = subprocess.run(command, input=data, capture_output=True, check=True, timeout=30)
     assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_what_the_scheduler_allows_and_the_driver_refuses(
+def test_a_claim_that_the_scheduler_allocates_and_the_driver_rejects(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The outcome says at which of both it ends; nothing is half given, and others still fit."""
+    """The outcome names the step that fails. Nothing is allocated partially, and later claims still fit."""
     whole = {"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": True}}
     odd = claim("odd", request("a", amount=3), config=[{"opaque": {"driver": "dra.cpu", "parameters": whole}}])
     file = written(tmp_path / "c.yaml", odd, claim("even", request("a", amount="4")))
@@ -235,7 +235,7 @@ def test_what_the_scheduler_allows_and_the_driver_refuses(
 
 
 def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is prepared is not free, unless the question is about the empty machine."""
+    """Prepared claims occupy their resources, unless the simulation is about the empty machine."""
     host = write_tree(small_machine(), tmp_path / "host")
     directory = host / "var/run/cdi"
     directory.mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What this machine does not have is no reason to guess; the remedy is in the sentence."""
+    """Nothing is assumed about a class that is not part of the input; the message contains the remedy."""
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
     remedy = "add it to the files, and this node's ResourceSlices of its driver"
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
@@ -283,7 +283,7 @@ def test_a_class_of_this_driver_is_missing_because_of_the_machine(
 
 
 def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
-    """A slice with one device."""
+    """Returns a slice with one device."""
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     devices = [{"name": f"nic-{name}"}]
     return {
@@ -294,7 +294,9 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of the cluster's may be given: those of one node and of no single one count; nobody guesses which."""
+    """All slices of the cluster may be given: those of one node and those without a node count. If it is unclear which
+    node is meant, the command asks.
+    """
     selector = {"cel": {"expression": 'device.driver == "nic"'}}
     nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
     wanted = [nics, claim("c", request("r", of="nic", allocationMode="All"))]
@@ -315,9 +317,9 @@ def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: 
 
     assert devices(near, far, free, node="a") == {"nic-a", "nic-all"}
     assert devices(near, far, either, node="b") == {"nic-b", "two"}
-    # The driver's own slices tell that this is a node of the cluster.
+    # The driver's own slices show that this is a node of the cluster.
     assert devices(near, far, free, ours, node="c") == {"nic-all"}
-    # A captured machine seldom has the name of its node.
+    # A captured machine rarely has its node's name.
     assert devices(near, free) == {"nic-a", "nic-all"}
     (refusal,) = devices(near, far, either)
     assert "are of 2 nodes (a, b): say which of them this is, with --node NAME" in refusal
@@ -327,18 +329,20 @@ def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: 
 
 
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A pod with the claim ``c`` under the name ``numa``."""
+    """Returns a pod that uses the claim ``c`` under the name ``numa``."""
     inner = {"resourceClaims": [{"name": "numa", "resourceClaimName": "c"}], "containers": list(containers), **spec}
     return {"kind": "Pod", "metadata": {"name": "p"}, "spec": inner}
 
 
 def container(name: str, **more: Any) -> dict[str, Any]:
-    """A container that uses the claim."""
+    """Returns a container that uses the claim."""
     return {"name": name, "resources": {"claims": [{"name": "numa"}]}, **more}
 
 
-def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two containers at the same time on one claim, and a pod that is killed first; neither keeps it from fitting."""
+def test_later_problems_are_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The notes are about two containers that use one claim at the same time, and about a pod that is evicted first.
+    Both still fit.
+    """
     asked = claim("c", request("a", amount=2))
     shared = {"apiVersion": "v1alpha1", "cpuConfig": {"sharing": "pod"}}
     both = claim("c", request("a", amount=2), config=[{"opaque": {"driver": "dra.cpu", "parameters": shared}}])
@@ -360,7 +364,7 @@ def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: 
 
 
 def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its kernel offers the size, but has no page of it, so there is no device: the cause comes first."""
+    """Its kernel supports the size but has no pages of it, so there is no device. The cause comes first."""
     empty = {
         f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}": "0"
         for node in (0, 1)
@@ -384,15 +388,15 @@ def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.Captur
 def test_unusable_input_is_status_2(
     arguments: list[str], text: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line names the file and the fault."""
+    """One line contains the file and the error."""
     status, outcome, err = run(capsys, "--host-root", str(root), *arguments)
     assert (status, outcome, err.count("\n")) == (2, None, 1)
     assert text in err
 
 
 @pytest.mark.parametrize("times", ["0", "-1", "x", "1025", "٣"])
-def test_only_a_sane_number_of_times(times: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A slip does not simulate for hours."""
+def test_the_number_of_replicas_is_limited(times: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing error must not cause hours of simulation."""
     with pytest.raises(SystemExit) as caught:
         cli.main(["simulate", "--claim", "x", "-n", times])
     assert caught.value.code == 2
@@ -402,7 +406,9 @@ def test_only_a_sane_number_of_times(times: str, capsys: pytest.CaptureFixture[s
 def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Simulated as the driver prepares: on the node of the memory or of another driver's device, or refused."""
+    """The simulation prepares like the driver: the CPUs are on the node of the memory or of the other driver's device,
+    or the claim is rejected.
+    """
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
     numa = "resource.kubernetes.io/numaNode"
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.cpu"].numaNodeID == 1'}}]}
@@ -422,12 +428,14 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A host root with HBM next to each of two NUMA nodes with 16 CPUs, and CXL as far from both."""
+    """Returns a host root with HBM next to each of two NUMA nodes with 16 CPUs, and CXL memory equally far from
+    both.
+    """
     return str(write_tree(captured(FITTING).changed(far_memory()), tmp_path_factory.mktemp("kinds")))
 
 
 def documented_claim() -> dict[str, Any]:
-    """The claim for CPUs and the HBM next to them that docs/memory.md prints."""
+    """Returns the claim for CPUs and the HBM next to them that docs/memory.md shows."""
     text = (EXAMPLES.parent / "docs" / "memory.md").read_text()
     block = next(part.partition("```")[0] for part in text.split("```yaml\n") if "hbm" in part.partition("```")[0])
     devices = yaml.safe_load(block)["devices"]
@@ -438,7 +446,7 @@ def documented_claim() -> dict[str, Any]:
 def test_cpus_and_the_hbm_next_to_them(
     group_by: str, kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """HBM of node 2 comes first and is next to the CPUs of node 1; HBM of node 3 is next to those of node 0."""
+    """HBM of node 2 is allocated first and is next to the CPUs of node 1; HBM of node 3 is next to those of node 0."""
     config = written(tmp_path / "config.yaml", {"groupBy": group_by})
     arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", documented_claim())]
     status, outcome, err = run(capsys, *arguments, "-n", "2")
@@ -454,7 +462,7 @@ def test_cpus_and_the_hbm_next_to_them(
 def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With CPUs of node 0 in use, those of node 1 are as near."""
+    """With the CPUs of node 0 in use, those of node 1 are equally near."""
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.memory"].kind == "cxl"'}}]}
     wanted = [request("cpus", amount=12), request("cxl", "dra.memory-far", "1Gi", **selector)]
     document = claim("c", *wanted, constraints=[{"matchAttribute": "dra.cpu/nearestNumaNode"}])
@@ -468,7 +476,7 @@ def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
 def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The scheduler knows only the sum of the device: the third claim passes it, and Prepare refuses."""
+    """The scheduler knows only the sum of the device, so it accepts the third claim, which Prepare rejects."""
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "minSharedCPUs": 0})
     document = documented_claim()
     for one in document["spec"]["devices"]["requests"]:
@@ -488,7 +496,7 @@ def _ids(text: str) -> list[int]:
 
 
 def test_the_shared_pool_contains_no_offline_cpu() -> None:
-    """If claims have every other CPU, the pool is the reserved CPUs that are online."""
+    """If claims hold all other CPUs, the pool consists of the reserved CPUs that are online."""
     inventory = build_inventory(machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0, 7})), NODE)
     assert Simulation(inventory, Config(), {}).pool() == "1-6"
     assert Simulation(inventory, Config(), {}, files_of(cpu_record("u", "r=1-6"))).pool() == "0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One screen of a node, by the service or by files."""
+"""The status screen of a node, from the service or from files."""
 
 import asyncio
 import re
@@ -15,15 +15,15 @@ from tests.rigs.builders import report
 
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
-    """A node with a claim of CPUs 2-3."""
+    """Returns a node with a claim for CPUs 2-3."""
     made = AilingNode()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_who_has_what(serving: bool, node: AilingNode) -> None:
-    """Devices, claims and CPUs are shown whether the service runs or not; without it the screen begins with that."""
+async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode) -> None:
+    """They are shown whether or not the service is running; if it is not, the screen starts with a line about that."""
     node.serving = serving
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
@@ -50,7 +50,7 @@ async def test_who_has_what(serving: bool, node: AilingNode) -> None:
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node: AilingNode) -> None:
-    """In the words of the page, from the claim's condition; it is not known while the service is down."""
+    """The words are those of the web page, from the claim's condition; without the service it is unknown."""
     node.serving = serving
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
@@ -62,8 +62,8 @@ async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node:
         assert re.split(" {2,}", line)[3] == word
 
 
-async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
-    """Each problem that the service, its backend or a container has is a line, once."""
+async def test_problems_are_shown(node: AilingNode) -> None:
+    """Each problem of the service, its backend or a container is shown on one line and only once."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
     node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
@@ -76,8 +76,10 @@ async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
         assert any(text in line for line in problems)
 
 
-async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> None:
-    """The CPUs that the kernel keeps, once; or the pool, or a refusal, with the reason why it is not the kernel."""
+async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
+    """The screen lists the CPUs in kernel partitions once. For the pool or a rejection it shows why the kernel does not
+    enforce the claim.
+    """
     node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
@@ -99,8 +101,8 @@ async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> Non
     assert "kept apart" not in screen
 
 
-async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:
-    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+async def test_text_from_others_stays_on_its_line(node: AilingNode) -> None:
+    """Text from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
     node.containers[0].update(pooled="x\nno problems", exclusivity="\x1b[31mpool")
     async with node.up() as settings:
@@ -111,7 +113,7 @@ async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:
 
 
 async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
-    """Without the service the journal says that a claim was prepared whose file is gone."""
+    """Without the service, the journal shows that a claim was prepared whose file is gone."""
     node.serving = False
     node.note_in_journal("lost")
     async with node.up() as settings:

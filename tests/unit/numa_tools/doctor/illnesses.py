@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a good node fail each check: the id of the check, after a slash the fault, and one change to the node."""
+"""Changes that make each check fail on a healthy node, by the id of the check and, after a slash, the fault."""
 
 import shutil
 from collections.abc import Callable
@@ -56,13 +56,13 @@ def _node_info(**fields: Any) -> Callable[[AilingNode], None]:
 
 
 def _read(source: Any) -> Any:
-    """What a source has read on a good node."""
+    """Returns what a source reads on a healthy node."""
     assert known(source) is not None
     return source
 
 
 def _facts(**fields: Any) -> Callable[[AilingNode], None]:
-    """Changes what no test can: the limits of its process, its disk, its clock."""
+    """Changes facts that a test cannot change: the process's limits, its disk, its clock."""
 
     def change(node: AilingNode) -> None:
         node.edit = lambda facts: replace(facts, **{name: make(facts) for name, make in fields.items()})
@@ -97,12 +97,12 @@ def _dead_registration(node: AilingNode) -> None:
 
 
 def _another(cpus: str) -> Callable[[AilingNode], None]:
-    """Adds a claim that has these CPUs."""
+    """Adds a claim with these CPUs."""
     return lambda node: node.records.append(node.claimed("other", cpus))
 
 
 def _moved(cpus: str) -> Callable[[AilingNode], None]:
-    """Gives the claim other CPUs, and its container with it."""
+    """Gives the claim and its container other CPUs."""
 
     def change(node: AilingNode) -> None:
         allocation = CpuAllocation(request="r", device="d", cpus=parse_cpu_list(cpus))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check against a node that is good, or ill in one place: real files, real sockets, an API server."""
+"""Every check on a healthy node and on a node with one fault, with real files, real sockets and an API server."""
 
 import re
 import shutil
@@ -28,39 +28,39 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
-    """A good node."""
+    """Returns a healthy node."""
     made = AilingNode()
     yield made
     made.close()
 
 
 async def verdicts(node: AilingNode) -> dict[str, Verdict]:
-    """What the checks say of a node, by id."""
+    """Returns the verdicts of the checks by id."""
     async with node.up() as settings:
         facts = await gather(settings)
     return {one.check.id: one for one in examine(node.edit(facts))}
 
 
 async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
-    """Whoever runs the command on a node without faults reads that every check is good."""
+    """The summary says that every check is good."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
     assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good, of {len(CHECKS)} checks"
 
 
 def test_every_check_has_an_illness() -> None:
-    """A check that nothing makes fail is not there; ids are unique."""
+    """A check that no change makes fail would be useless; ids are unique."""
     assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in ILLNESSES})
 
 
 def check_of(illness: str) -> str:
-    """The id of the check that finds an illness."""
+    """Returns the id of the check that finds a fault."""
     return illness.partition("/")[0]
 
 
 @pytest.mark.parametrize("name", ILLNESSES)
 async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
-    """The check finds its illness, in whole sentences, and no check breaks on it."""
+    """The check reports it in complete sentences, and no check raises an exception."""
     ILLNESSES[name](node)
     found = await verdicts(node)
     findings = [one for one in found[check_of(name)].findings if one.level is not Level.UNKNOWN]
@@ -117,8 +117,8 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-async def test_what_cannot_be_read_is_said(what: str, node: AilingNode) -> None:
-    """A source that is not there, or is damaged, makes its checks unknown, with reason and remedy, and no others."""
+async def test_unreadable_sources_are_reported(what: str, node: AilingNode) -> None:
+    """A missing or damaged source makes exactly its own checks unknown, with a reason and a remedy."""
     spoil, name = UNREADABLE[what]
     spoil(node)
     found = await verdicts(node)
@@ -135,17 +135,17 @@ POLICIES = {
     "memoryManagerPolicy": {"None", "Static"},
     "topologyManagerPolicy": {"none", "best-effort", "restricted", "single-numa-node"},
 }
-"""What the kubelet accepts (pkg/kubelet/cm). It does not start with another word, nor with another spelling."""
+"""Values that the kubelet accepts (pkg/kubelet/cm). It does not start with any other value or spelling."""
 PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples", ROOT / "README.md"]
 
 
 def settings_in(text: str) -> list[tuple[str, str]]:
-    """The policies of the kubelet that a text sets."""
+    """Returns the kubelet policies that a text sets."""
     return re.findall(r"\b(\w+ManagerPolicy): ([\w-]+)", text)
 
 
-async def test_remedies_name_the_words_that_the_kubelet_accepts(node: AilingNode) -> None:
-    """Each manager that is found switched on is switched off by the word of that manager."""
+async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode) -> None:
+    """Each manager that is switched on is switched off with that manager's own value."""
     node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
     node.kubelet_of["topologyManagerPolicy"] = "restricted"
     node.status["kubeletPins"] = ["cpu", "memory", "a manager of a later release"]
@@ -164,7 +164,7 @@ async def test_remedies_name_the_words_that_the_kubelet_accepts(node: AilingNode
 
 
 async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
-    """Containers that are pinned all the same are pinned by another plugin, or started before the manager was off."""
+    """Pinned containers were then pinned by another plugin, or started before the manager was switched off."""
     node.status["kubeletPins"] = ["cpu"]
     found = await verdicts(node)
     (finding,) = found["kubelet.cpu-manager"].findings
@@ -174,8 +174,8 @@ async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
     assert found["kubelet.memory-manager"].result == "good"
 
 
-def test_no_page_and_no_message_names_another_word() -> None:
-    """Texts of the programs, pages, the chart and examples."""
+def test_no_page_and_no_message_contains_another_value() -> None:
+    """Covers the programs' messages, the pages, the chart and the examples."""
     files = [file for place in PRINTED for file in (place.rglob("*.*") if place.is_dir() else [place])]
     texts = [file.read_text(errors="replace") for file in files if file.suffix in (".py", ".md", ".yaml", ".txt")]
     found = {one for text in texts for one in settings_in(text)}
@@ -184,7 +184,9 @@ def test_no_page_and_no_message_names_another_word() -> None:
 
 
 async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:
-    """Its configz contains flags, too. Without the right, the checks are unknown and name what would answer them."""
+    """The response of its configz endpoint includes flags. Without the right, the checks are unknown and name an
+    alternative.
+    """
     node.kubelet_of = {}
     node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
     found = await verdicts(node)
@@ -194,7 +196,7 @@ async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not
 
 @pytest.mark.parametrize("why", ["forbidden", "no kubelet answers"])
 async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
-    """The finding names the plugin and the chart value that would answer, and no other check suffers."""
+    """The finding names the plugin and the chart value that would help, and no other check is affected."""
     node.kubelet_of = {}
     if why == "forbidden":
         node.server.options.kubelets["node-a"] = {}
@@ -211,7 +213,7 @@ async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str
 async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_found(
     node: AilingNode, tmp_path: Path
 ) -> None:
-    """As configz answers it, or as the kubelet's own file; a file that is neither is a usage error."""
+    """It may be a response of configz or the kubelet's own file; any other file is a usage error."""
     given = tmp_path / "kubelet"
     for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
         given.write_text(text)
@@ -227,8 +229,8 @@ async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_f
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
-async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str, node: AilingNode) -> None:
-    """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
+async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
+    """A claim that also asks for the shared pool may run there, but not on CPUs of other claims."""
     shared = {"r": SharedCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"shared_cpus": shared})
     node.records.append(node.claimed("other", other))
@@ -236,8 +238,8 @@ async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str,
     assert (await verdicts(node))["claims.pinned"].result == result
 
 
-async def test_a_record_of_another_format_is_not_judged(node: AilingNode) -> None:
-    """As for explain: what is in it may mean something else, and the others are judged all the same."""
+async def test_a_record_of_another_format_is_skipped(node: AilingNode) -> None:
+    """Its fields may have another meaning; explain skips it as well. Other records are still checked."""
     node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
     async with node.up() as settings:
         facts = await gather(settings)
@@ -246,8 +248,8 @@ async def test_a_record_of_another_format_is_not_judged(node: AilingNode) -> Non
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
-async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNode) -> None:
-    """With the rule that grants it, and what does not work without it; no check blames something else."""
+async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> None:
+    """The finding contains the rule that grants it and its effect; no other check reports a false cause."""
     verb, group, resource, _ = right
     node.server.options.forbidden.add((verb, resource))
     found = await verdicts(node)
@@ -269,10 +271,10 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
         ("", "auto", "problem", "kubectl logs POD -c backend"),
     ],
 )
-async def test_why_the_pool_enforces_claims_is_a_finding(
+async def test_the_reason_for_pool_enforcement_is_a_finding(
     code: str, setting: str, level: str, remedy: str, node: AilingNode
 ) -> None:
-    """The remedy is that of the cause; a kernel that cannot make partitions is a fault only where they are demanded."""
+    """The remedy is that of the cause. A kernel that cannot create partitions is a fault only if they are required."""
     reason = "the reason in words"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": code}
     node.settings_of["cpuExclusivity"] = setting
@@ -285,7 +287,9 @@ async def test_why_the_pool_enforces_claims_is_a_finding(
 async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
     mode: str, slices: bool, node: AilingNode
 ) -> None:
-    """With hostSlices no finding says that they stay, and no remedy is to set hostSlices; a refused claim has none."""
+    """With hostSlices no finding mentions them and no remedy suggests hostSlices. A claim that was rejected has no such
+    finding.
+    """
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": "KernelTooOld"}
@@ -307,7 +311,7 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
 
 
 def test_each_kind_of_misfit_has_a_remedy() -> None:
-    """A new kind needs one."""
+    """Covers every kind, so a new kind needs a remedy."""
     assert _REMEDIES.keys() == set(MisfitKind)
 
 
@@ -318,7 +322,7 @@ async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) 
 
 
 async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
-    """Claims are watched only where the configuration makes pages of them."""
+    """Claims are watched only if the configuration allocates pages for them."""
     node.server.options.forbidden.add(("watch", "resourceclaims"))
     assert (await verdicts(node))["api.rights"].result == "good"
     node.settings_of["hugepagesOnDemand"] = [{"numaNode": 0, "size": "2Mi", "pages": 1}]
@@ -326,30 +330,30 @@ async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
     assert "watch resourceclaims" in finding.what
 
 
-async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> None:
-    """With a host root and no kubeconfig the rights would be those of another pod: unknown, and not a problem."""
+async def test_outside_the_pod_rights_are_not_checked(node: AilingNode) -> None:
+    """With a host root and without a kubeconfig the rights would be those of another pod, so the result is unknown."""
     async with node.up() as settings:
         facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
     api = {verdict.result for verdict in examine(facts) if verdict.check.group == "api"}
     assert api == {"unknown"}
 
 
-def test_what_others_write_stays_in_its_line() -> None:
-    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+def test_text_from_others_stays_on_its_line() -> None:
+    """Text from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e", ["\r"])])
     shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
     assert shown[1:5] == [r"PROBLEM  \x1b[2J. [a.b]", r"EVIDENCE \r", r"WHY      a\nb", r"REMEDY   \u202e"]
 
 
 async def test_a_fault_in_a_check_hides_no_other() -> None:
-    """A check that breaks is unknown, and says that it broke."""
+    """A check that raises an exception is unknown, and its text says so."""
     (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
     assert finding.level is Level.UNKNOWN
     assert "ZeroDivisionError" in finding.why
 
 
 def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2 is for what the command was given, and one line says what."""
+    """Exit status 2 stands for invalid input, with one line about the cause."""
     (tmp_path / "config.yaml").write_text("reservedCPUs: 0.5\n")
     for command in ("doctor", "status"):
         assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
@@ -366,7 +370,7 @@ def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
 async def test_a_new_kernel_is_no_remedy_for_a_kernel_that_is_new_enough(
     release: str, remedy: str, node: AilingNode
 ) -> None:
-    """Without the cpuset controller in a cgroup its files are missing there as well."""
+    """Without the cpuset controller in a cgroup its files are missing on a new kernel as well."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
     ILLNESSES["kernel.release/partitions"](node)
     (finding,) = (await verdicts(node))["kernel.release"].findings
@@ -374,7 +378,7 @@ async def test_a_new_kernel_is_no_remedy_for_a_kernel_that_is_new_enough(
 
 
 async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -> None:
-    """Each is evidence of its own."""
+    """Each fact is listed as evidence."""
     node.server.options.forbidden |= {("get", "nodes"), ("create", "events")}
     node.status |= {"requestTimeout": 0.5, "registrationTimeout": 1.0}
     node.cri = {"enable_cdi": False}
@@ -389,7 +393,7 @@ async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -
 
 
 def test_long_evidence_is_cut_for_people_only() -> None:
-    """JSON has all of it."""
+    """JSON contains all of it."""
     facts = [f"fact {number}" for number in range(30)]
     check = Check("a.b", "Fine.", (), lambda: [problem("What.", "why", "remedy", facts)])
     found = [Verdict(check, tuple(check.run(None)))]
@@ -398,7 +402,7 @@ def test_long_evidence_is_cut_for_people_only() -> None:
 
 
 def test_checks_that_one_source_leaves_open_are_counted() -> None:
-    """A capture leaves nearly all of them open."""
+    """A capture leaves nearly all checks open."""
     unread = Unread("why", "remedy")
     verdicts_of = [Verdict(Check(f"a.b{number}", "Fine.", (), lambda: ()), (unknown(unread),)) for number in range(40)]
     assert "UNKNOWN  40 checks: a.b0, " in (shown := findings_text(verdicts_of, "n"))

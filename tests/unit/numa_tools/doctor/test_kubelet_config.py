@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's documents, flags and unit files, parsed and merged without a node."""
+"""Parsing and merging the kubelet's documents, flags and unit files, without a node."""
 
 import copy
 from typing import Any
@@ -35,7 +35,7 @@ _documents = st.dictionaries(
 
 
 def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
-    """The value at a path by the rule of RFC 7396, looked for from the last document to the first."""
+    """Returns the value at a path by the rule of RFC 7396, searching from the last document to the first."""
     for document in reversed(documents):
         value: Any = document
         for key in path:
@@ -44,14 +44,14 @@ def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
             elif isinstance(value, dict):
                 break  # an earlier document decides
             else:
-                return None  # a value that is not a map replaces what was below it
+                return None  # a value that is not a map replaces earlier ones below it
         else:
             return value
     return None
 
 
 def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The paths of all values in a document that are not maps."""
+    """Returns the paths of all values in a document that are not maps."""
     return [
         leaf
         for key, one in value.items()
@@ -60,8 +60,8 @@ def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 @given(st.lists(_documents, max_size=4))
-def test_the_last_document_decides_each_value(documents: list[dict[str, Any]]) -> None:
-    """Maps are merged, lists and scalars replaced, null removes; the inputs stay as they are."""
+def test_the_last_document_with_a_value_decides(documents: list[dict[str, Any]]) -> None:
+    """Maps are merged, lists and scalars are replaced, null removes a key, and the inputs stay unchanged."""
     before = copy.deepcopy(documents)
     settings = merge(Part(str(number), one) for number, one in enumerate(documents)).settings
     assert documents == before
@@ -84,7 +84,7 @@ def test_each_setting_has_the_origin_that_decided_it(first: dict[str, Any], seco
 
 
 def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
-    """A setting in a file does not help, since the flag wins."""
+    """The flag takes precedence, so a setting in a file would not help."""
     flags = Part("the unit kubelet.service", {"cpuManagerPolicy": "static"}, is_command_line=True)
     kubelet = kubelet_of_reading(Reading((Part("/c.yaml", {}), flags)), "")
     assert kubelet is not None
@@ -94,7 +94,7 @@ def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
 
 
 def test_gates_of_several_documents_are_merged() -> None:
-    """A drop-in that names one gate leaves the others, and each gate has its origin."""
+    """A drop-in that sets one gate leaves the others unchanged, and each gate has its own origin."""
     found = merge([Part("a", {"featureGates": {"A": True, "B": True}}), Part("b", {"featureGates": {"B": False}})])
     assert found.settings == {"featureGates": {"A": True, "B": False}}
     assert found.origins == {"featureGates.A": "a", "featureGates.B": "b"}
@@ -102,13 +102,13 @@ def test_gates_of_several_documents_are_merged() -> None:
 
 
 def test_a_patch_of_another_type_replaces_the_value() -> None:
-    """RFC 7396, section 2."""
+    """RFC 7396, section 2, requires this."""
     assert merge_patch({"a": 1}, ["b"]) == ["b"]
     assert merge_patch([1], {"a": {"b": None, "c": 2}}) == {"a": {"c": 2}}
 
 
-def test_a_key_in_other_letters_is_found() -> None:
-    """Go's decoder takes reservedSystemCpus of a drop-in for reservedSystemCPUs."""
+def test_keys_are_matched_without_regard_to_case() -> None:
+    """Go's decoder accepts reservedSystemCpus in a drop-in for reservedSystemCPUs."""
     assert misspelled({"reservedSystemCpus": "0", "cpuManagerPolicy": "none", "other": 1}) == ["reservedSystemCpus"]
 
 
@@ -131,12 +131,12 @@ FLAGS = {
 
 @pytest.mark.parametrize("line", FLAGS)
 def test_flags_are_settings(line: str) -> None:
-    """In every spelling that the kubelet accepts; of a repeated text the last one counts."""
+    """Every spelling that the kubelet accepts is parsed; of repeated text flags the last one counts."""
     assert parse_command(line.split()).settings == FLAGS[line]
 
 
-def test_places_are_flags() -> None:
-    """The files come from the command line alone: the kubelet has no default for them."""
+def test_paths_come_from_flags() -> None:
+    """The kubelet has no default for these files, so their paths come from the command line."""
     found = parse_command(["--config", "/a", "--config-dir=/b", "--root-dir=/c"])
     assert found == Command("/a", "/b", "/c")
 
@@ -145,7 +145,7 @@ def test_places_are_flags() -> None:
     "line", ["--feature-gates=A", "--feature-gates=A=on", "--reserved-memory=memory=1Gi", "--reserved-cpus"]
 )
 def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> None:
-    """Nothing is concluded from them."""
+    """Nothing is concluded from such a command line."""
     with pytest.raises(FlagError):
         parse_command([line])
 
@@ -154,7 +154,7 @@ UNIT = "kubelet.service"
 
 
 def test_a_drop_in_of_a_unit_replaces_the_command() -> None:
-    """The variables of the environment files win over those of the unit, and unset ones are nothing."""
+    """Variables of environment files override those of the unit, and unset variables are empty."""
     service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", kubeadm.DROP_IN], UNIT)
     assert service.files == ("-/var/lib/kubelet/kubeadm-flags.env", "-/etc/default/kubelet")
     environment = parse_environment('KUBELET_KUBEADM_ARGS="--node-ip=1.2.3.4 --v=2"\n# A=b\n;c\n\n')
@@ -178,7 +178,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
-    """Prefixes, wrappers, quotes, continued lines, variables as words and within words."""
+    """Covers prefixes, wrappers, quotes, continued lines, and variables as words and within words."""
     service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"], UNIT)
     assert arguments_of(service, {}, "kubelet") == COMMANDS[command]
 
@@ -197,13 +197,13 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
     ],
 )
 def test_arguments_that_are_not_in_the_unit_are_an_error(text: str) -> None:
-    """A script, a shell, a variable from elsewhere; and a command that would not fit into memory."""
+    """Examples are a script, a shell, a variable from elsewhere, and a command that would not fit into memory."""
     with pytest.raises(UnitError):
         arguments_of(parse_service([text], UNIT), {}, "kubelet")
 
 
 def test_environment_files_are_read_as_systemd_reads_them() -> None:
-    """Quotes, continued lines, values with spaces; a quote that ends on a later line is not guessed."""
+    """Covers quotes, continued lines and values with spaces; a quote that ends on a later line is an error."""
     text = 'A=--b --c="d"\nexport B=\'x y\'\nC="--a \\\n --b"\nD=1,\\\n2\nno assignment\n'
     assert parse_environment(text) == {"A": '--b --c="d"', "B": "x y", "C": "--a  --b", "D": "1,2"}
     assert words('--b --c="d e"') == ["--b", "--c=d e"]
@@ -225,7 +225,7 @@ _READS = {
 
 
 def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
-    """The result of each check that reads the configuration; good if it finds nothing."""
+    """Returns the result of each check that reads the configuration, which is good if it finds nothing."""
     kubelet = kubelet_of_reading(reading, REMEDY)
     assert isinstance(kubelet, KubeletConfig)
     found = {}
@@ -237,8 +237,8 @@ def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
     return found
 
 
-def test_nothing_is_good_unless_all_was_seen() -> None:
-    """A document without a setting proves nothing if another one may have it."""
+def test_no_check_is_good_unless_everything_was_read() -> None:
+    """A document without a setting proves nothing if another document may contain it."""
     part = Part("/a", {"kind": "KubeletConfiguration"})
     seen, unseen = results(Reading((part,))), results(Reading((part,), unseen="flags"))
     assert {seen[name] for name in _READS} == {"good"}
@@ -249,7 +249,7 @@ def test_nothing_is_good_unless_all_was_seen() -> None:
 
 
 def test_a_setting_that_was_seen_is_judged_although_others_were_not() -> None:
-    """A fault is named even if the configuration is not complete."""
+    """A fault is reported even if the configuration is incomplete."""
     settings = {"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0-3", "cpuManagerPolicy": "static"}
     found = results(Reading((Part("/a", settings),), unseen="flags"))
     assert (found["kubelet.topology-manager"], found["kubelet.reserved-cpus"]) == ("note", "problem")
@@ -257,7 +257,7 @@ def test_a_setting_that_was_seen_is_judged_although_others_were_not() -> None:
 
 
 def test_the_policy_that_runs_is_that_of_the_state_file() -> None:
-    """It decides the managers' checks alone, whatever was not seen; the others stay unknown."""
+    """The state file alone decides the managers' checks, even if the rest is unknown; other checks stay unknown."""
     good = results(Reading(running={"cpu": "none", "memory": "None"}, unseen="no file"))
     assert (good["kubelet.cpu-manager"], good["kubelet.memory-manager"]) == ("good", "good")
     assert good["kubelet.gates"] == "unknown"
@@ -266,13 +266,13 @@ def test_the_policy_that_runs_is_that_of_the_state_file() -> None:
 
 
 def test_a_policy_that_the_next_start_would_use_is_a_problem() -> None:
-    """The kubelet does not start with the state file of another policy."""
+    """The kubelet does not start with a state file of another policy."""
     found = results(Reading((Part("/a", {"cpuManagerPolicy": "static"}),), {"cpu": "none"}, "flags"))
     assert found["kubelet.cpu-manager"] == "problem"
 
 
-def test_beta_gates_may_be_off_as_a_whole() -> None:
-    """A gate that is named wins over AllBeta and AllAlpha."""
+def test_allbeta_and_allalpha_apply_to_unnamed_gates() -> None:
+    """A gate that is set by name overrides AllBeta and AllAlpha."""
     off = {"AllBeta": False}
     assert results(Reading((Part("/a", {"featureGates": off}),)))["kubelet.gates"] == "problem"
     named = off | {"DRAConsumableCapacity": True}
@@ -282,8 +282,8 @@ def test_beta_gates_may_be_off_as_a_whole() -> None:
     assert results(Reading((part,)), published)["kubelet.gates"] == "good"
 
 
-def test_a_value_that_the_kubelet_refuses_leaves_the_rest_judged() -> None:
-    """The file that has it is named."""
+def test_an_invalid_value_does_not_affect_other_checks() -> None:
+    """The finding contains the file with the value."""
     kubelet = kubelet_of_reading(Reading((Part("/a", {"reservedSystemCPUs": "9-1"}),), {"cpu": "static"}), REMEDY)
     assert kubelet is not None
     assert kubelet.unseen is not None
@@ -291,8 +291,8 @@ def test_a_value_that_the_kubelet_refuses_leaves_the_rest_judged() -> None:
     assert kubelet.cpu_manager == "static"
 
 
-def test_nothing_is_not_a_configuration() -> None:
-    """Without any document and state file there is nothing to judge."""
+def test_without_a_configuration_nothing_is_checked() -> None:
+    """Without any document and state file there is nothing to check."""
     assert kubelet_of_reading(Reading(unseen="flags"), REMEDY) is None
 
 
@@ -307,7 +307,7 @@ def test_nothing_is_not_a_configuration() -> None:
     ],
 )
 def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
-    """Whatever is judged on the node is judged alike in its archive."""
+    """The checks give the same results on the node and on its archive."""
     kubelet = kubelet_of_reading(reading, REMEDY)
     assert kubelet is not None
     again = unarchived(archived(kubelet))
@@ -318,7 +318,7 @@ def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
 
 
 def test_a_damaged_archive_is_an_error() -> None:
-    """Not a configuration without settings, which would be good."""
+    """It must not count as a configuration without settings, which would be good."""
     documents: list[object] = [[], {}, {"settings": []}]
     for document in documents:
         with pytest.raises(ConfigError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's configuration read from the files that distributions write, and from damaged ones."""
+"""Reading the kubelet's configuration from the files that distributions write, and from damaged ones."""
 
 import json
 import os
@@ -24,13 +24,13 @@ KUBEADM_UNIT = {
     "/usr/lib/systemd/system/kubelet.service": "[Unit]\nDescription=kubelet\n[Service]\nExecStart=/usr/bin/kubelet\n",
     "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": kubeadm.DROP_IN,
     "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/c.sock"\n',
-    # The kubeconfig of kubeadm has the name of OpenShift's configuration.
+    # kubeadm's kubeconfig has the same name as OpenShift's configuration file.
     "/etc/kubernetes/kubelet.conf": "apiVersion: v1\nkind: Config\nclusters: []\n",
 }
 
 
 def process(number: int, *line: str, name: str = "kubelet", user: int = 0, inner: str = "") -> dict[str, str]:
-    """The files of a process, as the kernel shows it in the host's PID namespace."""
+    """Returns the files of a process as the kernel shows them in the host's PID namespace."""
     numbers = f"{number}\t{inner}" if inner else f"{number}"
     return {
         f"/proc/{number}/comm": f"{name}\n",
@@ -42,7 +42,7 @@ def process(number: int, *line: str, name: str = "kubelet", user: int = 0, inner
 
 
 def written(base: Path, files: Mapping[str, str]) -> Path:
-    """A host root with these files."""
+    """Returns a host root with these files."""
     for path, text in files.items():
         (base / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (base / path[1:]).write_text(text)
@@ -50,12 +50,12 @@ def written(base: Path, files: Mapping[str, str]) -> Path:
 
 
 def settings_of(reading: Reading) -> dict[str, Any]:
-    """The settings of all parts, without the fields that name the type."""
+    """Returns the settings of all parts, without the fields that identify the type."""
     return dict(merge(reading.parts).settings)
 
 
 def found(base: Path, files: Mapping[str, str]) -> KubeletConfig:
-    """What is read of a host root with these files."""
+    """Returns the result of reading a host root with these files."""
     kubelet = read_kubelet(str(written(base, files)), ROOT, "node-a")
     assert isinstance(kubelet, KubeletConfig)
     return kubelet
@@ -208,7 +208,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_the_configuration_of_each_distribution_is_read_whole(name: str, tmp_path: Path) -> None:
-    """Its files, drop-ins and flags are merged as its kubelet does, and nothing is left unknown."""
+    """Its files, drop-ins and flags are merged as its kubelet merges them, and no setting is unknown."""
     files, settings = COMPLETE[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert (settings_of(reading), reading.unseen) == (settings, "")
@@ -317,8 +317,8 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PARTLY)
-def test_what_was_not_seen_is_named(name: str, tmp_path: Path) -> None:
-    """The settings that were found are kept, and the reason says why they are not all."""
+def test_missing_sources_are_named(name: str, tmp_path: Path) -> None:
+    """The settings that were found are used, and the reason says why the configuration is incomplete."""
     files, settings, why = PARTLY[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert settings_of(reading) == settings
@@ -326,7 +326,9 @@ def test_what_was_not_seen_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -> None:
-    """Entries in the order of their bytes, each directory at its place; links to files are read, directories not."""
+    """Entries are in byte order, and a directory's files are in its place; links to files are followed, links to
+    directories are not.
+    """
     names = (
         "10.conf",
         "10/z.conf",
@@ -351,15 +353,15 @@ def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -
 
 
 def test_a_directory_behind_a_link_has_no_drop_ins(tmp_path: Path) -> None:
-    """filepath.WalkDir does not follow it."""
+    """filepath.WalkDir does not follow the link."""
     base = written(tmp_path, process(1, "kubelet", "--config-dir=/d") | {"/real/1.conf": HEAD + STATIC})
     (base / "d").symlink_to("/real")
     assert read_files(str(base), ROOT).parts == ()
 
 
 @pytest.mark.parametrize("kind", ["a loop", "a link to nothing", "a fifo", "a directory", "not UTF-8", "a way out"])
-def test_what_is_not_a_file_of_the_host_is_not_read(kind: str, tmp_path: Path) -> None:
-    """Nothing waits, nothing leaves the host root, and the reading is not complete."""
+def test_special_files_and_links_out_of_the_root_are_not_read(kind: str, tmp_path: Path) -> None:
+    """No read blocks, nothing outside the host root is read, and the result counts as incomplete."""
     (tmp_path / "secret").write_text(HEAD + STATIC)
     base = written(tmp_path / "host", process(1, "kubelet", "--config-dir=/d") | {"/d/0.yaml": ""})
     entry = base / "d/1.conf"
@@ -383,8 +385,8 @@ def test_what_is_not_a_file_of_the_host_is_not_read(kind: str, tmp_path: Path) -
     assert "/d/1.conf" in reading.unseen
 
 
-def test_a_file_that_changed_after_the_start_is_not_what_runs(tmp_path: Path) -> None:
-    """The kubelet reads its files once; a drop-in that was removed has changed the directory."""
+def test_a_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) -> None:
+    """The kubelet reads its files once. Removing a drop-in changes the time stamp of its directory."""
     files = process(1, "kubelet", "--config=/a", "--config-dir=/d") | {"/a": HEAD, "/d/1.conf": HEAD}
     base = written(tmp_path, files)
     assert read_files(str(base), ROOT).unseen == ""
@@ -394,7 +396,7 @@ def test_a_file_that_changed_after_the_start_is_not_what_runs(tmp_path: Path) ->
         os.utime(base / path, (1, 1))
 
 
-def test_arguments_of_a_file_that_changed_after_the_start_are_not_what_runs(tmp_path: Path) -> None:
+def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) -> None:
     """MicroK8s reads its arguments from a file."""
     files, _ = COMPLETE["MicroK8s that runs"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
@@ -403,7 +405,7 @@ def test_arguments_of_a_file_that_changed_after_the_start_are_not_what_runs(tmp_
 
 
 def test_the_state_files_beside_its_root_directory_are_read_first(tmp_path: Path) -> None:
-    """Also if nothing else is visible, as for k3s whose flags are in no file."""
+    """They are read even if nothing else is visible, as with k3s, whose flags are in no file."""
     states = {"/cpu_manager_state": "static", "/memory_manager_state": "Static"}
     files = {ROOT + path: json.dumps({"policyName": name, "checksum": 1}) for path, name in states.items()}
     kubelet = found(tmp_path / "a", files)
@@ -415,14 +417,14 @@ def test_the_state_files_beside_its_root_directory_are_read_first(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"policyName": 1}', '{"policyName": ""}', "[" * 5000, "\xff"])
-def test_a_damaged_state_file_says_nothing(text: str, tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_ignored(text: str, tmp_path: Path) -> None:
     """The policy is then that of the configuration."""
     kubelet = found(tmp_path, {f"{ROOT}/cpu_manager_state": text, f"{ROOT}/config.yaml": HEAD + STATIC})
     assert (kubelet.cpu_manager, dict(kubelet.running)) == ("static", {})
 
 
-def test_configz_wins_over_all_files(tmp_path: Path) -> None:
-    """It is what the running kubelet reports of itself; an answer that cannot be used is none."""
+def test_configz_overrides_all_files(tmp_path: Path) -> None:
+    """The running kubelet reports it. A response that cannot be parsed is ignored."""
     base = str(written(tmp_path, {f"{ROOT}/config.yaml": HEAD + STATIC}))
     answered = choose_kubelet(base, ROOT, "n", {"cpuManagerPolicy": "none"})
     assert isinstance(answered, KubeletConfig)
@@ -460,10 +462,11 @@ DOCTOR: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", DOCTOR)
-def test_the_doctor_calls_good_what_it_has_seen(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All other checks of the configuration are unknown; the archive of the node is judged alike.
-
-    That the driver reserves no CPU is a note whatever was seen of the kubelet.
+def test_the_doctor_reports_good_only_for_known_settings(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All other configuration checks are unknown, and the archive of the node gives the same results. The note that the
+    driver reserves no CPU does not depend on the kubelet's configuration.
     """
     files, wanted = DOCTOR[name]
     root, archive = written(write_tree(small_machine(), tmp_path / "host"), files), str(tmp_path / "a.tar.gz")
@@ -487,7 +490,7 @@ def test_the_doctor_calls_good_what_it_has_seen(name: str, tmp_path: Path, capsy
 
 
 def test_no_secret_of_the_files_is_in_an_archive(tmp_path: Path) -> None:
-    """The configuration of k3s contains the token of the cluster, and a kubelet's may contain HTTP headers."""
+    """The configuration of k3s contains the cluster's token, and a kubelet's may contain HTTP headers."""
     files = K3S | {f"{ROOT}/cpu_manager_state": '{"policyName":"static"}'}
     root = written(write_tree(small_machine(), tmp_path / "host"), files)
     command = ["--node", "worker-1", "gather", "--mask", "--host-root", str(root), "-o", str(tmp_path / "a.tar.gz")]

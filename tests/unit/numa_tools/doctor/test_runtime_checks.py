@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the runtime on whole nodes: good only if the runtime's own rules, or its output, give the setting."""
+"""Checks of the container runtime on complete nodes: good only if the runtime's own rules or its output determine the
+setting.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,35 +32,35 @@ NRI_OFF, CDI_OFF = "NRI is switched off", "CDI is switched off"
 
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
-    """A good node."""
+    """Returns a healthy node."""
     made = AilingNode()
     yield made
     made.close()
 
 
 async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
-    """What the runtime's checks say, by the last part of their id."""
+    """Returns the verdicts of the runtime's checks, by the last part of their id."""
     async with node.up() as settings:
         facts = await gather(settings, **given)
     return {one.check.id.removeprefix("runtime."): one for one in examine(facts) if one.check.group == "runtime"}
 
 
 def texts(found: dict[str, Verdict]) -> str:
-    """Everything that the checks print."""
+    """Returns all texts that the checks print."""
     return " ".join(
         part for verdict in found.values() for one in verdict.findings for part in (one.what, one.why, one.remedy)
     )
 
 
 def judged(found: dict[str, Verdict], fact: str) -> str:
-    """What the check of the settings says of one of them."""
+    """Returns the result of the settings check for one setting."""
     if any(fact in one.evidence for one in found["settings"].findings):
         return "problem"
     return "unknown" if any(one.level is Level.UNKNOWN for one in found["settings"].findings) else "good"
 
 
 def runs(node: AilingNode, version: str) -> None:
-    """Lets the kubelet report a runtime, and the driver no drop-in of its own."""
+    """Lets the kubelet report a runtime, and removes the driver's drop-in."""
     node.node["nodeInfo"]["containerRuntimeVersion"] = version
     node.nri, node.cri = {}, {}
 
@@ -81,10 +83,12 @@ TIMEOUT = f'version = 2\n[plugins."{NRI}"]\nplugin_request_timeout = "5s"\n'
         (REGISTRY, "containerd://3.0.0", NRI_OFF, "unknown"),
     ],
 )
-async def test_a_drop_in_has_the_effect_that_it_has_on_the_release(
+async def test_the_effect_of_a_drop_in_depends_on_the_release(
     drop_in: str, version: str, fact: str, result: str, node: AilingNode
 ) -> None:
-    """1.7 replaces the section of config.toml. Without a release, what depends on it is unknown."""
+    """1.7 replaces the whole section of config.toml. If the release is unknown, settings that depend on it are
+    unknown.
+    """
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
     node.host("/etc/containerd/conf.d/10-other.toml", drop_in)
@@ -95,8 +99,8 @@ async def test_a_drop_in_has_the_effect_that_it_has_on_the_release(
 
 
 @pytest.mark.parametrize("version", ["containerd://2.1.4-k3s1", ""])
-async def test_k3s_beside_docker_is_judged_by_its_own_file(version: str, node: AilingNode) -> None:
-    """Docker's file switches CRI off; k3s' file has everything on."""
+async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNode) -> None:
+    """Docker's file disables CRI; the file of k3s enables everything."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = false\n')
@@ -110,8 +114,8 @@ async def test_k3s_beside_docker_is_judged_by_its_own_file(version: str, node: A
 
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
 @pytest.mark.parametrize("docker", [True, False])
-async def test_cri_o_is_judged_by_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
-    """No text of such a node names containerd, except those of a drop-in that is not there."""
+async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
+    """On such a node no text mentions containerd, except for a missing drop-in."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     if not docker:
@@ -126,8 +130,8 @@ async def test_cri_o_is_judged_by_its_own_files(version: str, docker: bool, node
 
 
 @pytest.mark.parametrize(("version", "command"), [("cri-o://1.34.0", "crio status config"), ("docker://24.0.0", "")])
-async def test_the_files_of_an_unused_containerd_are_not_judged(version: str, command: str, node: AilingNode) -> None:
-    """The kubelet reports another runtime: every check is unknown, and the remedy is of that runtime."""
+async def test_the_files_of_an_unused_containerd_are_ignored(version: str, command: str, node: AilingNode) -> None:
+    """The kubelet reports another runtime, so every check is unknown with a remedy for that runtime."""
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
     found = await verdicts(node)
@@ -137,7 +141,7 @@ async def test_the_files_of_an_unused_containerd_are_not_judged(version: str, co
 
 
 async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
-    """The dump is what containerd uses, whatever its files contain. What it does not import is not in it."""
+    """The dump contains what containerd uses, whatever its files contain; files that are not imported are not in it."""
     node.host(PLAIN, DOCKER)
     given = tmp_path / "dump"
     document = dump("2.2", {"default_validator": node.nri["default_validator"]}, {"cdi_spec_dirs": [str(node.cdi)]})
@@ -165,7 +169,7 @@ async def test_plugins_that_connect_need_a_socket_that_accepts_them(
 
 
 def test_standard_input_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It cannot be the kubelet's and the runtime's at once."""
+    """It cannot be the kubelet's and the runtime's at the same time."""
     (tmp_path / "config.yaml").write_text("{}")
     both = ["--kubelet-config", "-", "--runtime-config", "-"]
     assert cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), *both]) == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a node's runtimes is the kubelet's: files, processes and sockets of a tree."""
+"""Finding the runtime that the kubelet uses, from the files, processes and sockets of a tree."""
 
 import os
 import socket
@@ -50,7 +50,7 @@ UNREAD = Unread("", "")
 
 
 def write(root: Path, files: Mapping[str, str]) -> HostTree:
-    """A tree with these files."""
+    """Returns a tree with these files."""
     for path, text in files.items():
         at = root / path
         at.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def write(root: Path, files: Mapping[str, str]) -> HostTree:
 
 
 def process(number: int, *arguments: str, spaces: str = "", environment: str = "") -> dict[str, str]:
-    """The files of a process."""
+    """Returns the files of a process."""
     base, name = f"proc/{number}", arguments[0].rpartition("/")[2]
     status = f"Name:\t{name}\nNSpid:\t{number}{spaces}\n"
     command = "".join(f"{one}\0" for one in arguments)
@@ -72,7 +72,7 @@ def process(number: int, *arguments: str, spaces: str = "", environment: str = "
 
 
 def listen(root: Path, path: str) -> None:
-    """Makes the file of a socket; its directory is entered, since names of sockets are short."""
+    """Creates a listening socket. It changes to the socket's directory, because socket paths must be short."""
     at = root / path
     at.parent.mkdir(parents=True, exist_ok=True)
     here = Path.cwd()
@@ -85,14 +85,14 @@ def listen(root: Path, path: str) -> None:
 
 
 def in_use(tree: HostTree, reported: Reported | None = None) -> RuntimeConfig:
-    """The runtime that was found."""
+    """Returns the runtime that was found."""
     found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
     assert isinstance(found, RuntimeConfig), found
     return found
 
 
 def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
-    """The reason why none was found."""
+    """Returns the reason why no runtime was found."""
     found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
     assert isinstance(found, Unread), found
     return found
@@ -110,7 +110,7 @@ def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
     ],
 )
 def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
-    """Alone on a node, with the release known or not."""
+    """It is the only runtime on the node, with or without a known release."""
     tree = write(tmp_path, {path: OFF})
     for known in (None, reported):
         found = in_use(tree, known)
@@ -118,7 +118,7 @@ def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tm
 
 
 def test_every_place_has_a_command_that_prints_the_settings() -> None:
-    """It names the file that the distribution uses, if containerd does not look there by itself."""
+    """The command contains the distribution's file, unless containerd finds it by itself."""
     commands = {one.owner: one.command for one in PLACES}
     assert (commands["containerd"], commands["CRI-O"]) == ("containerd config dump", "crio status config")
     assert all(f"--config {one.config} config dump" in one.command for one in PLACES[1:-1])
@@ -130,20 +130,20 @@ def test_every_place_has_a_command_that_prints_the_settings() -> None:
 def test_the_files_of_cri_o_are_read(
     files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path
 ) -> None:
-    """With Docker's containerd beside it, too."""
+    """They are also read next to Docker's containerd."""
     found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
     assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
 
 
 @pytest.mark.parametrize("reported", [None, K3S_2])
 def test_docker_beside_k3s_is_not_taken_for_its_runtime(reported: Reported | None, tmp_path: Path) -> None:
-    """A containerd without CRI service cannot be the kubelet's."""
+    """A containerd without the CRI service cannot be the kubelet's."""
     found = in_use(write(tmp_path, {PLAIN: DOCKER, K3S: ON}), reported)
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
 
 
 def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
-    """The text names the reason and the command."""
+    """The text contains the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
     assert f"/{PLAIN} switches containerd's CRI service off" in why.why
     assert "containerd config dump" in why.remedy
@@ -151,20 +151,20 @@ def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
 def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
-    """The kubelet's report is the strongest evidence; the remedy is of its runtime."""
+    """The kubelet's own report is the strongest evidence; the remedy is for its runtime."""
     why = unread(write(tmp_path, {PLAIN: ON}), reported)
     assert "containerd config dump" not in why.remedy
     assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
 
 
 def test_the_files_of_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
-    """Its containerd has a suffix in its release, and no other has it."""
+    """Only k3s' containerd has a suffix in its release."""
     assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 
 
-def test_two_runtimes_that_both_may_be_the_kubelets_determine_nothing(tmp_path: Path) -> None:
-    """The text names both files and both commands."""
+def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
+    """The text contains both files and both commands."""
     why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
     assert f"/{PLAIN}" in why.why
     assert f"/{CRIO}" in why.why
@@ -173,7 +173,7 @@ def test_two_runtimes_that_both_may_be_the_kubelets_determine_nothing(tmp_path: 
 
 
 def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
-    """/run is a memory file system: a socket there is of a runtime that ran since the boot."""
+    """/run is an in-memory file system, so a socket there belongs to a runtime that has run since the boot."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
     listen(tmp_path, "run/crio/crio.sock")
     assert in_use(tree).software == CRI_O
@@ -182,7 +182,7 @@ def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
 
 
 def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> None:
-    """It is stronger than sockets that exist."""
+    """It overrides existing sockets."""
     endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
     listen(tmp_path, "run/containerd/containerd.sock")
@@ -190,7 +190,9 @@ def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> 
 
 
 def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
-    """It wins over the flag of the running process, which is one of its parts, and over sockets that exist."""
+    """It overrides the flag of the running process, which is an earlier part of the configuration, and existing
+    sockets.
+    """
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
     listen(tmp_path, "run/containerd/containerd.sock")
     kubelet = kubelet_config({"containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock"}, "configz")
@@ -201,7 +203,7 @@ def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
 def test_an_endpoint_that_another_part_may_replace_is_no_evidence(unseen: str) -> None:
-    """A flag of a command line that was not seen may set another endpoint."""
+    """A flag of an unknown command line may set another endpoint."""
     reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
     kubelet = kubelet_of_reading(reading, "remedy")
     assert kubelet is not None
@@ -223,14 +225,14 @@ def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table
 
 
 def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:
-    """As a unit's ExecStart names it; the file at the usual place is of no daemon then."""
+    """The unit's ExecStart names it; the file at the usual path is then unused."""
     arguments = "--config=/srv/c.toml", "--log-level", "debug", "--address", "/srv/c.sock"
     tree = write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **process(9, "/usr/bin/containerd", *arguments)})
     assert (in_use(tree).source, in_use(tree).settings["nri"]) == ("/srv/c.toml", False)
 
 
 def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) -> None:
-    """Files of a distribution that does not run are left over."""
+    """A distribution's file is left over if the distribution is not running."""
     tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
     assert in_use(tree, CONTAINERD_2).settings["nri"] is True
     assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
@@ -248,7 +250,7 @@ def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) ->
     ids=["a command", "in a container", "another program", "ended"],
 )
 def test_other_processes_are_no_evidence(other: dict[str, str], tmp_path: Path) -> None:
-    """A command that prints, a runtime inside a container, and a process that ended while it was read."""
+    """Examples are a command that prints, a runtime inside a container, and a process that ended while it was read."""
     assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"
 
 
@@ -274,7 +276,7 @@ def test_options_of_cri_o_that_win_over_its_files_make_them_unclear(
 
 
 def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> None:
-    """Every file below it, whatever its name ends with, in the order of the names."""
+    """Every file below it is read in the order of the names, whatever its extension."""
     files = {"srv/d/20.toml": CRIO_OFF, "srv/d/10/x~": "[crio.nri]\nenable_nri = true\nnri_listen = '/run/x'\n"}
     found = in_use(write(tmp_path, {**files, **process(9, "crio", "--config-dir", "/srv/d")}), CRIO_1_34)
     assert (found.settings["nri"], found.settings["socket"]) == (False, "/run/x")
@@ -283,7 +285,7 @@ def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("changed", "clear"), [(1_000_100, True), (1_000_500, False)])
 def test_a_file_that_is_newer_than_the_process_is_not_in_force(changed: int, clear: bool, tmp_path: Path) -> None:
-    """The process was started 200 s after the boot at 1,000,000."""
+    """The process was started 200 s after the boot, which was at time 1,000,000."""
     stat = f"9 (containerd) S {' '.join(['0'] * 18)} {200 * os.sysconf('SC_CLK_TCK')} 0\n"
     running = {**process(9, "containerd"), "proc/9/stat": stat, "proc/stat": "cpu 1\nbtime 1000000\n"}
     tree = write(tmp_path, {PLAIN: ON, **running})
@@ -297,7 +299,9 @@ IMPORTING = 'version = 2\nimports = ["conf.d/*.toml", "last.toml"]\n'
 
 
 def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
-    """The imports of config.toml come before those of its imports, each file once; hidden files match a star."""
+    """The imports of config.toml come before their own imports, and each file is read once; a star also matches hidden
+    files.
+    """
     files = {
         PLAIN: IMPORTING,
         "etc/containerd/conf.d/20.toml": 'imports = ["../config.toml", "../deep.toml"]\n',
@@ -312,7 +316,7 @@ def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
 
 
 def test_a_star_may_be_in_a_directory_and_a_file_may_have_utf_8(tmp_path: Path) -> None:
-    """As Go's filepath.Glob expands it."""
+    """Go's filepath.Glob expands the pattern."""
     files = {PLAIN: 'imports = ["/etc/*/conf.d/?.toml", "/etc/x*/y.toml"]\n# ä\n', "etc/x1/conf.d/a.toml": ""}
     files |= {"etc/x0/y.toml": "", "etc/x0/conf.d/ab.toml": ""}
     assert in_use(write(tmp_path, files)).files == (f"/{PLAIN}", "/etc/x1/conf.d/a.toml", "/etc/x0/y.toml")
@@ -372,8 +376,8 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_files_that_cannot_be_read_whole_leave_all_settings_unclear(what: str, tmp_path: Path) -> None:
-    """Nothing is read without a limit, and the reason names the file."""
+def test_files_that_cannot_be_read_completely_leave_all_settings_unclear(what: str, tmp_path: Path) -> None:
+    """The number and size of the files are limited, and the reason names the file."""
     spoil, text, reason = HOSTILE[what]
     tree = write(tmp_path, {PLAIN: text})
     if spoil:
@@ -383,15 +387,15 @@ def test_files_that_cannot_be_read_whole_leave_all_settings_unclear(what: str, t
     assert reason in found.incomplete
 
 
-def test_a_link_out_of_the_tree_leads_nowhere(tmp_path: Path) -> None:
-    """An absolute link starts at the tree's root, as for containerd on its node."""
+def test_an_absolute_link_stays_inside_the_tree(tmp_path: Path) -> None:
+    """It starts at the tree's root, as for containerd on its node."""
     tree = write(tmp_path / "root", {"etc/containerd/real.toml": OFF})
     (tmp_path / "root" / PLAIN).symlink_to("/etc/containerd/real.toml")
     assert in_use(tree).settings["nri"] is False
 
 
 def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
-    """Those about NRI or CDI."""
+    """Only drop-ins about NRI or CDI are named."""
     drop_ins = {"etc/containerd/conf.d/a.toml": "# nri\n", "etc/containerd/conf.d/b.toml": "# other\n"}
     assert in_use(write(tmp_path, {PLAIN: "version = 3\n", **drop_ins})).stray == ("/etc/containerd/conf.d/a.toml",)
 
@@ -410,7 +414,7 @@ def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_runtime_is_the_one_that_the_node_reports(node: str, runtime: str, expected: Reported | None) -> None:
-    """Else the one that the backend is connected to."""
+    """Otherwise it is the runtime that the backend is connected to."""
     document = {"status": {"nodeInfo": {"containerRuntimeVersion": node}}} if node else UNREAD
     backend = BackendStatus(instance="b", runtime=runtime) if runtime else UNREAD
     assert reported_runtime(document, backend) == expected
@@ -418,13 +422,13 @@ def test_the_runtime_is_the_one_that_the_node_reports(node: str, runtime: str, e
 
 @pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {"nodeInfo": {"containerRuntimeVersion": 1}}}])
 def test_a_node_without_a_report_reports_nothing(document: dict[str, Any]) -> None:
-    """As before the kubelet's first status."""
+    """This is the case before the kubelet's first status update."""
     found = reported_runtime(document, UNREAD)
     assert found is None or found.release is None
 
 
 def printed(release: str, **more: Any) -> str:
-    """The dump of a release as text."""
+    """Returns the dump of a release as text."""
     return toml_text({**more, **dump(release)})
 
 
@@ -439,7 +443,7 @@ def printed(release: str, **more: Any) -> str:
     ],
 )
 def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
-    """It replaces every file; drop-ins that are not imported do not show in it."""
+    """It replaces all files; drop-ins that are not imported do not appear in it."""
     found = given_runtime(text, reported)
     assert isinstance(found, RuntimeConfig)
     assert not any(isinstance(one, Unclear) for one in found.settings.values())
@@ -460,14 +464,14 @@ def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported
     ],
 )
 def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
-    """The reason names what does not fit."""
+    """The reason names the mismatch."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)
     assert reason in found.why
 
 
 def test_a_given_file_that_is_no_output_of_a_runtime_is_a_usage_error(tmp_path: Path) -> None:
-    """As is a file that does not exist, or one of more than 4 MiB."""
+    """So is a missing file and one larger than 4 MiB."""
     given = tmp_path / "dump"
     with pytest.raises(ConfigError):
         read_given_runtime(str(given), None)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a runtime from its files or its output: a value only if every release that may run finds it."""
+"""Settings of a runtime from its files or its output: a value counts only if every release that may be running would
+use it.
+"""
 
 import json
 import tomllib
@@ -26,12 +28,12 @@ BOTH = f'{ON}[plugins."{CRI_OF_2}"]\nenable_cdi = true\n'
 
 
 def of(release: Release | None, *texts: str) -> dict[str, Any]:
-    """The settings of containerd's files."""
+    """Returns the settings in containerd's files."""
     return containerd_settings([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)], release)
 
 
 def crio(release: Release | None, *texts: str) -> dict[str, Any]:
-    """The settings of CRI-O's files."""
+    """Returns the settings in CRI-O's files."""
     return crio_settings([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)], release)
 
 
@@ -42,7 +44,7 @@ def crio(release: Release | None, *texts: str) -> dict[str, Any]:
 def test_files_without_a_key_have_the_default_of_the_release(
     release: Release, nri: bool, connections: bool, cdi: bool
 ) -> None:
-    """1.7 has NRI and CDI off."""
+    """In 1.7, NRI and CDI are off by default."""
     found = of(release, "version = 2")
     assert (found["nri"], found["connections"], found["cdi"]) == (nri, connections, cdi)
     assert (found["socket"], found["cdi_directories"]) == ("/var/run/nri/nri.sock", ["/etc/cdi", "/var/run/cdi"])
@@ -50,7 +52,9 @@ def test_files_without_a_key_have_the_default_of_the_release(
 
 
 def test_without_a_release_a_value_needs_the_agreement_of_all() -> None:
-    """A key that is set where every release looks is clear; a default that differs is not, and the text names both."""
+    """A key that is set where every release looks is clear; a default that differs between releases is not, and the
+    text names both.
+    """
     found = of(None, f"version = 2\n{ON}")
     assert (found["nri"], found["cdi"]) == (True, True)
     found = of(None, f"version = 2\n[plugins.'{NRI}']\nplugin_request_timeout = '5s'")
@@ -61,7 +65,7 @@ def test_without_a_release_a_value_needs_the_agreement_of_all() -> None:
 
 
 def test_a_version_that_a_release_does_not_read_excludes_it() -> None:
-    """Files of version 3 are not those of 1.7, and files of version 4 are those of 2.3 or later."""
+    """1.7 does not read files of version 3, and only 2.3 or later reads version 4."""
     assert of(None, "version = 3")["nri"] is True
     assert of(None, "version = 4")["cdi"] is True
     assert isinstance(of((1, 7, 27), "version = 3")["nri"], Unclear)
@@ -69,7 +73,7 @@ def test_a_version_that_a_release_does_not_read_excludes_it() -> None:
 
 @pytest.mark.parametrize("release", [(1, 6, 8), (2, 9, 0), (3, 0, 0)])
 def test_a_release_whose_rules_are_not_known_determines_nothing(release: Release) -> None:
-    """Nothing is guessed of it, whatever the files contain."""
+    """Nothing is assumed about it, whatever the files contain."""
     found = of(release, f"version = 2\n{ON}")
     assert {type(one) for one in found.values()} == {Unclear}
     assert ".".join(map(str, release)) in found["nri"].reason
@@ -87,7 +91,7 @@ def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
 
 
 def test_a_release_without_cri_is_not_the_one_that_runs() -> None:
-    """2.x finds its CRI plugin in the list, so that only 1.7 can be the kubelet's containerd."""
+    """2.x looks for its CRI plugin in the list of disabled plugins, so the kubelet's containerd can only be 1.7."""
     found = of(None, f'version = 2\ndisabled_plugins = ["{CRI_OF_2}"]')
     assert (found["nri"], found["cdi"]) == (False, False)
 
@@ -104,7 +108,7 @@ def test_a_release_without_cri_is_not_the_one_that_runs() -> None:
     ],
 )
 def test_a_value_of_another_type_is_unclear(lines: str, name: str) -> None:
-    """containerd does not load a plugin with it."""
+    """containerd does not load a plugin with such a value."""
     found = of((2, 2, 0), f"version = 3\n[plugins.'{NRI}']\n{lines}")
     assert isinstance(found[name], Unclear)
     assert found["cdi"] is True
@@ -118,14 +122,14 @@ def test_an_empty_socket_path_is_the_default() -> None:
 
 
 def test_the_hugetlb_controller_matters_on_1_7_alone() -> None:
-    """The backend writes the limits on every release; 2.x leaves them to it by default."""
+    """The backend writes the limits on every release, and 2.x leaves them to it by default."""
     text = f"version = 2\n[plugins.'{CRI_OF_1}']\ndisable_hugetlb_controller = false"
     assert (of((1, 7, 27), text)["hugetlb"], of((1, 7, 27), "version = 2")["hugetlb"]) == (True, False)
     assert of((2, 1, 0), "version = 2")["hugetlb"] is True
 
 
 def test_files_of_cri_o_replace_the_keys_that_they_have() -> None:
-    """Lists are replaced, too; NRI and CDI are on by default."""
+    """Lists are replaced as well; NRI and CDI are on by default."""
     found = crio((1, 34, 0))
     assert (found["nri"], found["connections"], found["cdi"]) == (True, True, True)
     found = crio(
@@ -138,7 +142,7 @@ def test_files_of_cri_o_replace_the_keys_that_they_have() -> None:
 
 
 def test_the_validator_of_cri_o_begins_with_1_34() -> None:
-    """Earlier releases ignore the table, and without a release it is unclear."""
+    """Earlier releases ignore the table, and without a known release the setting is unclear."""
     text = "[crio.nri.default_validator]\nnri_enable_default_validator = true\nnri_validator_required_plugins = ['x']"
     assert (crio((1, 34, 1), text)["validator"], crio((1, 34, 1), text)["required"]) == (True, ["x"])
     assert (crio((1, 33, 1), text)["validator"], crio((1, 33, 1), text)["required"]) == (False, [])
@@ -150,27 +154,27 @@ def test_the_validator_of_cri_o_begins_with_1_34() -> None:
     "text",
     ["crio = 1", "[crio]\nnri = 1", "[crio.nri]\nenable_nri = 1", "[crio.nri]\nEnable_NRI = true", "[Crio.nri]"],
 )
-def test_odd_files_of_cri_o_are_unclear(text: str) -> None:
+def test_ambiguous_files_of_cri_o_are_unclear(text: str) -> None:
     """Its TOML library matches names without regard to case."""
     assert isinstance(crio((1, 34, 0), text)["nri"], Unclear)
 
 
 @pytest.mark.parametrize("release", [(1, 29, 3), (1, 99, 0)])
 def test_a_release_of_cri_o_that_is_not_known_determines_nothing(release: Release) -> None:
-    """1.30 is the first that is supported."""
+    """1.30 is the first supported release."""
     assert {type(one) for one in crio(release).values()} == {Unclear}
 
 
 @pytest.mark.parametrize(("release", "on"), [("1.7", False), ("2.1", True), ("2.2", True), ("2.3", True)])
 def test_a_dump_has_the_settings_in_use(release: str, on: bool) -> None:
-    """No rule of merging is needed."""
+    """No merge rules are needed."""
     software, found, _ = printed_settings(toml_text(dump(release)))
     assert (software, found["nri"], found["cdi"], found["connections"]) == (CONTAINERD, on, on, True)
     assert (found["hugetlb"], found["validator"]) == (on, False)
 
 
 def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
-    """Every release prints these keys, so that a text without them is none of its dumps."""
+    """Every release prints these keys, so a text without them is not a dump."""
     document = dump("2.2")
     del document["plugins"][NRI]["disable"]
     _, found, _ = printed_settings(toml_text(document))
@@ -178,7 +182,7 @@ def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
 
 
 def test_the_output_of_cri_o_is_recognised() -> None:
-    """It has every key; crio config prints those with their defaults as comments."""
+    """It contains every key; crio config prints those with default values as comments."""
     text = "[crio]\n[crio.runtime]\ncdi_spec_dirs = ['/a']\n[crio.nri]\nenable_nri = false\n"
     text += "nri_listen = '/run/a'\nnri_disable_connections = false\n"
     software, found, _ = printed_settings(text)
@@ -188,7 +192,7 @@ def test_the_output_of_cri_o_is_recognised() -> None:
 
 
 def test_the_report_for_the_archive_has_plain_values() -> None:
-    """A setting that is unclear has its reason."""
+    """An unclear setting has its reason."""
     runtime = RuntimeConfig(CONTAINERD, "/f", "command", of(None, "version = 2"), (2, 1, 4), ("/f",))
     report = json.loads(json.dumps(settings_report(runtime)))
     assert (report["release"], report["files"], report["settings"]["validator"]) == ("2.1.4", ["/f"], False)
@@ -197,6 +201,6 @@ def test_the_report_for_the_archive_has_plain_values() -> None:
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])
 def test_another_text_is_refused(text: str) -> None:
-    """A config.toml is none: it does not show the defaults."""
+    """An example is a config.toml, which does not contain the defaults."""
     with pytest.raises(RuntimeConfigError):
         printed_settings(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of claims, pods, CPUs and devices, by what is known of the node."""
+"""Explanations of claims, pods, CPUs and devices, depending on what is known about the node."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,14 +26,14 @@ from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_re
 from tests.rigs.decisions import decided, view
 from tests.strategies.machines import assemble, even_cores
 
-# Two L3 groups of four cores with two threads on each of two NUMA nodes: CPUs 0-15, their second threads 16-31.
+# Two L3 groups of four cores with two threads on each of two NUMA nodes: CPUs 0-15, with second threads 16-31.
 MACHINE = assemble(even_cores(2, 1, 2, 4, 2), memory=8 << 30)
 ENFORCING = BackendDocument(live=True, problem="")
 INVENTORY = build_inventory(MACHINE, Config(reserved_cpus=frozenset({0})), NODE)
 
 
 def prepared(*claims: dict[str, Any]) -> list[AllocationRecord]:
-    """Claims for CPUs, prepared one after another."""
+    """Returns claims for CPUs, prepared one after another."""
     files: dict[tuple[str, str], ClaimFile] = {}
     for number, document in enumerate(claims):
         found = view(f"u{number}", document["result"], config=document["config"])
@@ -43,18 +43,18 @@ def prepared(*claims: dict[str, Any]) -> list[AllocationRecord]:
 
 
 def asked(count: int, **fields: Any) -> dict[str, Any]:
-    """A claim for CPUs of NUMA node 0."""
+    """Returns a claim for CPUs of NUMA node 0."""
     return {"result": cpus(count), "config": [opaque(fields)] if fields else []}
 
 
 def knowing(records: list[AllocationRecord], *containers: ContainerReport, **more: Any) -> Known:
-    """What is known of the node."""
+    """Returns the knowledge about the node."""
     files = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in records}
     return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", ENFORCING), **more)
 
 
 def told(known: Known, subject: str) -> tuple[Any, list[str]]:
-    """The explanation, and the problems in short."""
+    """Returns the explanation, and the problems in short form."""
     found = explain_known(known, subject)
     assert found is not None
     assert explanation_text(*found)
@@ -62,18 +62,20 @@ def told(known: Known, subject: str) -> tuple[Any, list[str]]:
 
 
 def why(known: Known, subject: str) -> dict[str, Any]:
-    """Why the claim's one request has its CPUs."""
+    """Returns the reasons for the CPUs of the claim's only request."""
     reasons: dict[str, Any] = told(known, subject)[0]["has"][0]["why"]
     return reasons
 
 
 def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
-    """What each place was to the claim, by its CPUs."""
+    """Returns the verdict on each place, by its CPUs."""
     return {place["cpus"]: place["verdict"] for place in reasons["places"]}
 
 
-def test_why_these_cpus() -> None:
-    """The tightest place that holds them, and of the others what was worse; who has the rest of the device."""
+def test_reasons_for_the_chosen_cpus() -> None:
+    """The tightest place that can hold the claim is chosen; each other place has a reason against it, and the device's
+    other claims are listed.
+    """
     first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
     known = knowing([first, second, third])
     reasons = why(known, "ns/claim-u0")
@@ -96,8 +98,10 @@ def _listed(record: AllocationRecord) -> str:
     return record.model_dump(mode="json")["cpus"][0]["cpus"]  # type: ignore[no-any-return]
 
 
-def test_what_has_changed_since() -> None:
-    """A place that is better by now is called that; named CPUs, and those of a device that is gone, have no rival."""
+def test_reasons_after_a_change() -> None:
+    """A place that would be better now is marked as such. CPUs that the claim names, and those of a removed device,
+    have no alternatives.
+    """
     first, second = prepared(asked(7), asked(2))
     now = why(knowing([second]), "claim/u1")
     assert (
@@ -117,12 +121,14 @@ def test_what_has_changed_since() -> None:
 
 
 def user(record: AllocationRecord, **more: Any) -> ContainerReport:
-    """A container of the claim."""
+    """Returns a container of the claim."""
     return report("c", claims=[{"uid": record.claim.uid, "driver": record.driver}], **more)
 
 
-def test_who_enforces_it() -> None:
-    """The kernel or the driver, and why that; nothing is wrong while the cgroup says what the record says."""
+def test_the_enforcement_of_a_claim_is_explained() -> None:
+    """The explanation names the kernel or the driver and the reason; there is no problem while the cgroup agrees with
+    the record.
+    """
     (record,) = prepared(asked(2))
     said = {"cpus": _listed(record), "exclusivity": "pool", "pooled": "the kernel is too old"}
     found, problems = told(knowing([record], user(record, **said)), "pod/ns/p")
@@ -145,15 +151,17 @@ def test_who_enforces_it() -> None:
         ({"refused": "its claim is another container's"}, {}, "container work of pod ns/p was refused"),
     ],
 )
-def test_what_is_not_as_it_should_be(more: dict[str, Any], kernel: Any, text: str) -> None:
-    """What the kernel shows comes before what was reported of it."""
+def test_deviations_are_problems(more: dict[str, Any], kernel: Any, text: str) -> None:
+    """The kernel's current state takes precedence over the reported one."""
     (record,) = prepared(asked(2))
     known = knowing([record], user(record, **{"cpus": _listed(record), **more}), kernel=kernel)
     assert told(known, "u0")[1] == told(known, "pod-1")[1] == [text]
 
 
 def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
-    """By the claim and by the pod, also while the record does not name that pod yet; the first pod is well."""
+    """The explanations of the claim and of the pod say so, even before the record contains that pod; the first pod has
+    no problem.
+    """
     (record,) = prepared(asked(2))
     text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
     use = {"uid": "u0", "driver": "dra.cpu"}
@@ -169,8 +177,8 @@ def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
     assert "a claim of its own" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
 
 
-def test_what_another_container_of_the_claim_has_is_foreign() -> None:
-    """A container has the CPUs of the requests that it names; one that names none of CPUs may run anywhere."""
+def test_cpus_of_another_container_of_the_claim_are_foreign() -> None:
+    """A container has the CPUs of the requests that it names; one that names no CPU request may run anywhere."""
     record = cpu_record("u0", "a=1-2", "b=3-4")
     both, one = (
         report("c", claims=[{"uid": "u0", "driver": "dra.cpu", "requests": requests}], cpus="1-4")
@@ -183,8 +191,8 @@ def test_what_another_container_of_the_claim_has_is_foreign() -> None:
     assert told(knowing([record, near], report("c", claims=[use], cpus="5-15")), "u0")[1] == []
 
 
-def test_nobody_enforces_or_nobody_answers() -> None:
-    """Both are findings, and the claim's CPUs are told all the same."""
+def test_missing_enforcement_and_missing_reports_are_findings() -> None:
+    """The claim's CPUs are shown all the same."""
     (record,) = prepared(asked(2))
     dead = knowing([record], backend=BackendDocument(live=False, problem="no lease for 12 s"))
     assert told(dead, "u0")[1] == ["nothing enforces claims"]
@@ -192,8 +200,8 @@ def test_nobody_enforces_or_nobody_answers() -> None:
     assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is not known"])
 
 
-def test_what_others_write_stays_in_its_line() -> None:
-    """A text of a pod or of an archive neither forges a line nor reaches the terminal as a command."""
+def test_text_from_others_stays_on_its_line() -> None:
+    """Text from a pod or an archive can neither forge a line nor send control sequences to the terminal."""
     (record,) = prepared(asked(2))
     odd = user(record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", pooled="a\nPROBLEM  b")
     kernel = {"c": {"cpuset.cpus.partition": "member\n\u202e"}}
@@ -207,7 +215,7 @@ def test_what_others_write_stays_in_its_line() -> None:
 
 
 def test_cpus() -> None:
-    """Reserved, kept for the rest, shared, claimed, or none of this machine."""
+    """A CPU is reserved, withheld from claims, shared, claimed, or not part of this machine."""
     (record,) = prepared(asked(2))
     known = knowing([record])
     assert told(known, "0")[0]["use"] == "reserved: kept for the system (reservedCPUs)"
@@ -223,14 +231,14 @@ def test_cpus() -> None:
 
 @pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
 def test_a_cpu_is_one_number(name: str) -> None:
-    """What is no number is refused in words; one that no machine has is no CPU of this one."""
+    """Text that is not a number is rejected with a message; a number beyond the machine's CPUs is reported as such."""
     with pytest.raises(UnknownSubjectError, match=r"^a CPU is one number, such as cpu/3$"):
         explain_known(knowing([]), f"cpu/{name}")
     assert explain_known(knowing([]), "cpu/999999999") is None
 
 
 def test_devices() -> None:
-    """What is left of them, who has the rest; one that is unhealthy or tainted is a finding."""
+    """Remaining capacity and claims are listed; an unhealthy or tainted device is a finding."""
     (record,) = prepared(asked(2))
     found, problems = told(knowing([record]), "cpudevnuma000")
     assert (found["capacity"], found["free"], found["claims"], problems) == ("15", "13", {"ns/claim-u0": "2"}, [])
@@ -245,8 +253,8 @@ def test_devices() -> None:
     assert problems == ["memory-numa000 is unhealthy", "memory-numa000 is tainted"]
 
 
-def test_what_a_damaged_claim_file_holds() -> None:
-    """Its CPUs and bytes are neither free nor shared, and it is named by its UID, which is all that is known."""
+def test_resources_of_a_damaged_claim_file() -> None:
+    """Its CPUs and bytes are neither free nor shared. The claim is shown by its UID, since nothing else is known."""
     (record,) = prepared(asked(2))
     cpus_held = ClaimFile("dra.cpu", "u8", None, frozenset({5, 6}), "damaged")
     memory_held = ClaimFile("dra.memory", "u9", None, frozenset(), "damaged", {"memory-numa000": 1 << 30})
@@ -261,8 +269,8 @@ def test_what_a_damaged_claim_file_holds() -> None:
     assert (whole, found["free"], found["claims"]) == ("7232Mi", "6208Mi", {"u9": "1Gi"})
 
 
-def test_what_another_release_says_is_left_out() -> None:
-    """One record or report that cannot be read hides none of the others."""
+def test_records_of_another_release_are_left_out() -> None:
+    """One unreadable record or report does not hide the others."""
     (record,) = prepared(asked(2))
     good = record.model_dump(mode="json")
     assert list(read_records([{"version": 9}, 7, good])) == [("dra.cpu", "u0")]
@@ -275,26 +283,26 @@ def test_what_another_release_says_is_left_out() -> None:
 
 
 def pending(known: Known, document: dict[str, Any]) -> tuple[Any, list[str]]:
-    """What stands in the way of a claim of the API server."""
+    """Returns the obstacles for a claim of the API server."""
     found, problems = explain_pending(known, document, known_classes(MACHINE), NODE)
     assert explanation_text(found, problems)
     return found, [one["why"] for one in problems]
 
 
 def wish(name: str, count: str) -> dict[str, Any]:
-    """A request for CPUs."""
+    """Returns a request for CPUs."""
     exactly = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": count}}}
     return {"name": name, "exactly": exactly}
 
 
 def waiting(*requests: dict[str, Any]) -> dict[str, Any]:
-    """A claim that is not allocated."""
+    """Returns a claim that is not allocated."""
     metadata = {"name": "c", "namespace": "ns", "uid": "u"}
     return {"metadata": metadata, "spec": {"devices": {"requests": list(requests)}}}
 
 
 def test_a_pending_claim() -> None:
-    """It fits, or each device says what is missing."""
+    """The claim fits, or the shortage of each device is listed."""
     known = knowing(prepared(asked(14)))
     found, problems = pending(known, waiting(wish("r", "2")))
     assert (found["wouldGet"][0]["device"], problems) == ("cpudevnuma001", [])
@@ -306,7 +314,7 @@ def test_a_pending_claim() -> None:
 
 
 def test_a_selector_that_cannot_be_evaluated() -> None:
-    """Neither the devices nor the claim are said to fit or not; the problem names the selector."""
+    """Neither the devices nor the claim are reported as fitting or not fitting; the problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
     found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
     why = "request r: selectors[0]: cannot be evaluated: cannot be read at its end: '1 +'"
@@ -318,7 +326,9 @@ def test_a_selector_that_cannot_be_evaluated() -> None:
 
 
 def test_a_claim_that_is_allocated_and_not_prepared() -> None:
-    """One of another node is asked about there; of this node's the driver's own refusal is told."""
+    """For a claim of another node the user is referred to that node; for this node's the driver's own rejection is
+    shown.
+    """
     known = knowing(prepared(asked(14)))
     elsewhere = claim("u", cpus(2))
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-b"]}]}
@@ -340,14 +350,14 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     ],
 )
 def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
-    """A refusal names what to change, the doctor explains what hinders the node, and events show the kubelet's part."""
+    """A rejection says what to change, the doctor explains problems of the node, and Events show the kubelet's part."""
     known = replace(knowing(prepared(asked(14))), hindrances=hindrances)
     _, (found,) = explain_pending(known, claim("u", asked_for), known_classes(MACHINE), NODE)
     assert found["remedy"].startswith(remedy)
 
 
 def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
-    """CPUs are chosen within the joined node, and only there another choice would be better."""
+    """The CPUs are chosen within the joined node, so better alternatives are listed for that node only."""
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}

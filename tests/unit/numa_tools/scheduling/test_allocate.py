@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices claims get, as the scheduler decides it."""
+"""Simulating which devices the scheduler allocates to claims."""
 
 import json
 import time
@@ -30,18 +30,18 @@ CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expressio
 
 
 def device(name: str, node: int | None = None, **more: Any) -> dict[str, Any]:
-    """A device of a slice."""
+    """Returns a device of a slice."""
     attributes = {} if node is None else {"attributes": {"d/node": {"int": node}}}
     return {"name": name, **attributes, **more}
 
 
 def shared(name: str, node: int) -> dict[str, Any]:
-    """A device of 8 GiB that claims take parts of."""
+    """Returns a device of 8 GiB that several claims can share."""
     return device(name, node, allowMultipleAllocations=True, **GROUPS)
 
 
 def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
-    """One slice."""
+    """Returns a list with one slice."""
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
     return [
         {"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": list(devices)}}
@@ -49,22 +49,22 @@ def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wish(name: str, **more: Any) -> dict[str, Any]:
-    """A request of one device."""
+    """Returns a request for one device."""
     return {"name": name, "exactly": {"deviceClassName": "any", **more}}
 
 
 def size(amount: str) -> dict[str, Any]:
-    """A part of a shared device."""
+    """Returns the capacity request for a part of a shared device."""
     return {"capacity": {"requests": {"size": amount}}}
 
 
 def searching(*devices: dict[str, Any]) -> Search:
-    """A node with these devices."""
+    """Returns a search on a node with these devices."""
     return Search(read_slices(slices(*devices)), {"any": read_class(CLASS)})
 
 
 def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
-    """The devices by request."""
+    """Returns the devices by request."""
     found: dict[str, list[str]] = {}
     for one in search.allocate([read_wanted({"devices": {"requests": list(requests), **more}})]):
         found.setdefault(one.wish.name, []).append(one.device.name)
@@ -72,14 +72,14 @@ def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, 
 
 
 def missing(search: Search, *requests: dict[str, Any], **more: Any) -> str:
-    """Why the claim is not allocated."""
+    """Returns the reason why the claim is not allocated."""
     with pytest.raises(UnschedulableError) as caught:
         chosen(search, *requests, **more)
     return str(caught.value)
 
 
 def undecided(search: Search, *requests: dict[str, Any], **more: Any) -> str:
-    """Returns why it is unknown whether the claim fits."""
+    """Returns the reason why it is unknown whether the claim fits."""
     before = search.in_use.copy()
     with pytest.raises(UndecidedError) as caught:
         chosen(search, *requests, **more)
@@ -87,8 +87,8 @@ def undecided(search: Search, *requests: dict[str, Any], **more: Any) -> str:
     return str(caught.value)
 
 
-def test_the_first_that_fit_in_order() -> None:
-    """A device with room is shared, a full one passed over; a single device belongs to one claim."""
+def test_the_first_fitting_device_is_chosen() -> None:
+    """A shared device with enough room is used and a full one is skipped; an unshared device belongs to one claim."""
     search = searching(device("a"), shared("b", 0), shared("c", 1))
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["b"]}
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
@@ -96,12 +96,12 @@ def test_the_first_that_fit_in_order() -> None:
     assert missing(search, wish("r", **size("3Gi"))) == (
         "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi wanted; c 2Gi of 8Gi size free, 3Gi wanted"
     )
-    # The default of the policy is what an empty request has; a fraction is rounded to the step.
+    # An empty request gets the default of the policy; a fraction is rounded up to the step.
     assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
 
 
 def test_constraints_hold_together() -> None:
-    """The same value, or different ones, for the requests that are named; what failed leaves nothing taken."""
+    """The requests in the constraint get equal or distinct values. A failed attempt leaves nothing allocated."""
     search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
     same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
     whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
@@ -118,7 +118,7 @@ def test_constraints_hold_together() -> None:
 
 
 def test_count_all_and_first_available() -> None:
-    """So many devices, every one, or the first alternative that can be met."""
+    """A request gets N devices, every matching device, or the first alternative that can be met."""
     search = searching(device("a", 0), device("b", 1), device("c", 1))
     assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
     assert (
@@ -131,7 +131,7 @@ def test_count_all_and_first_available() -> None:
 
 
 def test_taints_keep_away_unless_tolerated() -> None:
-    """As an overclaimed device's."""
+    """An example is the taint of an over-claimed device."""
     search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
     assert missing(search, wish("r")) == "request r: a has the taint k"
     assert chosen(search, wish("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
@@ -144,12 +144,12 @@ FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
 
 
 def selecting(*expressions: str) -> dict[str, Any]:
-    """The selectors of a request."""
+    """Returns the selectors of a request."""
     return {"selectors": [{"cel": {"expression": one}} for one in expressions]}
 
 
 def test_a_selector_that_fails_ends_the_attempt() -> None:
-    """As in the scheduler, where no other device or alternative is tried then."""
+    """As in the scheduler, no other device or alternative is tried then."""
     found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
     assert found.startswith("request r: selectors[0]: device a: no such key: nodes; ask first")
     second = f"{ON_1} || {FAILS}"
@@ -158,8 +158,10 @@ def test_a_selector_that_fails_ends_the_attempt() -> None:
     )
 
 
-def test_a_selector_fails_only_for_devices_that_the_scheduler_comes_to() -> None:
-    """The scheduler evaluates the selectors of a device when it tries the device, of all if the request wants all."""
+def test_a_selector_fails_only_for_devices_that_the_scheduler_tries() -> None:
+    """The scheduler evaluates a device's selectors when it tries the device, or for all devices if the request wants
+    all.
+    """
     search, first = searching(device("a", 0), device("b", 1)), selecting(f"{ON_0} || {FAILS}")
     assert "device b: no such key: nothing" in missing(search, wish("r", allocationMode="All", **first))
     assert "device b: no such key: nothing" in missing(search, wish("r", count=2, **first))
@@ -176,12 +178,12 @@ MANY = [device(f"d{n:02}", n // 16) for n in range(32)]
 
 
 def either(*alternatives: dict[str, Any], name: str = "r") -> dict[str, Any]:
-    """A request with alternatives, which are tried in their order."""
+    """Returns a request with alternatives, which are tried in order."""
     return {"name": name, "firstAvailable": [{"deviceClassName": "any", **one} for one in alternatives]}
 
 
 def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
-    """One of them."""
+    """Returns an alternative of a request."""
     return {"name": name, **selecting(*expressions), **more}
 
 
@@ -189,27 +191,30 @@ def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
     "requests",
     [
         [wish("r", **selecting(UNKNOWN))],
-        # The scheduler may come to the device after one that is known not to do.
+        # The scheduler may try this device after one that certainly does not match.
         [wish("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
-        # Two are wanted, and only one is certain.
+        # Two are required, and only one is certain.
         [wish("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
         [wish("r", allocationMode="All", **selecting(UNKNOWN))],
-        # All are wanted; whether the second belongs to them is unknown.
+        # All are required; it is unknown whether the second one matches.
         [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
-        # The request behind has what it needs unless the first takes it.
+        # The second request fits unless the first one takes its device.
         [wish("r", **selecting(ODD_ON_1)), wish("s", **selecting(ON_0))],
         [wish("r", **selecting(f"{ODD_ON_0} || {ON_1}")), wish("s", **selecting(ON_0))],
-        # The second alternative fits, but the first may be chosen.
+        # The second alternative fits, but the first one may be chosen.
         [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
         [either(alternative("first", UNKNOWN, count=3), alternative("second", ON_0))],
-        # A selector after it that is false does not help: the unknown one may fail, which ends the attempt.
+        # A false selector after the unknown one does not help, because the unknown one may fail, which ends the
+        # attempt.
         [either(alternative("first", UNKNOWN, "false"), alternative("second", ON_0))],
-        # The first alternative that fits may hide the one that fails.
+        # The first alternative may fit and hide the second, which fails.
         [either(alternative("first", UNKNOWN), alternative("second", FAILS))],
     ],
 )
 def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, Any]]) -> None:
-    """If the claim fits or not by what the selector evaluates to, it is neither reported as one nor the other."""
+    """The outcome depends on the value of the selector, so the claim is reported neither as fitting nor as not
+    fitting.
+    """
     found = undecided(searching(device("a", 0), device("b", 1)), *requests)
     assert "cannot be evaluated: the function odd() is not understood: " in found
     assert "device.odd()" in found
@@ -218,20 +223,20 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
 @pytest.mark.parametrize(
     ("requests", "devices"),
     [
-        # The scheduler comes to the first device first.
+        # The scheduler tries the first device first.
         ([wish("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
         ([wish("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
-        # The first alternative fits; the second is not tried.
+        # The first alternative fits; the second one is not tried.
         ([either(alternative("first", ON_1), alternative("second", UNKNOWN))], ["b"]),
-        # The selectors of a request are evaluated in order, and one that is false is the last.
+        # A request's selectors are evaluated in order, up to the first false one.
         ([wish("r", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
         ([wish("r", allocationMode="All", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
     ],
 )
-def test_a_claim_fits_if_the_scheduler_never_comes_to_the_unknown(
+def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
     requests: list[dict[str, Any]], devices: list[str]
 ) -> None:
-    """A selector that is unknown for a device that is not needed changes nothing."""
+    """A selector that is unknown for a device that is not needed does not matter."""
     found = chosen(searching(device("a", 0), device("b", 1)), *requests)
     assert [one for each in found.values() for one in each] == devices
 
@@ -258,12 +263,12 @@ def test_a_claim_fits_if_the_scheduler_never_comes_to_the_unknown(
 def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
     requests: list[dict[str, Any]], text: str
 ) -> None:
-    """Another cause is reported as before."""
+    """The other cause is reported as usual."""
     assert text in missing(searching(device("a", 0), device("b", 1)), *requests)
 
 
 def test_constraints_count_where_a_selector_is_unknown() -> None:
-    """No pair of devices agrees, whichever of them the selector admits; with a third one it may."""
+    """No pair of devices agrees, whichever of them the selector admits; with a third device a pair may agree."""
     request = [wish("r", **selecting(UNKNOWN)), wish("s")]
     same = [{"matchAttribute": "d/node"}]
     assert "with d/node as" in missing(searching(device("a", 0), device("b", 1)), *request, constraints=same)
@@ -271,7 +276,7 @@ def test_constraints_count_where_a_selector_is_unknown() -> None:
 
 
 def test_the_limit_of_a_claim_counts_the_devices_that_are_certain() -> None:
-    """16 devices are wanted beside all that match: 16 match for certain, and whether others do is unknown."""
+    """The claim requests 16 devices plus all that match: 16 match for certain, and it is unknown whether others do."""
     both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
     assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
     both[1] = wish("s", count=16, **selecting(ON_1))
@@ -279,7 +284,7 @@ def test_the_limit_of_a_claim_counts_the_devices_that_are_certain() -> None:
 
 
 def test_an_unknown_selector_of_a_class_is_one_of_each_request() -> None:
-    """The text names the class."""
+    """The text contains the class."""
     odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
     search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
     assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
@@ -287,7 +292,9 @@ def test_an_unknown_selector_of_a_class_is_one_of_each_request() -> None:
 
 
 def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
-    """A later claim fits for certain only without them, and does not fit only if it lacks others, too."""
+    """A later claim fits for certain only without them, and certainly does not fit only if it would not fit with them
+    either.
+    """
     search = searching(shared("a", 0), shared("b", 1))
     assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
     assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
@@ -296,7 +303,7 @@ def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
     assert undecided(search, wish("r", **selecting(ON_1))) == text
     assert "8Gi of size at most, 9Gi wanted" in missing(search, wish("r", **size("9Gi")))
     assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
-    # A disputed device that cannot meet the request in any case changes nothing.
+    # A disputed device that cannot meet the request in any case does not matter.
     tall = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "16Gi"}}}
     search = searching(shared("b", 1), {**shared("c", 0), "capacity": {"size": tall}})
     assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
@@ -337,7 +344,9 @@ def _outcome(search: Search, requests: list[dict[str, Any]]) -> str:
 def test_a_certain_outcome_is_that_of_every_value_of_the_unknown_part(
     nodes: list[int], requests: list[dict[str, Any]], values: list[str]
 ) -> None:
-    """The unknown part is true, false or fails for each device; a certain outcome does not depend on which."""
+    """The unknown part may be true, be false or fail for each device; a certain outcome is the same for all of
+    these.
+    """
     devices = [device(f"d{n}", node) for n, node in enumerate(nodes)]
     outcome = _outcome(searching(*devices), requests)
     if outcome == "unknown":
@@ -356,15 +365,15 @@ def test_a_certain_outcome_is_that_of_every_value_of_the_unknown_part(
         (wish("r"), wish("s", **size("9Gi")), "request s: a gives 8Gi of size at most, 9Gi wanted"),
     ],
 )
-def test_what_fails_leaves_nothing_in_use(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
-    """However an attempt ends, the next workload finds the node as it was before."""
+def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
+    """The next workload finds the node unchanged, however the attempt ended."""
     search = searching(shared("a", 0), shared("b", 1))
     assert text in missing(search, first, second)
     assert chosen(search, wish("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
 
 
 def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
-    """A class that is missing ends the attempt at once; of a selector nobody came to, the fault stands beside."""
+    """A missing class ends the attempt at once; a faulty selector that was never evaluated is named in addition."""
     search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
     assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
@@ -397,15 +406,17 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
         ({"requests": "r"}, "requests: must be a list"),
     ],
 )
-def test_a_spec_that_the_server_would_not_take(spec: dict[str, Any], text: str) -> None:
-    """The place and the fault are named."""
+def test_an_invalid_spec_is_rejected(spec: dict[str, Any], text: str) -> None:
+    """The error contains the field and the reason."""
     with pytest.raises(ManifestError) as caught:
         read_wanted({"devices": spec})
     assert text in str(caught.value)
 
 
 def test_a_claim_has_32_devices_at_most() -> None:
-    """The scheduler refuses the claim whatever devices there are; what may be fewer is chosen if it must be."""
+    """The scheduler rejects a larger claim whatever devices exist; alternatives with fewer devices are chosen if
+    necessary.
+    """
     search = searching(*(device(f"d{n:02}", n) for n in range(60)))
     for count in (17, 2**62):
         found = missing(search, wish("r", count=16), wish("s", count=count))
@@ -416,7 +427,7 @@ def test_a_claim_has_32_devices_at_most() -> None:
 
 
 def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> None:
-    """Which come first gives way to what comes later in the claim, and nobody tries all devices for that."""
+    """Earlier requests use smaller alternatives if later ones need the room, without trying all devices."""
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
     either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, wish("s", count=16))
@@ -426,8 +437,8 @@ def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> No
     assert found == "each request can be met, but not all together, of 32 devices for each claim at most"
 
 
-def test_a_pod_of_too_many_requests_is_told_so() -> None:
-    """The depth of the search is no fault of the selectors, which are read the same however deep it is."""
+def test_a_pod_with_too_many_requests_is_rejected() -> None:
+    """The depth of the search is limited separately, so the selectors are not blamed for it."""
     search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
     requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
     claim = read_wanted({"devices": {"requests": requests}})
@@ -440,11 +451,11 @@ def test_a_pod_of_too_many_requests_is_told_so() -> None:
 
 NAMES = [f"d/a{n}" for n in range(32)]
 PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
-"""More than four devices have, which shows only at the end of each way to give them out."""
+"""More than four devices can provide, which becomes apparent only at the end of each combination."""
 
 
 def listed(value: int) -> dict[str, Any]:
-    """Attributes of which each has 16 values."""
+    """Returns attributes with 16 values each."""
     return {name: {"strings": [f"{value}-{n}" for n in range(16)]} for name in NAMES}
 
 
@@ -453,7 +464,7 @@ def listed(value: int) -> dict[str, Any]:
     [
         ([shared(f"d{n}", 0) for n in range(4)], PARTS, ""),
         ([{**shared(f"d{n}", 0), "attributes": listed(0)} for n in range(4)], PARTS, "matchAttribute"),
-        # One value too few for all requests.
+        # There is one value too few for all requests.
         (
             [{"name": f"d{n}", "attributes": listed(n % 31)} for n in range(40)],
             [wish(f"r{n}") for n in range(32)],
@@ -461,10 +472,12 @@ def listed(value: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_search_ends_by_what_it_costs(
+def test_the_cost_of_a_search_is_limited(
     devices: list[dict[str, Any]], requests: list[dict[str, Any]], kind: str
 ) -> None:
-    """The largest claims of the API end in seconds, with what the author can do, and nothing is in use then."""
+    """The largest claims that the API accepts end within seconds with advice for the author, and nothing stays
+    allocated.
+    """
     search, began = searching(*devices), time.thread_time()
     found = undecided(search, *requests, constraints=[{kind: name} for name in NAMES] if kind else [])
     assert time.thread_time() - began < 20
@@ -474,8 +487,8 @@ def test_a_search_ends_by_what_it_costs(
     assert search.in_use == InUse()
 
 
-def test_all_selectors_of_a_pod_end_together() -> None:
-    """Each may be within its budget, and there may be a thousand of them in a claim, for many devices."""
+def test_the_cost_of_all_selectors_of_a_pod_is_limited() -> None:
+    """Each selector may be within its own limit, but a claim can have a thousand of them for many devices."""
     equal = f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 45)})"
     requests = [wish(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
     search, began = searching(*(shared(f"d{n:02}", 0) for n in range(8))), time.thread_time()
@@ -485,8 +498,10 @@ def test_all_selectors_of_a_pod_end_together() -> None:
     assert time.thread_time() - began < 20
 
 
-def test_what_cannot_be_met_alone_is_named_without_a_search() -> None:
-    """Whatever stands before it in the claim: nobody is told of combinations where one request is at fault."""
+def test_a_request_that_cannot_be_met_alone_is_named_without_a_search() -> None:
+    """This does not depend on earlier requests of the claim: no combinations are reported if a single request is at
+    fault.
+    """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
     assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted; d1")
@@ -513,10 +528,10 @@ _claims = st.builds(
 
 
 @given(_devices, st.lists(_claims, min_size=1, max_size=4))
-def test_it_agrees_with_the_stand_in_of_the_scheduler(
-    devices: list[dict[str, Any]], claims: list[dict[str, Any]]
-) -> None:
-    """Written twice from the same rules, both give every claim the same devices and amounts, or none."""
+def test_the_result_agrees_with_the_fake_scheduler(devices: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
+    """Both are independent implementations of the same rules and give every claim the same devices and amounts, or
+    none.
+    """
     search, published = searching(*devices), slices(*devices)
     before: list[dict[str, Any]] = []
     for number, spec in enumerate(claims):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices of a claim have in common, as they come and go."""
+"""Constraints between the devices of a claim while devices are added and removed."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from numa_tools.scheduling.wanted import Constraint
 
 
 def device(**attributes: Any) -> Published:
-    """A device with these attributes."""
+    """Returns a device with these attributes."""
     return Published("d", "p", "n", {f"d/{name}": value for name, value in attributes.items()}, {}, False)
 
 
 def holds(constraint: Constraint, chosen: list[tuple[str, Published]]) -> bool:
-    """The rule, about all devices at once."""
+    """Returns True if the constraint holds, evaluated over all devices at once."""
     values = [one.values(constraint.attribute) for request, one in chosen if constraint.covers(request)]
     if constraint.distinct:
         return all(values) and sum(map(len, values)) == len(frozenset().union(*values))
@@ -37,10 +37,10 @@ _moves = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s/one", 
 
 
 @given(st.lists(_constraints, max_size=3), _moves)
-def test_a_device_is_taken_where_all_constraints_hold_with_it(
+def test_a_device_is_added_if_all_constraints_hold_with_it(
     constraints: list[Constraint], moves: list[tuple[str, Published] | None]
 ) -> None:
-    """However many came and went before; None gives the last one back."""
+    """The result does not depend on devices that were added and removed before; None removes the last one."""
     agreement, chosen = Agreement(constraints, Effort()), list[tuple[str, Published]]()
     for move in moves:
         if move is None:
@@ -52,8 +52,8 @@ def test_a_device_is_taken_where_all_constraints_hold_with_it(
         chosen += [move] if expected else []
 
 
-def test_what_is_compared_is_counted() -> None:
-    """So that a search can end by what it costs: long lists cost more, and what no constraint is about nothing."""
+def test_comparisons_are_counted() -> None:
+    """The count limits the cost of a search: long lists cost more, and attributes without a constraint cost nothing."""
     effort = Effort()
     agreement = Agreement([Constraint(frozenset({"r"}), "d/a", False), Constraint(frozenset(), "d/b", True)], effort)
     assert agreement.add("r", device(a=list(range(64)), b=1))
@@ -64,7 +64,7 @@ def test_what_is_compared_is_counted() -> None:
 
 @pytest.mark.parametrize("value", [{"map": {}}, {"list": [[1]]}, {"int": None}, {"int": 1, "bool": True}, {}, "x"])
 def test_attributes_have_one_value_or_a_list(value: Any) -> None:
-    """What cannot be compared is refused when it is read, with its place."""
+    """Any other value is rejected when it is read, with its location."""
     one = {"name": "n", "attributes": {"a": value}}
     slices = [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": [one]}}]
     with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have one value"):

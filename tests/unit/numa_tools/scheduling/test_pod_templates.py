@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods are found in objects of every kind, within limits."""
+"""Finding pods in objects of every kind, within limits."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ POD = {"spec": {"containers": [{"name": "c"}]}}
 
 
 def read(*documents: Any) -> Manifests:
-    """The manifests of some documents."""
+    """Returns the manifests of some documents."""
     found = Manifests()
     for document in documents:
         found.add(document)
@@ -29,7 +29,7 @@ def read(*documents: Any) -> Manifests:
         # A Job does not run more pods at the same time than are left to complete.
         ("generated-names.yaml", {"probe-*": 1, "solve-*": 3}),
         ("jobset.yaml", {"fluid/driver": 1, "fluid/workers": 6}),
-        # Each group has one leader; the size includes it.
+        # Each group has one leader, which the size includes.
         ("leaderworkerset.yaml", {"model/leaderTemplate": 3, "model/workerTemplate": 9}),
         ("mpijob.yaml", {"weather/Launcher": 1, "weather/Worker": 2}),
         ("raycluster.yaml", {"ray/headGroupSpec": 1, "ray/pinned": 5}),
@@ -38,7 +38,7 @@ def read(*documents: Any) -> Manifests:
         ("wrapped.yaml", {"bundle/inner": 1, "bundle/service": 3}),
     ],
 )
-def test_pods_of_kinds_that_people_have(file: str, pods: dict[str, int]) -> None:
+def test_pods_of_common_kinds_are_found(file: str, pods: dict[str, int]) -> None:
     """One rule finds the pods of all kinds, and counts those that run at the same time."""
     found = read(*yaml.safe_load_all((DATA / file).read_text()))
     assert {name[1]: template.pods for name, template in found.pods} == pods
@@ -49,9 +49,9 @@ def test_pods_of_kinds_that_people_have(file: str, pods: dict[str, int]) -> None
     "document",
     [
         {"kind": "ConfigMap", "metadata": {"name": "n"}, "data": {"template": "spec: containers"}},
-        # Monitoring operators: containers beside the operator's own, and no template.
+        # Monitoring operators have containers next to the operator's own, and no template.
         {"kind": "Prometheus", "metadata": {"name": "n"}, "spec": {"containers": [{"name": "c"}]}},
-        # A schema contains the names of the fields, and no pod.
+        # A schema contains the names of the fields but no pod.
         {"kind": "CustomResourceDefinition", "spec": {"template": {"spec": {"containers": {"type": "array"}}}}},
         # A virtual machine has no containers.
         {"kind": "VirtualMachine", "metadata": {"name": "n"}, "spec": {"template": {"spec": {"domain": {}}}}},
@@ -59,7 +59,7 @@ def test_pods_of_kinds_that_people_have(file: str, pods: dict[str, int]) -> None
     ],
 )
 def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
-    """Objects without a pod template are passed over, with or without a name."""
+    """Objects without a pod template are skipped, with or without a name."""
     assert read(document).pods == []
 
 
@@ -73,22 +73,22 @@ def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
     ],
 )
 def test_a_pod_needs_a_name(document: dict[str, Any], text: str) -> None:
-    """``generateName`` is one; without either the kind is named, and not the name "None"."""
+    """``generateName`` is enough; without either the error names the kind instead of a pod "None"."""
     with pytest.raises(ManifestError) as caught:
         read(document)
     assert text in str(caught.value)
 
 
 def test_claims_have_generated_names_as_well() -> None:
-    """Two claims with one ``generateName`` are two objects, since the API server completes it differently."""
+    """Two claims with the same ``generateName`` are two objects, since the API server completes it differently."""
     spec: dict[str, Any] = {"devices": {"requests": []}}
     claims = [{"kind": "ResourceClaim", "metadata": {"generateName": "c-"}, "spec": spec}] * 3
     found = read(*claims, {**claims[0], "metadata": {"name": "c-"}}, {**claims[0], "metadata": {"name": "c-"}})
     assert sorted(name for _, name in found.claims) == ["c-", "c-*", "c-*2", "c-*3"]
 
 
-def test_thousands_of_generated_names_take_no_quadratic_time() -> None:
-    """Each object with the same ``generateName`` has a number, which is counted and not searched for."""
+def test_thousands_of_generated_names_take_linear_time() -> None:
+    """The objects with the same ``generateName`` are numbered by a counter instead of a search."""
     found, began = Manifests(), time.thread_time()
     for _ in range(10_000):
         found.add({"kind": "ResourceClaim", "metadata": {"generateName": "c-"}})
@@ -97,7 +97,7 @@ def test_thousands_of_generated_names_take_no_quadratic_time() -> None:
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """An object with a pod template so many levels deep."""
+    """Returns an object whose pod template is at this depth."""
     inner: Any = {"template": POD}
     for _ in range(levels):
         inner = {"a": inner}
@@ -105,7 +105,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_the_search_is_limited() -> None:
-    """Depth, values and templates of an object have limits, which end the search at once."""
+    """Depth, values and templates of an object are limited, and exceeding a limit ends the search at once."""
     assert len(pod_templates(nested(60))) == 1
     many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MOST_TEMPLATES}
     assert len(pod_templates(many)) == MOST_TEMPLATES
@@ -125,7 +125,7 @@ def test_the_search_is_limited() -> None:
 
 
 def test_numbers_of_pods_are_limited() -> None:
-    """Numbers that are no numbers of pods count as 1, and their product stays small."""
+    """Values that are not a number of pods count as 1, and their product is bounded."""
     for replicas in (0, -1, True, "3", 10**30, None):
         assert pod_templates({"spec": {"replicas": replicas, "template": POD}})[0].pods == 1
     inner: Any = {"replicas": 10**6, "template": POD}

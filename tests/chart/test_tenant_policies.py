@@ -119,8 +119,11 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
         ([opaque(CPU_DRIVER, {"apiVersion": "v1alpha1", "cpuConfig": []})], "parameters must be"),
         ([opaque(CPU_DRIVER, ["x"])], "parameters must be"),
         ([opaque(CPU_DRIVER, "x")], "parameters must be"),
-        ([said(CPU_DRIVER, {"l4": "x"})], "cpuConfig: unknown field l4; known are cpuset, strategy"),
-        ([said(MEMORY_DRIVER, {"strategy": "packed"})], "memoryConfig: unknown field strategy; known are binding"),
+        ([said(CPU_DRIVER, {"l4": "x"})], "cpuConfig: unknown field l4; known fields are cpuset, strategy"),
+        (
+            [said(MEMORY_DRIVER, {"strategy": "packed"})],
+            "memoryConfig: unknown field strategy; known fields are binding",
+        ),
         ([said(CPU_DRIVER, {"l3": "always"})], "l3 must be one of preferred, required, ignore; got 'always'"),
         ([said(CPU_DRIVER, {"l3": "a" * 41})], "l3 must be one of preferred, required, ignore; got a longer text"),
         (
@@ -180,7 +183,7 @@ def test_a_class_may_not_name_cpus() -> None:
     device_class: Document = {"kind": "DeviceClass", "spec": {"config": [said(CPU_DRIVER, {"cpuset": "0-3"})]}}
     assert (
         judge(PARAMETERS, "CREATE", device_class)
-        == "cpuConfig.cpuset may come from a claim only, not from a class: remove it here"
+        == "cpuConfig.cpuset may only be set in a claim, not in a DeviceClass: remove it here"
     )
     device_class["spec"]["config"] = [said(CPU_DRIVER, {"quota": "keep"})]
     assert judge(PARAMETERS, "CREATE", device_class) == ALLOWED

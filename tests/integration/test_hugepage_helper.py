@@ -178,7 +178,7 @@ def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None
     """The claim fails with the reason, the pages that were found are freed, and new claims do not come here."""
     node.limit.write_text("3")
     pod = node.claim("large", 16)
-    text = f"the kernel has made 3 of 16 pages of {DEVICE}"
+    text = f"the kernel has allocated 3 of 16 pages of {DEVICE}"
 
     def failed() -> bool:
         with pytest.raises(UnschedulableError, match=text):

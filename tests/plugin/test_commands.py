@@ -231,7 +231,7 @@ async def test_a_pod_is_explained(plugin: Plugin) -> None:
     code, out, _ = await plugin.run("explain", "p", "-n", "ns")
     assert code == 0
     assert "cpus: 2 of cpudevnuma000 on node-a: CPUs 1,5, exclusive" in out
-    assert "enforced: yes: the kernel keeps everybody else off" in out
+    assert "enforced: yes: the kernel keeps all other processes off" in out
     assert "cpus: asks for 6; 0 of 2 devices have that, the most is 4 of cpudevnuma001 on node-a" in out
     assert "claim missing\n  does not exist: create ResourceClaim missing in namespace ns" in out
     assert "has no claims" in (await plugin.run("explain", "plain", "-n", "ns"))[1]
@@ -268,7 +268,7 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
     document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
-    text = "the shared pool leaves its CPUs out: nri-backend lacks the capability SYS_ADMIN"
+    text = "the shared pool excludes its CPUs: nri-backend lacks the capability SYS_ADMIN"
     [row] = [row for row in await plugin.rows("claims", "-A") if row["claim"] == "pooled"]
     assert (row["enforced"], row["message"]) == (True, text)
     plugin.add_pod("p", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "pooled"}]})

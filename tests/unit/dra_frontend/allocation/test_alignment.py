@@ -146,7 +146,7 @@ def test_too_few_free_cpus_next_to_the_claims_hbm_are_refused_with_the_numbers()
     view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
     taken = Ledger(files_of(cpu_record("other", "r=12-15,44")))
     text = refusal(view, node("machine", with_far(NPS4, n8=[3])), ledger=taken)
-    assert f"matchAttribute {NEAREST} demands 4 CPUs for request cpus near memory-numa008: 3 has 3 of 8 free" in text
+    assert f"matchAttribute {NEAREST} requires 4 CPUs for request cpus near memory-numa008: 3 has 3 of 8 free" in text
 
 
 def test_hbm_is_not_joined_with_cpus_by_its_own_node() -> None:
@@ -249,8 +249,8 @@ def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> 
     view = joined([cpus(4, device="cpudevsocket000"), memory("1Gi", node=3)], match())
     text = refusal(view, node(), ledger=Ledger(files_of(cpu_record("other", "r=12-15,44"))))
     assert (
-        f"matchAttribute {NUMA} demands 4 CPUs for request cpus near memory-numa003: 3 has 3 of 8 free; "
-        "the scheduler only knows the sum of a device"
+        f"matchAttribute {NUMA} requires 4 CPUs for request cpus near memory-numa003: 3 has 3 of 8 free; "
+        "the scheduler only knows the total capacity of a device"
     ) in text
 
 
@@ -266,7 +266,8 @@ def test_more_cpus_than_the_joined_node_has_are_refused_for_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "text"), [("12-15", ""), ("12-14,16", "are not of device cpudevsocket000 with"), ("8-11", "are not of")]
+    ("named", "text"),
+    [("12-15", ""), ("12-14,16", "do not belong to device cpudevsocket000 with"), ("8-11", "do not belong to")],
 )
 def test_cpus_that_the_claim_names_must_be_on_the_joined_node(named: str, text: str) -> None:
     config = [opaque({"cpuset": named}, "cpus")]

@@ -71,8 +71,8 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     assert len(decided(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
-    assert "was allocated anew while container work of pod ns/p still runs" in text
-    assert "retried" in text
+    assert "was reallocated while container work of pod ns/p still runs" in text
+    assert "the kubelet retries" in text
 
 
 def test_administrative_access_takes_nothing() -> None:
@@ -205,7 +205,7 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
         ("0-1", "a", WHOLE, "contain reserved cores: 0"),
         ("1-2", "a", WHOLE, "conflict with already allocated claims: 1"),
         ("2-3", "ab", WHOLE, "CPUs 2-3 are already assigned to another device in this claim"),
-        ("0-1", "a", UNRESERVED, "contain the CPU that is kept for containers without a claim: 0"),
+        ("0-1", "a", UNRESERVED, "contain CPUs withheld for containers without a claim: 0"),
     ],
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
@@ -230,9 +230,9 @@ def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
     assert record.cpus_of() == {1, 5}
     if group_by != "coretype":
         shown = refused(view("u", cpus(2, "a", device), config=(named("1-2"),)), inventory=inventory)
-        assert f"CPUs 1-2 are not of device {device}, which has 1,4-5: 2" in shown
+        assert f"CPUs 1-2 do not belong to device {device}, which has 1,4-5: 2" in shown
         shown = refused(view("u", cpus(2, "a", device), config=(named("2-3"),)), inventory=inventory)
-        assert shown.endswith(f"CPUs 2-3 are not of device {device}, which has 1,4-5"), "no CPU is named twice"
+        assert shown.endswith(f"CPUs 2-3 do not belong to device {device}, which has 1,4-5"), "no CPU is named twice"
 
 
 def test_an_external_allocator_names_all_cpus() -> None:
@@ -242,7 +242,7 @@ def test_an_external_allocator_names_all_cpus() -> None:
     config = Config(allocator="external")
     one, two = cpus(1, "a"), cpus(1, "b")
     text = refused(view("u", one, two, config=(named("1", "a"),)), config=config)
-    assert "request b: names no CPUs" in text
+    assert "request b: must name its CPUs" in text
     assert "allocator: external" in text
     assert decided(view("u", one, config=(named("5"),)), config=config).cpus_of() == {5}
     before = decided(view("u", one))

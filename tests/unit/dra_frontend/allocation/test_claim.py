@@ -172,7 +172,7 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
-    assert "default/pod-a-cpu-x7k2p: reserved for no pod" in refusal(claim)
+    assert "default/pod-a-cpu-x7k2p: status.reservedFor contains no pod" in refusal(claim)
     assert parse_claim(claim).is_for(NODE, UID)
     for absent in ({}, {"allocation": None}, None):
         claim["status"] = absent

@@ -140,7 +140,7 @@ def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, A
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
     assert isinstance(refusal, str)
-    assert ("come back when" in refusal) == worth_waiting, refusal
+    assert ("become free when" in refusal) == worth_waiting, refusal
 
 
 def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:

@@ -26,7 +26,10 @@ def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)
-    assert "4 CPUs wanted, one claim may have 3 of the 7 that this node offers (maxClaimFraction: 0.5)" in text
+    assert (
+        "4 CPUs requested, but one claim may have at most 3 of the 7 that this node offers (maxClaimFraction: 0.5)"
+        in text
+    )
     assert text.endswith("claim fewer")
     former = decided(view("u", *two))
     assert decided(view("u", *two), ledger=holding(former), config=HALF).cpus == former.cpus
@@ -41,9 +44,7 @@ def test_only_the_allowed_kinds_of_protection_are_given() -> None:
     """The default is `low`; an operator may allow other kinds or none."""
     assert decided(protecting("low"), "dra.memory").memory_parameters_of("memory").protect == "low"
     text = refused(protecting("min"), "dra.memory")
-    assert (
-        "memoryConfig.protect: min is not allowed on this node (memoryProtection.allowed); ask for none or low" in text
-    )
+    assert "memoryConfig.protect: min is not allowed on this node (memoryProtection.allowed); use none or low" in text
     none = Config(memory_protection=MemoryProtection(allowed=()))
     assert text.replace(" or low", "").replace("min is", "low is") == refused(
         protecting("low"), "dra.memory", config=none
@@ -58,8 +59,8 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
     first = decided(protecting("low", str(node // 4)), "dra.memory")
     text = refused(protecting("low", str(node // 2), "v"), "dra.memory", holding(first))
-    assert f"{node // 2} bytes of NUMA node 0 wanted, claims have {node // 4} of {node // 2} protected" in text
-    assert "(memoryProtection.maxFraction: 0.5); claim less, or do without protect" in text
+    assert f"{node // 2} bytes of NUMA node 0 requested, claims have {node // 4} of {node // 2} protected" in text
+    assert "(memoryProtection.maxFraction: 0.5); claim less, or leave out protect" in text
     leaving = Ledger({}, holding(first).files)
     assert refused(protecting("low", str(node // 2), "v"), "dra.memory", leaving) == text
     decided(protecting("low", "64Mi", "v", 1), "dra.memory", holding(first))
@@ -83,7 +84,7 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     )
     wanted = view("u", memory("400Mi", kind="hugepages-2m"))
     asked = refused(wanted, "dra.memory", Ledger({}, containers=(running,)))
-    assert "no hugepages are given away while the record of claim x is being rebuilt" in asked
+    assert "no hugepages are allocated while the record of claim x is being rebuilt" in asked
     answered = Ledger({}, containers=(running,), answered={("dra.memory", "x"): {}})
     assert "117440512 of 536870912 unclaimed" in refused(wanted, "dra.memory", answered)
     decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), "dra.memory", answered)

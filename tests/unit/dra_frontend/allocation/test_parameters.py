@@ -123,9 +123,9 @@ SAID = {"apiVersion": "v1alpha1"}
     [
         ({"cpuConfig": {}}, "apiVersion: is missing; it must be 'v1alpha1'"),
         ({"apiVersion": "v1", "cpuConfig": {}}, "apiVersion: 'v1': input should be 'v1alpha1'"),
-        ({**SAID, "cpuConfg": {}}, "cpuConfg: unknown field; known are apiVersion, cpuConfig"),
-        ({**SAID, "memoryConfig": {}}, "memoryConfig: is for the driver dra.memory; dra.cpu takes cpuConfig"),
-        ({**SAID, "cpuConfig": {"FullPhysicalCores": True}}, "known are sharing, cpuset, strategy"),
+        ({**SAID, "cpuConfg": {}}, "cpuConfg: unknown field; known fields are apiVersion, cpuConfig"),
+        ({**SAID, "memoryConfig": {}}, "memoryConfig: is for the driver dra.memory; dra.cpu accepts cpuConfig"),
+        ({**SAID, "cpuConfig": {"FullPhysicalCores": True}}, "known fields are sharing, cpuset, strategy"),
         ({**SAID, "cpuConfig": {"full_physical_cores": True}}, "unknown field"),
         ({**SAID, "cpuConfig": {"strategy": "best"}}, "cpuConfig.strategy: 'best': input should be"),
         (
@@ -170,7 +170,10 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"bindings": "strict"}, "memoryConfig.bindings: unknown field; known are sharing, binding, limit, protect,"),
+        (
+            {"bindings": "strict"},
+            "memoryConfig.bindings: unknown field; known fields are sharing, binding, limit, protect,",
+        ),
         ({"binding": "bind"}, "memoryConfig.binding: 'bind': input should be 'strict', 'preferred' or 'interleave'"),
         ({"limit": "64Mi"}, "memoryConfig.limit: '64Mi': input should be 'none' or 'claim'"),
         ({"sharing": "all"}, "memoryConfig.sharing: 'all': input should be 'container' or 'pod'"),
@@ -179,12 +182,12 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"high": "0.9"}, "memoryConfig.high: got the text '0.9'; input should be a valid number without quotes"),
         ({"mount": "/a"}, "memoryConfig.mount: must be a map of fields"),
         ({"mount": {}}, "memoryConfig.mount.path: is missing"),
-        ({"mount": {"path": "/a", "size": "1Gi"}}, "memoryConfig.mount.size: unknown field; known are path, mode"),
+        ({"mount": {"path": "/a", "size": "1Gi"}}, "mount.size: unknown field; known fields are path, mode"),
         ({"mount": {"path": "a"}}, "memoryConfig.mount.path: 'a': must be an absolute path"),
         ({"mount": {"path": "/a/../b"}}, "must be an absolute path without '.' and '..'"),
-        ({"mount": {"path": "/"}}, "belongs to the runtime"),
-        ({"mount": {"path": "/proc/x"}}, "belongs to the runtime"),
-        ({"mount": {"path": "//dev/"}}, "belongs to the runtime"),
+        ({"mount": {"path": "/"}}, "is managed by the container runtime"),
+        ({"mount": {"path": "/proc/x"}}, "is managed by the container runtime"),
+        ({"mount": {"path": "//dev/"}}, "is managed by the container runtime"),
         ({"mount": {"path": "/a\nb"}}, "printable"),
         ({"mount": {"path": "/" + "a" * 4095}}, "at most 4095 bytes"),
         (
@@ -234,14 +237,14 @@ def test_a_claim_may_name_its_cpus() -> None:
         assert wish(named, opaque({"quota": "keep", "isolation": "isolated"}), inventory=inventory) == CpuParameters(
             cpuset=frozenset({2, 3}), quota="keep", isolation="isolated"
         )
-    assert "the scheduler has chosen" in fault(of_cpus(named, inventory=SINGLE))
+    assert "the scheduler selects them" in fault(of_cpus(named, inventory=SINGLE))
     for config, text in [
-        ([opaque({"cpuset": "2"}, from_class=True)], "may come from the claim only"),
+        ([opaque({"cpuset": "2"}, from_class=True)], "may only be set in the claim"),
         ([opaque({"cpuset": "3-1"})], "cpuConfig.cpuset: '3-1': the range 3-1 runs"),
-        ([opaque({"cpuset": ""})], "names no CPU"),
-        ([named, opaque({"cpuset": "2-3"})], "given twice"),
-        ([named, opaque({"strategy": "packed"}, from_class=True)], "excludes cpuset"),
-        ([named, opaque({"fullPhysicalCores": False})], "excludes cpuset"),
+        ([opaque({"cpuset": ""})], "contains no CPU"),
+        ([named, opaque({"cpuset": "2-3"})], "is set twice"),
+        ([named, opaque({"strategy": "packed"}, from_class=True)], "cannot be combined with cpuset"),
+        ([named, opaque({"fullPhysicalCores": False})], "cannot be combined with cpuset"),
     ]:
         assert text in fault(of_cpus(*config, inventory=WHOLE))
 
@@ -261,7 +264,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
     """In individual mode only parameters that do not select CPUs are allowed."""
     free = opaque({"sharing": "pod", "quota": "keep", "irqs": "keep"})
     assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep", irqs="keep")
-    assert "the scheduler has chosen" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
+    assert "the scheduler selects them" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
 
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
@@ -270,7 +273,7 @@ def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
     assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")
-    assert "of 2Mi hugepages" in shown
+    assert "for 2Mi hugepages" in shown
     assert "name only such requests under config[].requests" in shown
     assert fault(of_memory(memory_opaque(fields), kinds=("memory", HUGE)))
     assert memory_wish(memory_opaque({"limit": "none", "protect": "none"}), kinds=(HUGE,)) == MemoryParameters()
@@ -279,8 +282,8 @@ def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
 def test_a_mount_is_for_hugepages_of_one_size() -> None:
     """A hugetlbfs file system has one page size, and plain memory has no mount."""
     mount = memory_opaque({"mount": {"path": "/a"}})
-    assert "is for hugepages, and the request is of plain memory" in fault(of_memory(mount))
-    assert "is for hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
+    assert "applies to hugepages, but the request is for plain memory" in fault(of_memory(mount))
+    assert "applies to hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
     assert "has pages of 2Mi, 1Gi" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
     assert memory_wish(mount, kinds=(HUGE, HUGE)).mount == MemoryMount(path="/a")
     # Each directory has exactly one accepted spelling, so that two requests cannot shadow each other unnoticed.
@@ -290,7 +293,7 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
 
 def test_high_bounds_at_least_a_page() -> None:
     """A fraction that rounds to zero would block the container before its first instruction."""
-    assert "is less than a page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
+    assert "is less than one page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
     assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
     assert memory_wish(memory_opaque({"high": 1}), size="4Ki").high == 1.0
 
@@ -323,7 +326,7 @@ def test_silent_requests_follow_those_that_speak(config: tuple[Entry, ...], expe
     assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
 
-_DIFFER = "parameters: sharing: holds for the whole claim, but its requests differ (%s); give all the same"
+_DIFFER = "parameters: sharing: applies to the whole claim, but its requests differ (%s); set the same value for all"
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) 
     assert node.answered() == {"big": "NotProvisioned", "good": "Provisioned"}
     assert node.pages == 2, "what only the large claim would have needed is freed"
     (entry,) = node.api.answers["big"]
-    assert entry["conditions"][0]["message"] == "the kernel has made 3 of 902 pages of hugepages-1g-numa000"
+    assert entry["conditions"][0]["message"] == "the kernel has allocated 3 of 902 pages of hugepages-1g-numa000"
 
 
 async def test_an_error_of_any_kind_does_not_end_the_following(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
         other.release()
     outcome = parsed.result()
     assert isinstance(outcome, DriverClaim)
-    assert "cpuConfig.cpuset: is given twice" in str(outcome.refusal)
+    assert "cpuConfig.cpuset: is set twice" in str(outcome.refusal)
 
 
 async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Frontend, api: Claims) -> None:

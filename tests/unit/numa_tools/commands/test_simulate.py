@@ -423,7 +423,7 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
         assert {int(cpu) % 16 >= 8 for row in rows for cpu in _ids(row[0]["cpus"])} == {True}
         if wanted is near_memory:
             assert (status, outcome["fit"]) == (3, 4)
-            assert "matchAttribute resource.kubernetes.io/numaNode demands 4 CPUs" in reasons(outcome)
+            assert "matchAttribute resource.kubernetes.io/numaNode requires 4 CPUs" in reasons(outcome)
 
 
 @pytest.fixture(scope="module")
@@ -486,7 +486,7 @@ def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
     status, outcome, _ = run(capsys, *arguments, "-n", "3")
     assert (status, outcome["fit"]) == (3, 2)
     assert outcome["outcomes"][2]["stage"] == "preparing"
-    assert "matchAttribute dra.cpu/nearestNumaNode demands 8 CPUs for request cpus near memory-numa002" in reasons(
+    assert "matchAttribute dra.cpu/nearestNumaNode requires 8 CPUs for request cpus near memory-numa002" in reasons(
         outcome
     )
 

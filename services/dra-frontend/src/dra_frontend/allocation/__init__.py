@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an allocated claim to its record. Pure: no files, no sockets, no clock."""
+"""Computes the allocation record of an allocated claim. Pure: no files, no sockets, no clock."""

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that agree with the other devices of a claim.
+"""Chooses attribute values so that a claim's CPUs match its other devices (``matchAttribute``).
 
-A CPU device may have CPUs of several NUMA nodes, sockets or PCIe roots. The scheduler then compares lists: a claim that
-joins the device by ``matchAttribute`` with memory of node 3 is satisfied if node 3 is one of the device's nodes. The
-CPUs are chosen here, so the promise is kept here as well: each constraint is given one value that all its devices have
-in common, and the CPUs of its results are those with that value.
+A CPU device may span several NUMA nodes, sockets or PCIe roots, and then publishes a list of values. The scheduler
+compares lists: a constraint between the CPU device and memory of node 3 is satisfied if 3 is in the device's list.
+Which CPUs the claim gets is decided here, so the constraint must be enforced here as well:
+
+  CPU device, numaNodes 0-3   memory, numaNode 3     constraint: equal numaNode
+  values in common: {3}  ->  the device is narrowed to the CPUs of node 3, and CPUs are chosen from these
+
+1. :func:`joins` finds, for each constraint, the values that all its devices have in common (a :class:`Choice` each). 2.
+:func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
+tightest first. The search is bounded, because other claims wait for it. 3. ``allocation.cpus`` narrows the devices to
+the combination and allocates; if that fails, it takes the next one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +31,9 @@ Key = tuple[str, str, str]
 """Driver, pool and name of a device."""
 Value = str | int | bool
 Values = frozenset[tuple[type, Value]]
-"""Values of an attribute, each with its type: values of different types never match."""
+"""Attribute values with their types: values of different types never match."""
 _MOST_STEPS: Final = 2048
-"""Limit of one search, in sets of CPUs that are compared: other claims wait for it."""
+"""Maximum number of CPU sets compared in one search; other claims wait for its end."""
 _MOST_SHOWN: Final = 8
 _MOST_TOLD: Final = 4
 
@@ -36,9 +43,9 @@ class OtherDevices:
     """Attributes of other drivers' devices, as their ResourceSlices contain them."""
 
     found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
-    """By device, then by attribute with its domain."""
+    """Attribute values by device, then by attribute name including its domain."""
     problem: str = ""
-    """The reason why devices are missing, if the slices could not be read."""
+    """The error if the slices could not be read, so that devices may be missing."""
 
     def values(self, key: Key, attribute: str) -> Values:
         """Returns the values of an attribute. Raises Refused if the device or the attribute is unknown."""
@@ -52,7 +59,7 @@ class OtherDevices:
 
 
 NO_OTHERS: Final = OtherDevices()
-"""Used where no device of another driver was looked up."""
+"""Default if no device of another driver was looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +68,16 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """CPUs with that value, by the place of the CPU result among the claim's."""
+    """CPUs with that value, by the index of the CPU result in the claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A constraint that leaves only a part of a CPU device."""
+    """A constraint that restricts the choice of CPUs in at least one CPU device."""
 
     attribute: str
     partners: tuple[str, ...]
-    """Names of the joined devices that are not CPUs to choose."""
+    """Names of the other devices that the constraint covers, whose values are fixed."""
     choices: tuple[Choice, ...]
 
 
@@ -79,7 +86,7 @@ class Way:
     """One choice for each constraint."""
 
     cpus: Sequence[frozenset[int]]
-    """CPUs that each result may have, by its place."""
+    """CPUs that each result may use, by its index."""
     chosen: tuple[tuple[str, Choice], ...] = ()
     """Attribute and choice of each constraint."""
 
@@ -93,9 +100,9 @@ class Way:
 
 
 def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
-    """Returns the CPUs of a device by their value of an attribute; empty if they do not have it.
+    """Returns the CPUs of a device by their value of an attribute, or an empty dict if the device lacks the attribute.
 
-    A CPU near several PCIe roots is in several sets.
+    A CPU close to several PCIe roots is in several sets.
     """
     machine = inventory.machine
     if attribute == PCIE_ROOT:
@@ -110,7 +117,7 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
 
 
 def narrowed(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
-    """Returns the CPUs of a device that have all these values of attributes."""
+    """Returns the CPUs of a device that have all the given attribute values."""
     cpus = device.cpus
     for attribute, wanted in values.items():
         table = with_value(inventory, device, attribute)
@@ -125,15 +132,17 @@ class _Covered:
 
     attribute: str
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
-    """CPUs of each CPU result's device by value, by the place of the result."""
+    """CPUs of each CPU result's device by value, by the index of the result."""
     is_open: bool
-    """True if the scheduler could not decide alone: some result's CPUs depend on the value."""
+    """True if a result's CPUs depend on the value, so that the scheduler could not satisfy the constraint alone."""
     ours: tuple[tuple[str, AllocationResult], ...]
-    """Driver and result of memory, and of everything with administrative access."""
+    """(driver, result) of memory devices, and of all our devices with administrative access."""
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
-        """Returns the values to choose from. Raises Refused if a device is unknown or no value is common to all."""
+        """Returns the values to choose from. Raises Refused if a device is unknown or the devices have no value in
+        common.
+        """
         partners = [(key[2], others.values(key, self.attribute)) for key in self.others]
         for driver, result in self.ours:
             device = inventory.devices.get((driver, result.pool, result.device))
@@ -155,7 +164,9 @@ class _Covered:
 
 
 def _all_covered(view: ClaimView, inventory: Inventory) -> list[_Covered]:
-    """Returns what each constraint covers. Many constraints look at the same few devices and attributes."""
+    """Returns the results that each constraint covers. CPU tables are cached, as constraints share devices and
+    attributes.
+    """
 
     @cache
     def table(name: str, attribute: str) -> dict[Value, frozenset[int]]:
@@ -193,12 +204,12 @@ def _published(device: Device | None, attribute: str) -> Values:
 
 
 def needed_devices(view: ClaimView, inventory: Inventory) -> frozenset[Key]:
-    """Returns the devices of other drivers whose attributes decide which CPUs a claim can have."""
+    """Returns the devices of other drivers whose attributes restrict the CPUs that a claim can get."""
     return frozenset(key for one in _all_covered(view, inventory) if one.is_open for key in one.others)
 
 
 def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[Join, ...]:
-    """Returns the constraints that the choice of CPUs must satisfy. Raises Refused if one of them cannot hold."""
+    """Returns the constraints that restrict the choice of CPUs. Raises Refused if one of them cannot be satisfied."""
     covered = [one for one in _all_covered(view, inventory) if one.is_open]
     return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered)
 
@@ -206,9 +217,10 @@ def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[
 def ways(
     constraints: Sequence[Join], offered: Sequence[frozenset[int]], counts: Sequence[int], held: frozenset[int]
 ) -> Iterator[Way]:
-    """Yields the combinations of values that leave every result enough free CPUs, those with the fewest first.
+    """Yields the combinations of values that leave each result enough free CPUs, the ones with the fewest free CPUs
+    first.
 
-    ``offered`` and ``counts`` are the CPUs of each result's device and the number that it needs.
+    ``offered`` contains the CPUs of each result's device, ``counts`` the number of CPUs that each result needs.
     """
     left = _MOST_STEPS
 
@@ -236,7 +248,7 @@ def ways(
 def _room(
     cpus: Sequence[frozenset[int]], places: Iterable[int], counts: Sequence[int], held: frozenset[int]
 ) -> int | None:
-    """Returns the number of free CPUs of some results, or None if there are too few for them."""
+    """Returns the number of free CPUs for the given results, or None if there are too few."""
     free = {place: cpus[place] - held for place in places}
     together = len(frozenset[int]().union(*free.values()))
     enough = all(len(mine) >= counts[place] for place, mine in free.items())
@@ -250,7 +262,7 @@ def no_way(
     counts: Sequence[int],
     held: frozenset[int],
 ) -> Refused:
-    """Returns the refusal of a claim for which :func:`ways` yields nothing."""
+    """Returns the refusal for a claim for which :func:`ways` yields nothing."""
     texts = []
     for join in constraints[:_MOST_TOLD]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MOST_SHOWN])
@@ -258,13 +270,13 @@ def no_way(
         asked = [f"{counts[place]} CPUs for request {results[place].request}" for place in places]
         wanted = " and ".join(_some(asked))
         near = f" near {', '.join(_some(join.partners))}" if join.partners else ""
-        texts.append(f"matchAttribute {join.attribute} demands {wanted}{near}: {free}")
+        texts.append(f"matchAttribute {join.attribute} requires {wanted}{near}: {free}")
     if next(ways(constraints, offered, counts, frozenset()), None) is None:
         remedy = "no CPUs of this node satisfy that even if all are free; change the claim's constraints or amounts"
     else:
         remedy = (
-            "the scheduler only knows the sum of a device: use a smaller groupBy, or delete the pod so that it is "
-            "scheduled again; retried in case CPUs there are released"
+            "the scheduler only knows the total capacity of a device: use a smaller groupBy, or delete "
+            "the pod so that it is scheduled again; this is retried in case CPUs there are released"
         )
     return Refused(f"{'; '.join(texts)}; {remedy}")
 
@@ -285,10 +297,7 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Key, Mapping[str, Values]]:
-    """Returns the attributes of some devices from the newest generation of their pools' ResourceSlices.
-
-    Slices, devices and attributes that cannot be read are left out, since another driver wrote them.
-    """
+    """Slices, devices and attributes that cannot be parsed are skipped: another driver wrote them."""
     pools: dict[tuple[str, str], tuple[int, list[Any]]] = {}
     names = {(driver, pool) for driver, pool, _ in wanted}
     for document in documents:

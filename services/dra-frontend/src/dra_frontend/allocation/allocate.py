@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allocation of one driver to a claim, in two phases. Pure, so that simulations and Prepare run the same code.
+"""Allocates a claim for one driver in two phases. Pure, so that simulations and NodePrepareResources share this code.
 
-``parse_driver_claim`` resolves the parameters of the claim without regard to other claims. Their authors decide how
-much time that takes, so it is done before the claims lock is acquired. ``allocate_claim`` chooses CPUs and memory that
-no other claim holds, under the lock, and returns the record.
+``parse_driver_claim`` resolves the claim's parameters without regard to other claims. The time that takes is in the
+hands of the claim's author, so it runs before the claims lock is acquired. ``allocate_claim`` runs under the lock,
+chooses CPUs and memory that no other claim holds, and returns the record.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class DriverClaim:
 
     view: ClaimView
     blank: AllocationRecord
-    """The record without CPUs and memory, and without parameters if the claim is refused."""
+    """Record without CPUs and memory, and without parameters if the claim is refused."""
     refusal: Refused | None
-    """The reason why the claim cannot be allocated; a record that it has already stays."""
+    """Reason why the claim cannot be allocated. A claim that already has a record keeps it."""
     config: Config
     others: OtherDevices = NO_OTHERS
 
@@ -44,10 +44,10 @@ def parse_driver_claim(
     counted: bool = False,
     others: OtherDevices = NO_OTHERS,
 ) -> DriverClaim:
-    """Returns the part of a claim that concerns one driver. At least one result must be of a device of that driver.
+    """Returns the part of a claim that concerns one driver. The claim must have at least one result of that driver.
 
-    ``counted`` is True if the kubelet itself adds a claim that is prepared now to the limits of its pod. ``others``
-    contains the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
+    ``counted`` is True if the kubelet itself adds the claim to its pod's cgroup limits. ``others`` contains the
+    attributes of the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
     """
     results, refusal = view.results[driver], None
     fields: dict[str, Any] = {}
@@ -66,9 +66,9 @@ def parse_driver_claim(
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
-    """Returns the record with another reservedFor; an owner whose pod has left cannot come back and gives way."""
+    """Returns the record with a new reservedFor, and without its owner if the owner's pod is no longer in it."""
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
-    known = {pod: pod for pod in record.reserved_for}  # with what a newer release has said of them
+    known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields of a newer release.
     kept = tuple([known.get(pod, pod) for pod in pods])
     return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 
@@ -76,10 +76,10 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
 def allocate_claim(
     parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> AllocationRecord:
-    """Returns the claim's record: the present one while its results are unchanged, else a new one. Raises Refused.
+    """Returns the claim's record: the existing one if its results are unchanged, else a new one. Raises Refused.
 
-    A claim is allocated as a whole or not at all. A claim with running containers keeps what they hold.
-    ``rebuilding``: the claim was prepared before and its record was lost.
+    A claim is allocated as a whole or not at all. A claim with running containers keeps the resources that they hold.
+    ``rebuilding`` is True if the claim was prepared before and its record was lost.
     """
     blank, uid = parsed.blank, parsed.blank.claim.uid
     file = ledger.file(blank.driver, uid)
@@ -90,10 +90,10 @@ def allocate_claim(
     if users and (blank.driver, uid) in ledger.ended:
         raise Refused(
             f"{parsed.view} was released, but nri-backend still reports container {users[0].name} of pod "
-            f"{users[0].pod_namespace}/{users[0].pod_name}; it is retried by the kubelet"
+            f"{users[0].pod_namespace}/{users[0].pod_name}; the kubelet retries"
         )
     if old is None and (users or file):
-        # Its record is lost. Its containers keep their CPUs; a request without a container may get others.
+        # The record was lost. Running containers keep their CPUs; a request without a container may get different ones.
         try:
             return _rebuilt(parsed, inventory, ledger)
         except Refused:
@@ -101,9 +101,9 @@ def allocate_claim(
                 raise
     elif users:
         raise Refused(
-            f"{parsed.view} was allocated anew while container {users[0].name} of pod "
-            f"{users[0].pod_namespace}/{users[0].pod_name} still runs with its old allocation; it is retried by the "
-            "kubelet until that container has ended"
+            f"{parsed.view} was reallocated while container {users[0].name} of pod "
+            f"{users[0].pod_namespace}/{users[0].pod_name} still runs with its old allocation; the kubelet "
+            "retries until that container has ended"
         )
     try:
         return _allocated(parsed, inventory, ledger, rebuilding=rebuilding)
@@ -134,17 +134,19 @@ def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inven
 
 
 def _check_named(blank: AllocationRecord) -> None:
-    """Raises Refused for a request that leaves the choice of its CPUs to this driver."""
+    """Raises Refused if a request does not name its CPUs, although an external allocator chooses them on this node."""
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(
-                f"request {request}: names no CPUs, and on this node the claim has to (allocator: external); "
+                f"request {request}: must name its CPUs on this node (allocator: external); "
                 "use the scheduler that writes cpuConfig.cpuset into claims, or another node"
             )
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
-    """Returns True if the parameters equal those of the record. If one side is unknown, the claim keeps its CPUs."""
+    """Returns True if the parameters equal those of the record, or if either are unknown: then the claim keeps its
+    CPUs.
+    """
     if parsed.refusal is not None or not (old.parameters or old.memory_parameters):
         return True
     names = ("parameters", "memory_parameters", "sharing")
@@ -152,9 +154,9 @@ def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
 
 
 def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
-    """Returns the record of a claim whose file was lost while its containers ran, from what these really hold.
+    """Rebuilds the record of a claim whose file was lost while its containers ran, from the resources they hold.
 
-    Parameters that this release or configuration refuses take nothing from them.
+    Parameters that this release or configuration would refuse do not take resources away.
     """
     blank, given = parsed.blank, dict[str, Any](rebuilt=True)
     try:
@@ -162,7 +164,7 @@ def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> Alloc
             cpus = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
             given |= _with_shared(blank, cpus, inventory)
         else:
-            # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
+            # The hugepages are in use, so they stay allocated even if the device shrank or is gone.
             given["memory"] = held_memory(blank.results, inventory)
     except Refused as error:
         raise Refused(f"{parsed.view} cannot be rebuilt: {error}") from error

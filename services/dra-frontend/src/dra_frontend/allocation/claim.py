@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ResourceClaim document as values: what was allocated of our devices, for whom, with which opaque parameters.
+"""Parses ResourceClaims of ``resource.k8s.io/v1`` into immutable values.
 
-Reads the form of ``resource.k8s.io/v1``. Results and parameters of other drivers are not read.
+A :class:`ClaimView` contains the claim's allocation results for our two drivers, the pods that it is reserved for, and
+its opaque parameters. Results and parameters of other drivers are skipped, except for results that a ``matchAttribute``
+constraint may tie to ours.
 """
 
 from collections.abc import Mapping
@@ -23,32 +25,32 @@ MOST_RESULTS: Final = 32
 """Maximum number of devices of a claim (k8s.io/api/resource/v1, AllocationResultsMaxSize)."""
 MOST_CONSTRAINTS: Final = 32
 """Maximum number of constraints of a claim (DeviceConstraintsMaxSize)."""
-# The API's own limits as well: 256 consumers of a claim; entries of a class and of the claim make up to 64 of the
-# config. No claim needs more than 32 for these two drivers.
+# Limits of the API itself: a claim has at most 256 consumers, and its configuration at most 64 entries (32 of the
+# device classes and 32 of the claim). No claim needs more than 32 entries for these two drivers.
 _MOST_PODS: Final = 256
 _MOST_CONFIGS: Final = 64
 MOST_PARAMETERS: Final = 32
 _MOST_TERMS: Final = 64
 _HIGHEST_AMOUNT: Final = 1 << 63
-# Under which names a capacity is found: as published, or with or without the driver before it.
+# Keys of ``consumedCapacity`` by driver: as published, and with the driver's domain added or removed.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
 _KINDS: Final[Mapping[type, str]] = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
-# Claims ask for the same few amounts.
+# Most claims request one of a few amounts, so parsed and formatted quantities are cached.
 _exact = lru_cache(256)(parse_quantity)
 _canonical = lru_cache(256)(format_quantity)
 T = TypeVar("T")
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
-    """The one way to refuse a claim: one sentence with the remedy, which reaches the pod's events."""
+    """Rejects a claim. The text is one sentence with the remedy; it reaches the user in the pod's Events."""
 
 
 def covers(requests: frozenset[str], request: str) -> bool:
-    """Returns True if a list of requests in a claim is for a result with that request, a full name.
+    """Returns True if a claim's list of request names includes the full name of a result's request.
 
-    An empty list is for all requests. A name in it is that of a request, with all its alternatives, or the full name of
-    one alternative.
+    An empty list includes all requests. An entry is either the name of a request, which includes all its subrequests,
+    or the full name of one subrequest.
     """
     return not requests or request in requests or request.partition("/")[0] in requests
 
@@ -61,7 +63,7 @@ class Source(StrEnum):
 
     @property
     def owner(self) -> str:
-        """The object that contains it, as messages name it."""
+        """Object that contains the configuration, as messages name it."""
         return "the claim" if self is Source.CLAIM else "the DeviceClass"
 
 
@@ -72,7 +74,7 @@ class OpaqueConfig:
     source: Source
     driver: str
     requests: frozenset[str]
-    """None at all means all; else base names or full names."""
+    """Base names or full names of the requests that the parameters apply to; empty for all."""
     parameters: Mapping[str, Any]
 
     def applies_to(self, driver: str, result: AllocationResult) -> bool:
@@ -86,7 +88,7 @@ class Match:
 
     attribute: str
     requests: frozenset[str]
-    """Base names or full names; empty for all requests of the claim."""
+    """Base names or full names of the requests; empty for all requests of the claim."""
 
     def covers(self, request: str) -> bool:
         """Returns True if the constraint covers a result with that request, a full name."""
@@ -111,58 +113,64 @@ class OtherDevice:
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """A claim. Everything that the driver needs of it, and nothing that changes under its hands."""
+    """Immutable snapshot of the ResourceClaim fields that the driver uses."""
 
     claim: ClaimReference
     pod_claim_name: str | None
-    """Name inside the pod, for claims made from a template."""
+    """Name of the claim in the pod spec, for claims created from a template."""
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """Node names that each term of the allocation's node selector requires. Empty for a term that requires none."""
+    """Node names that each term of the allocation's node selector requires; empty for a term without node names."""
     results: Mapping[str, tuple[AllocationResult, ...]]
-    """By driver, what is taken of devices, in the order of the scheduler."""
+    """Allocation results by driver name, in the order in which the scheduler wrote them."""
     watched: Mapping[str, tuple[AllocationResult, ...]]
-    """By driver, what is for monitoring only: it takes no device from its owner, nor counts as use (KEP-5018)."""
+    """Results with administrative access by driver name. They are for monitoring only: they take no device from its
+    owner and do not count as use (KEP-5018).
+    """
     configs: tuple[OpaqueConfig, ...]
-    """For both our drivers. Later ones override earlier ones: those of classes come first, then the claim's."""
+    """Opaque parameters for both our drivers. Later entries override earlier ones: device classes first, then the
+    claim.
+    """
     matches: tuple[Match, ...] = ()
     others: tuple[OtherDevice, ...] = ()
-    """Results of other drivers, in the order of the scheduler; empty if the claim has no constraints."""
+    """Allocation results of other drivers, in the scheduler's order; empty if the claim has no constraints."""
 
     def __str__(self) -> str:
         return f"claim {self.claim.full_name}"
 
     def is_for(self, node: str, uid: str) -> bool:
-        """Returns True if this claim has that UID and is allocated, possibly to that node: labels are not evaluated."""
+        """Returns True if the claim has that UID and is allocated, possibly to that node. Node labels are not
+        evaluated.
+        """
         here = not self.nodes or any(not names or node in names for names in self.nodes)
         return here and self.allocated and self.claim.uid == uid
 
     def check_usable(self, uid: str) -> None:
-        """Raises Refused unless this is the claim of that UID, and some pod may use it."""
+        """Raises Refused unless the claim has that UID, is allocated, and is reserved for at least one pod."""
         if self.claim.uid != uid:
             new = f"UID {uid} was replaced by {self.claim.uid}"
-            raise Refused(f"{self}: {new}; delete the pod, so that it is made again for the new claim")
+            raise Refused(f"{self}: {new}; delete the pod so that it is recreated for the new claim")
         if not self.allocated:
-            raise Refused(f"{self}: not allocated; the scheduler does that, do not set nodeName by hand")
+            raise Refused(f"{self}: not allocated; the scheduler allocates claims, so do not set nodeName by hand")
         if not self.reserved_for:
-            none = "reserved for no pod in status.reservedFor"
-            raise Refused(f"{self}: {none}; the scheduler adds it (pod groups are not supported)")
+            none = "status.reservedFor contains no pod"
+            raise Refused(f"{self}: {none}; the scheduler adds the pod (pod groups are not supported)")
 
 
 def amount_of(driver: str, result: AllocationResult) -> Fraction | None:
-    """Returns what a result takes of its device's capacity; None: all of it."""
+    """Returns the amount of the device's capacity that a result consumes, or None if it consumes the whole device."""
     taken = [result.consumed[name] for name in _CAPACITIES[driver] if name in result.consumed]
     return _exact(taken[0]) if taken else None
 
 
 def count_of(driver: str, result: AllocationResult) -> int:
-    """Returns the amount in CPUs or bytes; Refused unless it is a positive whole number."""
+    """Returns the amount in CPUs or bytes. Raises Refused unless it is a positive whole number."""
     taken, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
     if taken is None:
         raise Refused(
             f"request {name}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            f"is the feature gate {SHARING} on in API server and scheduler?"
+            f"is the feature gate {SHARING} enabled in the API server and the scheduler?"
         )
     if not 0 < taken < _HIGHEST_AMOUNT or taken.denominator != 1:
         raise Refused(f"request {name}: {shown(taken)} of {key} is not a positive whole number of {_UNITS[driver]}")
@@ -170,7 +178,7 @@ def count_of(driver: str, result: AllocationResult) -> int:
 
 
 def uid_of(document: object) -> str:
-    """Returns the UID of a claim, readable or not; an empty text for what has none."""
+    """Returns the UID of a claim document, even if the rest cannot be parsed, or "" if it has none."""
     match document:
         case {"metadata": {"uid": str(uid)}}:
             return uid
@@ -178,7 +186,7 @@ def uid_of(document: object) -> str:
 
 
 def name_of(document: object) -> tuple[str, str]:
-    """Returns namespace and name of a claim, readable or not; empty texts if it does not have both."""
+    """Returns the namespace and name of a claim document, even if the rest cannot be parsed, or two empty strings."""
     match document:
         case {"metadata": {"namespace": str(namespace), "name": str(name)}}:
             return namespace, name
@@ -186,9 +194,9 @@ def name_of(document: object) -> tuple[str, str]:
 
 
 def claim_of(document: object, uid: str) -> ClaimView | None:
-    """Returns the claim of that UID; None where there is none, or another of the same name. Raises Refused.
+    """Parses the claim with that UID. Returns None if the document is None or has another UID. Raises Refused.
 
-    Another one, readable or not, says that this one is gone; one without a UID is read, and refused.
+    A document with another UID, valid or not, proves that the claim is gone. One without a UID is parsed, and refused.
     """
     if document is None or uid_of(document) not in ("", uid):
         return None
@@ -196,7 +204,7 @@ def claim_of(document: object, uid: str) -> ClaimView | None:
 
 
 def parse_claim(document: object) -> ClaimView:
-    """Reads a claim in any state. Raises Refused for what has not the form that the API promises."""
+    """Parses a claim in any state. Raises Refused if a field does not have the type that the API guarantees."""
     who = "claim without a name"
     try:
         claim = _of_kind("document", document, dict)
@@ -209,7 +217,7 @@ def parse_claim(document: object) -> ClaimView:
         entries = _objects(devices, "results", MOST_RESULTS)
         results = [one for one in entries if one.get("driver") in DRIVERS]
         matches = _matches(_field(_field(claim, "spec", dict, {}), "devices", dict, {}))
-        # Administrative access or not, and the driver.
+        # (admin_access, driver, result) for each of our results.
         read = [(_field(one, "adminAccess", bool, False), one["driver"], _result(one)) for one in results]
         return ClaimView(
             claim=ClaimReference(uid=check_uid(_field(metadata, "uid", str)), namespace=namespace, name=name),
@@ -224,7 +232,7 @@ def parse_claim(document: object) -> ClaimView:
             others=tuple([_other(one) for one in entries if one.get("driver") not in DRIVERS]) if matches else (),
         )
     except (Refused, MalformedError) as error:
-        raise Refused(f"{who}: {error}; is resource.k8s.io/v1 what the server speaks?") from error
+        raise Refused(f"{who}: {error}; does the API server serve resource.k8s.io/v1?") from error
 
 
 def _names(term: Mapping[str, Any]) -> frozenset[str]:
@@ -234,7 +242,7 @@ def _names(term: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
-    """Returns the matchAttribute constraints of a claim's spec. The scheduler alone can satisfy all other kinds."""
+    """Returns the matchAttribute constraints of a claim's spec. All other kinds are left to the scheduler."""
     entries = _objects(devices, "constraints", MOST_CONSTRAINTS)
     return tuple(
         [
@@ -278,12 +286,12 @@ def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
         if source not in list(Source):
             raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
         found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
-    # Only who wrote them counts; naming a subrequest gives no precedence over naming its request.
+    # Only the source decides precedence. Naming a subrequest gives none over naming its request.
     return tuple(sorted(found, key=lambda config: config.source is Source.CLAIM))
 
 
 def _field(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Returns a field of a kind. Absent or null it is the default; a text without a default must not be empty."""
+    """Returns a field of the given type, or the default if it is absent or null. Without a default, "" is refused."""
     value = document.get(key)
     if value is None and default is not None:
         return default

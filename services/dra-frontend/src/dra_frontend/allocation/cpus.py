@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs of each result of a claim.
+"""Assigns CPUs to each allocation result of a claim.
 
-Allocated: chosen by the scheduler, named by the claim, or found by the allocator. Or seen: those that its containers
-hold, where the record of what was allocated is lost.
+CPUs come from one of three sources: the scheduler chose the device of a single CPU, the claim names them
+(``cpuConfig.cpuset``), or the placement allocator chooses them from a grouped device. If a claim's record was lost, its
+CPUs are taken instead from what the claim's running containers are pinned to.
+
+Results of one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
+cores can fail only because an easier one was served first. The strictest result goes first; if that fails, other orders
+are tried within the limits below. Constraints (``matchAttribute``) narrow a device before that, see
+:mod:`~dra_frontend.allocation.alignment`.
 """
 
 from collections import defaultdict
@@ -24,8 +30,9 @@ from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
-# Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more,
-# but no more than the largest machine decides in a tenth of a second: that is how long other claims wait.
+# Maximum number of orders in which the results of one device are tried. Up to four results are tried in all 24 orders,
+# more results in at most as many. The number is lower if the largest machine would otherwise take longer than a tenth
+# of a second, because other claims wait that long.
 _PERMUTED: Final = 4
 _MOST_ORDERS: Final = 24
 _MOST_CHOICES: Final = 64
@@ -33,20 +40,22 @@ _MOST_CHOICES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One result, and what it is decided by."""
+    """One allocation result with the inputs of its allocation."""
 
     index: int
-    """Its place among the claim's results."""
+    """Index among the claim's results."""
     name: str
-    """The request's full name, for texts."""
+    """Full name of the request, for messages."""
     device: CpuDevice
     parameters: CpuParameters
     count: int
     joined: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    """Values that matchAttribute constraints demand of the CPUs, by attribute; the device is reduced to these CPUs."""
+    """Attribute values that matchAttribute constraints require. The device is already narrowed to CPUs with these
+    values.
+    """
 
     def strictness(self) -> tuple[int, ...]:
-        """Orders the results of a device: the one with the least choice comes first."""
+        """Returns the sort key of the order in which results of a device are served: the most constrained first."""
         wanted = self.parameters
         return (
             wanted.cpuset is None,
@@ -59,50 +68,50 @@ class _Request:
         )
 
     def within(self, way: Way) -> "_Request":
-        """Returns the same request for the CPUs that the constraints allow."""
+        """Returns the request with its device narrowed to the CPUs that the constraints allow."""
         device = replace(self.device, cpus=way.cpus[self.index])
         return replace(self, device=device, joined=way.values_of(self.index))
 
     @property
     def joined_attributes(self) -> tuple[JoinedAttribute, ...]:
-        """The demanded values in the form of the record."""
+        """Required attribute values in the form of the record."""
         return tuple([JoinedAttribute(attribute=name, values=values) for name, values in self.joined.items()])
 
     @property
     def place(self) -> str:
-        """The device and the values that were demanded, for texts."""
+        """Device and required attribute values, for messages."""
         values = [f"{name} {' and '.join(map(str, values))}" for name, values in self.joined.items()]
         return f"device {self.device.name}" + (f" with {', '.join(values)} (matchAttribute)" if values else "")
 
 
 def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
-    """Returns the device of a result; None where this node has none of that name."""
+    """Returns the device of a result, or None if this node has no such device."""
     device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
     return device if isinstance(device, CpuDevice) else None
 
 
 def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
-    """Returns the refusal of a result whose device this node does not have; it names those that there are."""
+    """Returns the refusal of a result whose device does not exist on this node. It names the devices that do."""
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
     return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
-    """Returns how many CPUs a result has of its device, which may be gone (None); raises Refused."""
-    # Only a single CPU is given without an amount, so that is what a device was that is gone.
+    """Returns the number of CPUs of a result. ``device`` is None if it no longer exists. Raises Refused."""
+    # Only the device of a single CPU is allocated without an amount, so a missing device was such a device.
     single = device.kind is DeviceKind.CPU if device else amount_of(CPU_DRIVER, result) is None
     return 1 if single else count_of(CPU_DRIVER, result)
 
 
 def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, largest: float) -> None:
-    """Raises Refused where a claim has more than this fraction of the CPUs that the node offers."""
+    """Raises Refused if a claim has more than the fraction ``largest`` of the CPUs that the node offers."""
     devices = [device for pool in inventory.pools for device in pool.devices]
     offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
     wanted, most = sum(cpu_count(result, cpu_device(result, inventory)) for result in results), int(offered * largest)
     if wanted > most:
         raise Refused(
-            f"{wanted} CPUs wanted, one claim may have {most} of the {offered} that this node offers "
+            f"{wanted} CPUs requested, but one claim may have at most {most} of the {offered} that this node offers "
             f"(maxClaimFraction: {largest}); claim fewer"
         )
 
@@ -115,9 +124,9 @@ def allocate_cpus(
     ledger: Ledger,
     joins: Sequence[Join] = (),
 ) -> tuple[CpuAllocation, ...]:
-    """Returns the CPUs of every result, in order. No other claim has one of them. Raises Refused.
+    """Returns the CPUs of every result, in order; no other claim holds any of them. Raises Refused.
 
-    ``parameters`` are by the requests' base names.
+    The keys of ``parameters`` are the requests' base names.
     """
     requests = []
     for index, result in enumerate(results):
@@ -138,7 +147,9 @@ def allocate_cpus(
 
 
 def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
-    """Returns in which orders results of a device are tried: all of up to four, else the strictest each first."""
+    """Yields the orders in which to serve the results of a device: all for up to four, else each of the strictest
+    first.
+    """
     strict = sorted(requests, key=_Request.strictness)
     if len(strict) <= _PERMUTED:
         return permutations(strict)
@@ -148,18 +159,20 @@ def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chooses for the results of one claim."""
+    """Chooses the CPUs of one claim."""
 
     uid: str
     inventory: Inventory
     ledger: Ledger
     held: frozenset[int]
-    """By other claims."""
+    """CPUs held by other claims."""
 
     def joined(
         self, requests: Sequence[_Request], results: Sequence[AllocationResult], joins: Sequence[Join]
     ) -> tuple[list[_Request], dict[int, frozenset[int]]]:
-        """Returns the requests within one way to satisfy the constraints, and their CPUs; raises Refused."""
+        """Allocates within the first combination of constraint values that works. Returns the narrowed requests and the
+        CPUs by index. Raises Refused.
+        """
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
         most = max(1, _MOST_CHOICES // len(requests))
@@ -172,18 +185,18 @@ class _Choice:
         raise refusal or no_way(joins, results, offered, counts, self.held)
 
     def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results by index; raises Refused."""
+        """Returns the CPUs of all results by index. Raises Refused."""
         by_device: defaultdict[str, list[_Request]] = defaultdict(list)
         for request in requests:
             by_device[request.device.name].append(request)
         chosen: dict[int, frozenset[int]] = {}
-        # Devices have no CPU in common, so that only results of the same one are in each other's way.
+        # Devices do not share CPUs, so only results of the same device compete.
         for of_one in by_device.values():
             chosen |= self.of_device(of_one)
         return chosen
 
     def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results of one device by index; raises Refused."""
+        """Returns the CPUs of all results of one device by index. Raises Refused."""
         if len(requests) == 1:
             return {requests[0].index: self._one(requests[0], frozenset())}
         orders = _orders(requests)
@@ -192,7 +205,7 @@ class _Choice:
         except Refused as error:
             refusal = error
         for request in requests:
-            self._one(request, frozenset())  # a result that cannot be met even alone is refused for its own reason
+            self._one(request, frozenset())  # a result that fails even alone is refused with its own reason
         if sum(request.count for request in requests) <= len(
             frozenset[int]().union(*(request.device.cpus for request in requests)) - self.held
         ):
@@ -208,7 +221,7 @@ class _Choice:
         return chosen
 
     def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
-        """Returns the CPUs of a result; ``mine`` are those that other results of its claim already have."""
+        """Returns the CPUs of a result; ``mine`` contains the CPUs of the claim's other results."""
         offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
             return self._single(request, mine)
@@ -222,8 +235,8 @@ class _Choice:
             text += f"; other requests of this claim have {format_cpu_list(mine)}"
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
-            # It is only worth waiting if the device would have enough CPUs without other claims.
-            text += "; CPUs of a claim that is being released come back when its last container has ended"
+            # Suggest waiting only if the device would have enough CPUs without other claims.
+            text += "; CPUs of a claim that is being released become free when its last container has ended"
         raise Refused(text)
 
     def _single(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
@@ -234,21 +247,23 @@ class _Choice:
             holder = self.ledger.cpu_holders(besides=self.uid)[cpu]
             raise Refused(
                 f"request {request.name}: CPU {cpu} is held by claim {holder}; "
-                "it comes back when that is unprepared and its last container has ended"
+                "it becomes free when that claim is unprepared and its last container has ended"
             )
         return request.device.cpus
 
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-        """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
+        """Checks CPUs that the claim names itself. Error texts match those of dra-driver-cpu, since users search for
+        them.
+        """
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline
-        outside = f"are not of {request.place}, which has {format_cpu_list(device.cpus)}: "
+        outside = f"do not belong to {request.place}, which has {format_cpu_list(device.cpus)}: "
         faults = [
             (named - present, f"contain CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
             (named - machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
-            (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
+            (named & inventory.withheld_cpus, "contain CPUs withheld for containers without a claim: "),
             (named - device.cpus, outside),
             (named & mine, "are already assigned to another device in this claim: "),
             (named & self.held, "conflict with already allocated claims: "),
@@ -263,16 +278,17 @@ class _Choice:
 
 
 def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
-    """Returns a fault with the CPUs that have it, which are left out if all have it."""
+    """Returns the error text with the CPUs that it applies to, which are omitted if it applies to all."""
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 
 
 def seen_cpus(
     results: Sequence[AllocationResult], seen: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
-    """Returns what each result has of the CPUs that its request's containers hold; raises Refused.
+    """Assigns the CPUs that a request's running containers are pinned to back to the request's results.
 
-    ``seen`` is by request (base name; "" for a claim with one request).
+    Keys of ``seen`` are base names of requests; "" is accepted for a claim with one request. Raises Refused if the
+    numbers of CPUs differ.
     """
     chosen: dict[int, frozenset[int]] = {}
     requests = dict.fromkeys(result.base for result in results)
@@ -285,7 +301,7 @@ def seen_cpus(
         for place, device in mine.items():
             chosen[place] = frozenset(sorted(left & device.cpus if device else ())[: counts[place]])
             left -= chosen[place]
-        # What is left their devices do not offer any more: reserved meanwhile, or of a device that is gone.
+        # The rest is no longer offered by any device: it has been reserved since, or its device is gone.
         for place, number in counts.items():
             more = frozenset(sorted(left)[: number - len(chosen[place])])
             chosen[place] |= more
@@ -296,9 +312,10 @@ def seen_cpus(
 def shared_cpus(
     allocations: Sequence[CpuAllocation], parameters: Mapping[str, CpuParameters], machine: Machine
 ) -> dict[str, SharedCpus]:
-    """Returns the CPUs of the shared pool that each request (base name) may use beside its own, if it wants some.
+    """Returns the CPUs of the shared pool that each request (base name) may use in addition to its own, if it wants
+    some.
 
-    The backend applies those of them that are in the pool.
+    The backend applies those of them that are currently in the pool.
     """
     if all(wanted.shared == "none" for wanted in parameters.values()):
         return {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server is told of the devices of a claim (KEP-4817): entries of ``status.devices``.
+"""Computes the entries of a claim's ``status.devices`` (KEP-4817).
 
-An entry has ``data``, what the claim has of the device, and two conditions. ``Ready`` says that the claim is prepared,
-``Enforced`` whether what the kernel shows of its containers is what its record says.
+The ``data`` of an entry contains what the claim was allocated from the device. There are two conditions: ``Ready``
+means that the claim is prepared, ``Enforced`` that the cgroups of its containers match the record.
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ from dra_frontend.machine.model import Machine
 
 Document = Mapping[str, Any]
 _MOST_ENTRIES: Final = 256
-"""Of a claim, read of the server: it has as many at most as results of all drivers, 32."""
+"""Maximum number of entries read from a claim; the API allows 32 results over all drivers."""
 
 
 class Key(NamedTuple):
-    """What makes an entry of ``status.devices`` unique, and which result of the allocation it is about."""
+    """Key of an entry in ``status.devices``, and of the allocation result that it describes."""
 
     driver: str
     pool: str
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """A condition without its times."""
+    """A status condition without its transition time."""
 
     status: str
     reason: str
@@ -45,12 +45,12 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one entry says."""
+    """Content of one entry."""
 
     data: Document
     conditions: Mapping[str, Condition]
     since: Mapping[str, str]
-    """When each condition took its status, as the server has it; none of what is not written yet."""
+    """Time of each condition's last transition, as stored by the API server; empty for entries not written yet."""
 
 
 Entries = Mapping[Key, Entry]
@@ -65,7 +65,7 @@ _BOUND: Final = Condition("True", "Bound")
 
 
 def read_entries(document: object) -> Entries:
-    """Returns the entries of our drivers in a ResourceClaim, as far as they can be read."""
+    """Returns the entries of our drivers in a ResourceClaim. Malformed entries are skipped."""
     entries = {}
     match document:
         case {"status": {"devices": list(devices)}}:
@@ -87,7 +87,9 @@ def _entry(fields: Mapping[Any, Any]) -> Entry:
 
 
 def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]]:
-    """Returns the entries as documents. A condition keeps its time where the server has its status already."""
+    """Returns the entries as documents. A condition keeps its transition time if the server already has the same
+    status.
+    """
     documents = []
     for key, entry in entries.items():
         had = present.get(key)
@@ -114,7 +116,9 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Returns the entries, where nobody uses a claim with what was last seen of its containers: they may come back."""
+    """Keeps the last known ``Enforced`` condition of a claim that currently has no container, since one may start
+    again.
+    """
     kept = {}
     for key, entry in entries.items():
         had = present[key].conditions.get("Enforced") if key in present else None
@@ -127,8 +131,8 @@ def settled(entries: Entries, present: Entries) -> Entries:
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
     """Returns the entries of every claim by UID.
 
-    ``silent`` means that no backend reports the containers. ``node_reason`` is the reason why the shared pool enforces
-    all claims of the node, or empty if the kernel can.
+    ``silent`` means that no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
+    isolate any claim on this node, so that the shared pool avoids their CPUs instead; it is "" if the kernel can.
     """
     shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
@@ -153,15 +157,15 @@ def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, mach
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the reports say of the node's containers, made once for all claims."""
+    """Index of the container reports, built once for all claims."""
 
     ledger: Ledger
     users: Mapping[str, list[ContainerReport]]
-    """Containers that name a claim, by its UID, refused ones, too."""
+    """Containers that name a claim, by its UID, including rejected ones."""
     intruders: frozenset[int]
-    """CPUs on which some container runs that its claims, if any, do not give it."""
+    """CPUs on which some container runs without being entitled to them by a claim."""
     node_reason: str
-    """As in status_entries()."""
+    """The argument of status_entries()."""
 
     @classmethod
     def of(cls, ledger: Ledger, node_reason: str) -> "_Shown":
@@ -176,7 +180,7 @@ class _Shown:
         return cls(ledger, users, frozenset().union(*beyond), node_reason)
 
     def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
-        """Returns the condition of one result."""
+        """Returns the ``Enforced`` condition of one allocation result."""
         named = self.users.get(record.claim.uid, [])
         running = [one for one in named if not one.refused and _uses(one, record, part.request) and one.cpus]
         if isinstance(part, CpuAllocation):
@@ -194,10 +198,11 @@ class _Shown:
         return NO_CONTAINER
 
     def _not_exclusive(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
-        # Where the kernel keeps the others off, their own sets say nothing; and before its container starts, they may.
+        # If the kernel isolates the CPUs, the cpusets of other containers do not matter. Before the claim's own
+        # container has started there is no partition yet, so other containers may still run there.
         by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
         if not by_kernel and (common := part.cpus & self.intruders):
-            text = f"other containers run on CPUs {format_cpu_list(common)} of it"
+            text = f"other containers run on its CPUs {format_cpu_list(common)}"
             return Condition("False", "NotExclusive", text)
         for one in running:
             if not one.cpus <= own_cpus(one, self.ledger) and not shares_pool(one, self.ledger):
@@ -206,11 +211,11 @@ class _Shown:
 
 
 def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Condition:
-    """Returns the condition that names what keeps other processes off the CPUs, with the reason if it is the pool."""
+    """Returns the condition that names the mechanism of exclusivity, with the reason if it is the shared pool."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
-        return Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
+        return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
     why = next(filter(None, (*(one.pooled or one.pool_requested for one in running), node_reason)), "")
-    text = "the shared pool leaves its CPUs out" + (f": {why}" if why else "")
+    text = "the shared pool excludes its CPUs" + (f": {why}" if why else "")
     return Condition("True", "Exclusive", cut_answer(text))
 
 
@@ -226,7 +231,7 @@ def _uses(report: ContainerReport, record: AllocationRecord, request: str) -> bo
 
 
 def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the NUMA nodes that a container is bound to, those of all its claims; none where no request is strict."""
+    """Returns the NUMA nodes of all memory claims of a container, or an empty set if no request has strict binding."""
     nodes, strict = set[int](), False
     for use in report.claims:
         record = ledger.record(MEMORY_DRIVER, use.uid) if use.driver == MEMORY_DRIVER else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs a container may use, by the records of its claims alone, and the word for the use of a claimed CPU."""
+"""Computes which CPUs a container is entitled to according to the records of its claims."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from dra_frontend.allocation.ledger import Ledger
 
 
 def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationRecord, tuple[str, ...]]]:
-    """Yields each CPU claim of a container that has a record, and those of its requests that the container names."""
+    """Yields the records of a container's CPU claims, each with the requests of the claim that the container uses."""
     for use in report.claims:
         record = ledger.record(CPU_DRIVER, use.uid) if use.driver == CPU_DRIVER else None
         if record is not None:
@@ -19,19 +19,21 @@ def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationR
 
 
 def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the CPUs of its claims; none where it names no CPU request: then it has the shared pool."""
+    """Returns the CPUs of the container's claims; empty if it uses no CPU request and therefore runs in the shared
+    pool.
+    """
     return frozenset().union(*(record.cpus_of(requests) for record, requests in _held(report, ledger)))
 
 
 def shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
-    """Returns True if it also uses the shared pool (``cpuConfig.shared``)."""
+    """Returns True if the container also uses the shared pool (``cpuConfig.shared``)."""
     return any(not record.shared_cpus.keys().isdisjoint(requests) for record, requests in _held(report, ledger))
 
 
 def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns its own CPUs and, where it has the pool beside them, those that no other claim holds.
+    """Returns the container's own CPUs and, if it also uses the shared pool, the CPUs that no other claim holds.
 
-    None where it has none of its own.
+    Empty if it has no CPUs of its own.
     """
     found = own_cpus(report, ledger)
     for record, requests in _held(report, ledger):
@@ -41,9 +43,9 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
 
 def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
-    """Returns the word for the use of a claimed CPU, a key of ``numa_contract.state.words.USES``.
+    """Returns how a claimed CPU is used: a key of ``numa_contract.state.words.USES``.
 
-    ``exclusivity`` is that of a running container of the claim, or empty if none runs.
+    ``exclusivity`` is that of a running container of the claim, or "" if none runs.
     """
     if record is None:
         return "held"

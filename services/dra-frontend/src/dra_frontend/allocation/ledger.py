@@ -1,5 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allocations of this node, as one value computed from claim files, releases and the backend's reports."""
+"""Computes the allocations of this node from claim files, pending releases and the backend's reports.
+
+A claim normally holds what its file contains. Files can be damaged or deleted while containers run, so three other
+sources keep resources from being allocated twice:
+
+  source             used for                                   contains
+  releasing          claims unprepared while containers end     the record as of the release
+  containers         claims named by running containers        CPUs they are pinned to, hugepage limits
+  answered           lost claims found in the API server       bytes by memory device
+
+A claim is lost if the journal, a damaged file or a running container shows that it was prepared, and it has no readable
+record. What a lost claim holds is unknown until one of these sources contains it.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,68 +25,70 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
 _MOST_USES = 64
-"""Claims without a record that one container is believed to name; a pod's author can name any number."""
+"""Maximum number of claims without a record that are considered per container; a pod's author can name any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Everything that is held. What is not in here is free."""
+    """All resources that are held. Everything else is free."""
 
     files: Mapping[ClaimKey, ClaimFile]
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that are unprepared while a container of theirs may still run; their files are gone.
+    """Claims that were unprepared while one of their containers may still run. Their files are gone.
 
-    A claim that had no file either when it was unprepared has an entry without record, CPUs and memory, so that the
-    release is not mistaken for a loss. Its running containers are then the only source for its resources.
+    A claim that had no file when it was unprepared has an entry without record, CPUs and memory, so that the release is
+    not mistaken for a loss. Its running containers are then the only source for its resources.
     """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
-    """Claims that were prepared and not released, and whose files are gone, so that their devices are unknown."""
+    """Claims that were prepared and not released but have no file, so that their devices are unknown."""
     answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
-    """Bytes by memory device of lost claims, as the API server's answer contains them. Empty if the claim is gone."""
+    """Bytes by memory device of lost claims, as the API server reported them; empty if the claim no longer exists."""
     unlisted: bool = False
-    """Whether claims may have been prepared that neither a file nor the journal contains: both were lost."""
+    """True if there may be prepared claims that appear neither in a file nor in the journal, because both were lost."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Claims whose release another instance has ended, while the reports of this instance's backend may be older.
+    """Claims whose release another instance has finished, while the reports of this instance's backend may be older.
 
     Such a claim is not lost, although a report names it. Its container counts as running until the backend reports
     again: its CPUs and hugepages stay held, and the claim is not prepared again.
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
-        """Returns the claim's readable record."""
+        """Returns the claim's record, or None if it has no readable one."""
         file = self.files.get((driver, uid))
         return file.record if file else None
 
     def file(self, driver: str, uid: str) -> ClaimFile | None:
-        """Returns the file of a claim, also of one that is being released, or None if nothing is known of it."""
+        """Returns the file of a claim, even if it is being released, or None if there is none."""
         file = self.files.get((driver, uid)) or self.releasing.get((driver, uid))
         return None if file is None or is_tombstone(file) else file
 
     @property
     def records(self) -> list[AllocationRecord]:
-        """Returns every readable record, ordered by driver and claim."""
+        """Readable records, ordered by driver and claim."""
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns the claims of running containers of which no file is known, with their CPUs."""
+        """Returns the claims without a file that running containers use, with the containers' reports and CPUs."""
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims that have a record the backend reports no CPUs: they are those of the cgroup.
+            # For most claims with a record the backend reports no CPUs, because they are those of the container's
+            # cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
-                    # An environment variable alone holds no CPU: the container must really be pinned to it.
+                    # An environment variable alone does not hold CPUs: the container must actually be pinned to them.
                     if key not in known and (cpus or use.driver != CPU_DRIVER):
                         found.append((report, use, cpus))
         return found
 
     def lost(self) -> dict[ClaimKey, str]:
-        """Returns the claims that should have a record and have none, with their namespace or "".
+        """Returns the claims that should have a record but do not, with their namespaces, or "" if the namespace is
+        unknown.
 
-        A claim that was released is not lost, even if it had no file and a container of it is still running, or if the
-        report of its container is older than the end of the release.
+        A claim that was released is not lost, even if it had no file and one of its containers still runs, or if its
+        container's report is older than the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
@@ -83,10 +97,10 @@ class Ledger:
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, besides: str) -> list[str]:
-        """Returns the UIDs of a driver's lost claims whose resources are unknown, ordered, without ``besides``.
+        """Returns the UIDs of a driver's lost claims whose resources are unknown, sorted, without ``besides``.
 
-        The environment in a damaged file contains its resources, and so does the API server's answer about a claim.
-        That the API server was asked is not enough.
+        The environment in a damaged file contains the resources, and so does the API server's response about a claim. A
+        pending or failed query is not enough.
         """
         unknown = self.lost().keys() - self.files.keys() - self.answered.keys()
         return sorted(uid for other, uid in unknown if other == driver and uid != besides)
@@ -103,7 +117,9 @@ class Ledger:
                 yield use.uid, cpus
 
     def cpu_holders(self, besides: str = "") -> dict[int, str]:
-        """Returns the claim UID by CPU, without the claim ``besides``; where two hold one CPU, the lower UID."""
+        """Returns the UID of the claim that holds each CPU, ignoring the claim ``besides``. The lower UID wins a
+        conflict.
+        """
         held: dict[int, str] = {}
         for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
             for cpu in cpus if uid != besides else ():
@@ -111,13 +127,13 @@ class Ledger:
         return held
 
     def held_cpus(self, besides: str = "") -> frozenset[int]:
-        """Returns the CPUs that are in some hand; what only the claim ``besides`` holds is left out."""
+        """Returns the CPUs that any claim other than ``besides`` holds."""
         return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != besides])
 
     def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
-        """Returns what is known of a claim without a readable record: its CPUs by request ("" where there is one).
+        """Returns the CPUs by request of a claim without a readable record; the key is "" if the request is unknown.
 
-        From its running containers; for requests without one from the environment in its damaged file.
+        They come from its running containers and, for requests without one, from the environment in its damaged file.
         """
         seen: dict[str, frozenset[int]] = defaultdict(frozenset)
         pinned = [(r, use, use.cpus) for r in self.containers if r.alive and not r.refused for use in r.unknown_claims]
@@ -131,11 +147,11 @@ class Ledger:
         return {request: cpus for request, cpus in seen.items() if cpus}
 
     def claimed_bytes(self, besides: str = "", *, lost: bool = True) -> dict[str, int]:
-        """Returns the bytes claimed of each memory device, those of the claim ``besides`` left out.
+        """Returns the claimed bytes of each memory device, without those of the claim ``besides``.
 
-        A lost claim counts as in the API server's answer. If it is gone there but a container of it is running, the
-        hugepages that this container may use count on each of its NUMA nodes. ``lost=False`` leaves out the answers:
-        records that are rebuilt must not wait for each other.
+        A lost claim counts with the size that the API server reported. If the claim no longer exists there but a
+        container of it still runs, the container's hugepage limits count on each of its NUMA nodes. ``lost=False``
+        ignores the API server's responses, because claims whose records are rebuilt must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
@@ -151,11 +167,11 @@ class Ledger:
         return dict(claimed)
 
     def _counts_by_limits(self, use: ClaimUse) -> bool:
-        """Returns True for a memory claim without a file whose size is not in an answer of the API server."""
+        """Returns True for a memory claim without a file whose size the API server has not reported."""
         return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
     def protected_bytes(self, besides: str = "") -> dict[int, int]:
-        """Returns the bytes that claims have protected from reclaim, by NUMA node."""
+        """Returns the bytes by NUMA node that claims protect from reclaim."""
         total: dict[int, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
             if file.record is not None and file.uid != besides:
@@ -164,11 +180,11 @@ class Ledger:
         return dict(total)
 
     def users(self, uid: str) -> list[ContainerReport]:
-        """Returns the containers that are alive, name the claim, and were not refused."""
+        """Returns the running containers that use the claim, without those that were rejected."""
         return [
             report
             for report in self.containers
-            # Most containers have no claim at all, and this is asked in every prepare.
+            # Checked first for speed: most containers have no claim, and every prepare runs this.
             if (uses := report.claims + report.unknown_claims)
             and report.alive
             and not report.refused
@@ -176,7 +192,7 @@ class Ledger:
         ]
 
     def overlaps(self) -> list[tuple[AllocationRecord, AllocationRecord]]:
-        """Returns the pairs of CPU records that hold a CPU in common: damage, or a mistake of ours."""
+        """Returns the pairs of CPU records that share a CPU, which means a damaged file or a bug."""
         sets = [file.cpus for file in self.files.values()]
         if len(frozenset().union(*sets)) == sum(map(len, sets)):
             return []
@@ -196,7 +212,7 @@ def is_tombstone(file: ClaimFile) -> bool:
 
 
 def protected_bytes(record: AllocationRecord) -> dict[int, int]:
-    """Returns the bytes of plain memory that a claim has protected from reclaim, by NUMA node."""
+    """Returns the bytes of plain memory by NUMA node that a claim protects from reclaim."""
     protected: dict[int, int] = defaultdict(int)
     for part in record.memory:
         if not part.hugepages and record.memory_parameters_of(part.request).protect != "none":

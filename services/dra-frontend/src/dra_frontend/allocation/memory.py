@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory and hugepages of each result of a claim."""
+"""Allocates memory and hugepages to each result of a claim.
+
+The scheduler has already chosen devices and amounts. What is left to check is that hugepages are whole pages, that the
+amounts fit next to all other claims, and that pages on demand exist:
+
+  unclaimed = device amount - bytes of other records - bytes of lost claims (as the API server reports them)
+  on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
+
+While the size of a lost hugepage claim is unknown, no other claim gets hugepages, since any page may belong to it.
+Plain memory may be overcommitted by the device's own rules and is not checked here, except for the share of a NUMA node
+that claims may protect from reclaim.
+"""
 
 from collections.abc import Sequence
 
@@ -28,9 +39,10 @@ class PagesMissing(Refused):
 
 
 def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool = False) -> MemoryDevice:
-    """Returns the device of a result. Raises Refused where this node has none of that name.
+    """Returns the device of a result. Raises Refused if this node has no such device.
 
-    ``gone``: a device that is no more is made from its name, without capacity, unless that is not a name of ours.
+    With ``gone``, a device that no longer exists is derived from its name, with capacity 0; only an invalid name is
+    refused.
     """
     device = inventory.devices.get((MEMORY_DRIVER, result.pool, result.device))
     if isinstance(device, MemoryDevice):
@@ -51,8 +63,8 @@ def allocate_memory(
 ) -> tuple[MemoryAllocation, ...]:
     """Returns the memory of every result, in order. Hugepages belong to one claim only. Raises Refused.
 
-    A claim that is ``rebuilding`` its lost record must fit beside all records. It does not wait for other lost claims:
-    two of them would wait for each other.
+    A claim whose lost record is rebuilt (``rebuilding``) must fit next to all records. It does not wait for other lost
+    claims, because two of them would wait for each other.
     """
     claimed = ledger.claimed_bytes(besides=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
@@ -78,14 +90,14 @@ def allocate_memory(
 
 
 def allocated_bytes(device: MemoryDevice, inventory: Inventory) -> int:
-    """Returns the bytes of the pages that exist and that claims may have."""
+    """Returns the bytes of existing pages that claims may use."""
     pools = inventory.machine.numa_nodes[device.numa_node].hugepages
     pages = sum(one.total - one.surplus for one in pools if one.page_bytes == device.page_bytes)
     return max(0, pages * device.page_bytes - device.kept)
 
 
 def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
-    """Returns True if a device of plain memory exists and is not published, since all of it is reserved."""
+    """Returns True if a plain memory device exists but is not published, because all of it is reserved."""
     if MEMORY_DRIVER in inventory.refused or result.pool not in {pool.name for pool in inventory.pools}:
         return False
     return result.device in {memory_device_name(None, node) for node, kept in inventory.reserve.by_node.items() if kept}
@@ -95,19 +107,19 @@ def _check_lost(uid: str, ledger: Ledger) -> None:
     """Raises Refused while the hugepages of a lost claim are unknown: any page may be one of them."""
     if lost := ledger.unanswered(MEMORY_DRIVER, besides=uid):
         raise Refused(
-            f"no hugepages are given away while the record of claim {lost[0]} is being rebuilt; retried then. If that "
+            f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If it "
             "lasts, the log of dra-frontend contains the reason (lost record not rebuilt); deleting the pod of that "
-            "claim ends it"
+            "claim resolves it"
         )
     if ledger.unlisted:
         raise Refused(
-            "no hugepages are given away before the claims of this node are listed, since their journal was lost; "
-            "retried then. If that lasts, the log of dra-frontend contains the reason (claims of this node not listed)"
+            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; "
+            "this is retried. If it lasts, the log of dra-frontend contains the reason (claims of this node not listed)"
         )
 
 
 def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Ledger, largest: float) -> None:
-    """Raises Refused where claims would have more than this fraction of a NUMA node's memory protected."""
+    """Raises Refused if claims would protect more than the fraction ``largest`` of a NUMA node's memory."""
     wanted = protected_bytes(record)
     protected = ledger.protected_bytes(besides=record.claim.uid) if wanted else {}
     for number, size in wanted.items():
@@ -115,14 +127,14 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
         limit = int(node.memory_bytes * largest) if node else 0
         if size + protected.get(number, 0) > limit:
             raise Refused(
-                f"memoryConfig.protect: {size} bytes of NUMA node {number} wanted, claims have "
+                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, claims have "
                 f"{protected.get(number, 0)} of {limit} protected (memoryProtection.maxFraction: {largest}); "
-                "claim less, or do without protect"
+                "claim less, or leave out protect"
             )
 
 
 def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) -> dict[str, int]:
-    """Returns the bytes of each device in a claim's allocation. Raises Refused."""
+    """Returns the bytes that a claim has of each device. Raises Refused."""
     claimed: dict[str, int] = {}
     for part in held_memory(results, inventory):
         claimed[part.device] = claimed.get(part.device, 0) + part.size
@@ -130,7 +142,7 @@ def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) ->
 
 
 def held_memory(results: Sequence[AllocationResult], inventory: Inventory) -> tuple[MemoryAllocation, ...]:
-    """Returns the memory of every result as it was allocated, whatever the devices have left. Raises Refused."""
+    """Returns the memory of every result as allocated, whatever the devices' current capacity. Raises Refused."""
     devices = [memory_device(result, inventory, gone=True) for result in results]
     return tuple(
         [

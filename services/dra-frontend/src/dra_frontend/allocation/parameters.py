@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque parameters: what DeviceClasses and a claim say for our drivers, read strictly and brought together.
+"""Parses and merges the opaque parameters of DeviceClasses and claims for our drivers.
 
-The claim beats the class field by field, for each request by itself. What is unknown or contradicts itself is refused:
-parameters that are silently ignored are found out in production. Anybody who may create a claim writes them: each
-entry is bounded, and read once.
+A field in the claim overrides the same field of the class, for each request separately. Unknown or contradictory fields
+are refused, since a silently ignored parameter is only noticed in production. Anyone who may create a claim can write
+parameters, so the size of each entry is limited, and each is parsed once.
 """
 
 import json
@@ -24,9 +24,9 @@ from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Sour
 
 API_VERSION: Final = "v1alpha1"
 LARGEST: Final = 10 << 10
-"""Characters of one entry as JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
+"""Maximum number of characters of an entry as JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}", re.ASCII)
-# What the kernel takes of hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
+# Values that the kernel accepts for hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
 _MODE: Final = re.compile(r"0?[01]?[0-7]{3}", re.ASCII)
 _LONGEST_PATH: Final = 4095
 
@@ -38,45 +38,45 @@ _REMEDIES: Final = {
     ("fullPhysicalCores", "bool_type"): ", true or false without quotes",
     ("high", "float_type"): " without quotes",
 }
-"""Remedies by field and by the type of pydantic's error."""
+"""Remedies by field name and pydantic error type."""
 
 
 class Fields(BaseModel):
-    """Base of a group of fields; None is "not given"."""
+    """Base of a group of fields; a field that is not set is None."""
 
-    # The validators are built for the first claim with parameters: many nodes never have one, and it takes 5 ms.
+    # Validators are built for the first claim with parameters (5 ms), because many nodes never see one.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 
 class Section(Fields):
-    """Everything that may be said for one driver."""
+    """Parameters of one driver."""
 
     KEY: ClassVar[str]
-    """Under which it stands beside ``apiVersion``."""
+    """Key of the section, next to ``apiVersion``."""
     ONCE: ClassVar[frozenset[str]] = frozenset()
-    """Fields that only the claim may give, and once for each request."""
+    """Fields that may only be set in the claim, once for each request."""
 
     sharing: Literal["container", "pod"] | None = None
 
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns a field as users write it: ``cpuConfig.coreType``."""
+        """Returns a field name as users write it, e.g. ``cpuConfig.coreType``."""
         return f"{cls.KEY}.{to_camel(name)}"
 
 
 def _quota(value: object) -> object:
-    """Returns ``lift`` for its former name ``off``, which YAML reads as the boolean false unless it is quoted."""
+    """Translates the former name ``off`` to ``lift``. YAML reads an unquoted ``off`` as false."""
     return "lift" if value is False or (isinstance(value, str) and value == "off") else value
 
 
 class CpuConfig(Section):
-    """The fields of ``cpuConfig``: how a request's CPUs are chosen."""
+    """The fields of ``cpuConfig``, which control how a request's CPUs are chosen and used."""
 
     KEY: ClassVar[str] = "cpuConfig"
     ONCE: ClassVar[frozenset[str]] = frozenset({"cpuset"})
 
     cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
-    """Text of a CPU list, which is parsed only if the field is allowed. YAML reads a single CPU as an integer."""
+    """CPU list, parsed only once the field is known to be allowed. YAML reads a single CPU as an integer."""
     strategy: Literal["packed", "spread"] | None = None
     full_physical_cores: bool | None = None
     l3: Literal["preferred", "required", "ignore"] | None = None
@@ -94,9 +94,9 @@ def _mount_path(text: str) -> str:
     if not text.startswith("/") or not {".", ".."}.isdisjoint(parts):
         raise ValueError("must be an absolute path without '.' and '..', as the container sees it")
     if not text.isprintable() or len(text.encode()) > _LONGEST_PATH:
-        raise ValueError(f"must be at most {_LONGEST_PATH} bytes of printable text")
+        raise ValueError(f"must be at most {_LONGEST_PATH} bytes of printable characters")
     if not parts or parts[0] == "proc" or parts in (["dev"], ["sys"]):
-        raise ValueError("belongs to the runtime; choose a directory of its own, such as /dev/hugepages")
+        raise ValueError("is managed by the container runtime; choose a separate directory such as /dev/hugepages")
     return "/" + "/".join(parts)
 
 
@@ -114,7 +114,7 @@ class MountConfig(Fields):
 
 
 class MemoryConfig(Section):
-    """The fields of ``memoryConfig``: how a request's memory or hugepages are bound, limited, protected, mounted."""
+    """The fields of ``memoryConfig``: binding, limits, protection and mounts of a request's memory or hugepages."""
 
     KEY: ClassVar[str] = "memoryConfig"
 
@@ -131,25 +131,25 @@ _OWNERS: Final = {section.KEY: driver for driver, section in _SECTIONS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value and who gave it."""
+    """A parameter value with its source."""
 
     value: Any
     source: Source
 
 
 Stated = dict[str, Given]
-"""The fields that are given for one request, by their name in the model."""
+"""The fields that are set for one request, by their names in the model."""
 
 
 def refusal(source: Source, field: str, reason: str) -> Refused:
-    """Returns why parameters cannot be used, naming who wrote them and the field."""
+    """Returns the refusal of a parameter, naming its source and the field."""
     return Refused(f"parameters of {source.owner}: {field}: {reason}")
 
 
 def read_parameters(claim: ClaimView) -> dict[tuple[str, str], Stated]:
-    """Returns what is stated for each request that takes something, by driver and full name of the request.
+    """Returns the parameters of each request with an allocation result, by driver and full request name.
 
-    Raises Refused, naming the first request that an entry is for which cannot be used.
+    Raises Refused for an invalid entry, naming the first request to which it applies.
     """
     read: dict[int, Section] = {}
     stated: dict[tuple[str, str], Stated] = {}
@@ -171,9 +171,9 @@ def _add(stated: Stated, section: Section, source: Source) -> None:
         if value is None:
             continue
         if name in section.ONCE and source is not Source.CLAIM:
-            raise refusal(source, section.path(name), "may come from the claim only, not from a class")
+            raise refusal(source, section.path(name), "may only be set in the claim, not in a DeviceClass")
         if name in section.ONCE and name in stated:
-            raise refusal(source, section.path(name), "is given twice for the request, once is allowed")
+            raise refusal(source, section.path(name), "is set twice for the request")
         stated[name] = Given(value, source)
 
 
@@ -187,7 +187,7 @@ def _read(config: OpaqueConfig) -> Section:
     if _size(said) > LARGEST:
         raise refusal(source, "entry", f"has more than {LARGEST} characters")
     for key in sorted(said.keys() & _OWNERS.keys() - {section.KEY}):
-        raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} takes {section.KEY}")
+        raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} accepts {section.KEY}")
     for key in sorted(said.keys() - set(known)):
         raise refusal(source, _key(key), _unknown(known))
     version = said.get("apiVersion")
@@ -215,12 +215,12 @@ def _key(key: int | str) -> str:
 
 
 def _unknown(known: Sequence[str]) -> str:
-    return f"unknown field; known are {', '.join(known)}"
+    return f"unknown field; known fields are {', '.join(known)}"
 
 
 def _reason(section: type[Section], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
-        group = MountConfig if len(fault["loc"]) > 1 else section  # the one group inside another
+        group = MountConfig if len(fault["loc"]) > 1 else section  # The only nested group is ``mount``.
         return _unknown([to_camel(name) for name in group.model_fields])
     if fault["type"] == "missing":
         return "is missing"

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pages a pool of hugepages on demand must have, and which claims have theirs. Pure."""
+"""Computes how many pages each pool of hugepages on demand must have, and which claims have their pages. Pure.
+
+On demand, the kernel's pool of a NUMA node and page size follows the claims:
+
+  needed pages = bytes of records + reserved bytes + bytes of waiting claims, divided by the page size, rounded up
+  requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
+
+A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Pages that
+exist beyond those of records and the reserve are assigned to waiting claims in turn, and each claim that does not fit
+stays waiting with a reason. A pool does not shrink while the hugepages of a lost claim are unknown, since the pages
+that seem free may be in use by that claim's containers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,31 +27,33 @@ from dra_frontend.devices.model import MemoryDevice
 
 @dataclass(frozen=True, slots=True)
 class WaitingClaim:
-    """A claim that is allocated on this node and has no record yet."""
+    """A claim that is allocated on this node and does not have a record yet."""
 
     view: ClaimView
     sizes: tuple[tuple[AllocationResult, int], ...]
-    """Its results on devices of this node, with their bytes."""
+    """The claim's results on devices of this node, with their sizes in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTarget:
-    """The pages that one pool must have."""
+    """Number of pages that one pool must have."""
 
     device: MemoryDevice
     waiting: tuple[tuple[str, AllocationResult, int], ...]
     """UID, result and bytes of each claim that waits for pages of the device."""
     held: int
-    """Bytes of records, and bytes that claims never get."""
+    """Bytes of existing records plus the reserve, which is never allocated to claims."""
     needed: int
-    """Pages for all of these."""
+    """Pages for held and waiting bytes."""
     limit: int
-    """Pages that the configuration allows."""
+    """Maximum number of pages that the configuration allows."""
     may_shrink: bool
-    """False while pages may belong to a claim whose record is lost."""
+    """False while some pages may belong to a claim whose record was lost."""
 
     def pages(self, present: int) -> int:
-        """Returns the pages to request of the kernel, which has ``present``. Never grows beyond the configuration."""
+        """Returns the number of pages to request from the kernel, which has ``present`` pages. The request never
+        exceeds the larger of the limit and ``present``.
+        """
         return min(self.needed, max(self.limit, present))
 
 
@@ -53,13 +66,13 @@ class PoolOutcome:
     """True if growth was requested."""
     problem: str = ""
     helper_silent: bool = False
-    """True if the helper did not answer, so that nothing is known of the kernel."""
+    """True if the helper did not respond, so that the state of the kernel's pool is unknown."""
 
 
 def pool_target(
     pool: str, device: MemoryDevice, waiting: dict[str, WaitingClaim], ledger: Ledger, config: Config
 ) -> PoolTarget:
-    """Returns the pages that the pool of a device must have for records, waiting claims and the reserve."""
+    """Returns the number of pages that the pool of a device must have for records, waiting claims and the reserve."""
     asked = tuple(
         (uid, one, size)
         for uid, claim in waiting.items()
@@ -73,9 +86,9 @@ def pool_target(
 
 
 def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
-    """Yields for each waiting result, by UID, the reason why its pages do not exist, or "" if they do."""
+    """Yields the key and UID of each waiting result with the reason why its pages are missing, or "" if they exist."""
     left = outcome.pages * target.device.page_bytes - target.held
-    short = f"the kernel has made {outcome.pages} of {target.needed} pages of {target.device.name}"
+    short = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"
     for uid, one, size in target.waiting:
         key = Key(MEMORY_DRIVER, one.pool, one.device, one.share_id or "")
         yield key, uid, "" if size <= left else outcome.problem or short
@@ -83,5 +96,5 @@ def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str,
 
 
 def has_unknown_pages(ledger: Ledger) -> bool:
-    """Returns True if pages may belong to a claim whose record is lost."""
+    """Returns True if pages may belong to a claim whose record was lost."""
     return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, besides=""))

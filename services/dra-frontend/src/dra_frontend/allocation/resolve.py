@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is stated to what holds: how each request of a claim wants its CPUs or its memory, and how it is shared."""
+"""Resolves a claim's parsed parameters into the parameters of each request and the sharing mode of the claim.
+
+Checks each field against the request's devices and the node's configuration, and against the other fields.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,20 +23,20 @@ from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
 _CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation", "shared")
-"""Fields that do not choose CPUs, so that they go with every other."""
+"""Fields that do not influence which CPUs are chosen, and may therefore be combined with any other field."""
 _EXCLUSIVE: Final = (
     (("strategy", "spread"), ("full_physical_cores", True)),
     (("numa", "distribute"), ("l3", "required")),
     (("isolation", "isolated"), ("sharing", "pod")),
 )
-"""Values of fields for CPUs that contradict each other."""
+"""Pairs of CPU fields with values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
-"""Fields about memory that cgroups charge; hugepages are not charged there."""
+"""Fields for memory that the memory cgroup controller charges; it does not charge hugepages."""
 _ONLY: Final = "name only such requests under config[].requests"
 
 
 def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: MemoryProtection) -> dict[str, Any]:
-    """Returns the fields of the record that opaque parameters decide, for one driver. Raises Refused."""
+    """Returns the fields of the record that depend on opaque parameters, for one driver. Raises Refused."""
     stated = read_parameters(view)
     by_request: dict[str, list[AllocationResult]] = {}
     for result in view.results[driver]:
@@ -47,7 +50,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 with _about(result.request):
                     parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
         else:
-            # Of a device that is gone the name tells enough; who needs the device itself is refused when allocated.
+            # The device's name is enough here. If the device itself is needed, allocation refuses the claim later.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):
@@ -61,7 +64,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
 
 @contextmanager
 def _about(request: str) -> Iterator[None]:
-    """A refusal inside names the request."""
+    """Adds the request's name to a refusal raised inside."""
     try:
         yield
     except Refused as error:
@@ -69,9 +72,9 @@ def _about(request: str) -> Iterator[None]:
 
 
 def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
-    """Returns how the claim is shared: one answer for both drivers, since one container uses the whole claim.
+    """Returns the sharing mode. It holds for both drivers, since a container always uses the whole claim.
 
-    Requests that say nothing follow those that do. Raises Refused where two differ.
+    Requests without the field follow those that set it. Raises Refused if two requests set different values.
     """
     shared = {key: given["sharing"] for key, given in stated.items() if "sharing" in given}
     values = {given.value for given in shared.values()}
@@ -80,17 +83,18 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
             f"{name} of {driver}: {by.value} in {by.source.owner}" for (driver, name), by in shared.items()
         )
         raise Refused(
-            f"parameters: sharing: holds for the whole claim, but its requests differ ({all_}); give all the same"
+            f"parameters: sharing: applies to the whole claim, but its requests differ ({all_}); "
+            "set the same value for all"
         )
     return values.pop() if values else "container"
 
 
 def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
-    """Returns how a request wants its CPUs of a device of that kind. Raises Refused."""
+    """Returns the CPU parameters of a request for a device of that kind. Raises Refused."""
     choosing = [name for name in stated if name not in _CHOICE_FREE]
     values = {name: given.value for name, given in stated.items()}
     if choosing and kind is DeviceKind.CPU:
-        reason = "chooses among CPUs, but in individual mode the scheduler has chosen; use CEL selectors"
+        reason = "selects among CPUs, but in individual mode the scheduler selects them; use CEL selectors"
         raise refusal(stated[choosing[0]].source, CpuConfig.path(choosing[0]), reason)
     if "cpuset" in stated:
         values["cpuset"] = _named_cpus(stated, choosing)
@@ -109,7 +113,7 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
 def _mixed(stated: Stated) -> str:
     if (isolation := stated.get("isolation")) and isolation.value == "isolated":
         given = f"{stated['shared'].value} (in {stated['shared'].source.owner})"
-        reason = f"isolated contradicts shared: {given}: the kernel isolates a container with its own CPUs alone"
+        reason = f"isolated contradicts shared: {given}: the kernel isolates a container only if it uses no other CPUs"
         raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
     return "mixed"
 
@@ -119,21 +123,21 @@ def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
     for name in choosing:
         if name != "cpuset":
             free = f"{', '.join(_CHOICE_FREE[:-1])} and {_CHOICE_FREE[-1]}"
-            reason = f"excludes cpuset, which names the CPUs itself; beside it only {free} are allowed"
+            reason = f"cannot be combined with cpuset, which names the CPUs; next to it only {free} are allowed"
             raise refusal(stated[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)
     except MalformedError as error:
         raise refusal(given.source, path, f"{shown(given.value)}: {error.reason}") from error
     if not cpus:
-        raise refusal(given.source, path, "names no CPU")
+        raise refusal(given.source, path, "contains no CPU")
     return cpus
 
 
 def memory_parameters(
     stated: Stated, devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
 ) -> MemoryParameters:
-    """Returns how one request wants its memory: ``size`` bytes in sum of all its devices. Raises Refused."""
+    """Returns the memory parameters of a request that has ``size`` bytes in total on its devices. Raises Refused."""
     for name, given in stated.items():
         if fault := _memory_fault(name, given.value, devices, size, protection):
             raise refusal(given.source, MemoryConfig.path(name), fault)
@@ -145,28 +149,28 @@ def memory_parameters(
 def _memory_fault(
     name: str, value: Any, devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
 ) -> str:
-    """Returns why the value of a field cannot be kept; empty when it can."""
+    """Returns the reason why a field's value cannot be applied, or "" if it can."""
     pages = [kubernetes_page_size(size) for size in sorted({one.page_bytes for one in devices if one.hugepages})]
     if name in _CHARGED and pages and value != "none":
         return (
-            f"{value} is for plain memory, and the request is of {pages[0]} hugepages, "
+            f"{value} applies to plain memory, but the request is for {pages[0]} hugepages, "
             f"which have a limit of their own; {_ONLY}"
         )
     if name == "mount" and not all(device.hugepages for device in devices):
-        return f"is for hugepages, and the request is of plain memory; {_ONLY}"
+        return f"applies to hugepages, but the request is for plain memory; {_ONLY}"
     if name == "mount" and len(pages) > 1:
         sizes = ", ".join(pages)
-        return f"is of one page size, and the request has pages of {sizes}; make a request for each size"
+        return f"has one page size, but the request has pages of {sizes}; use one request for each size"
     if name == "high" and int(value * size) < devices[0].page_bytes:
-        return f"{value} of {size} bytes is less than a page, so that nothing could run; choose a larger one"
+        return f"{value} of {size} bytes is less than one page, so that no process could run; choose a larger value"
     if name == "protect" and value not in ("none", *protection.allowed):
         allowed = " or ".join(("none", *protection.allowed))
-        return f"{value} is not allowed on this node (memoryProtection.allowed); ask for {allowed}"
+        return f"{value} is not allowed on this node (memoryProtection.allowed); use {allowed}"
     return ""
 
 
 def _check_mounts(parameters: Mapping[str, MemoryParameters]) -> None:
-    """A mount that hides another would take its pages away from everybody."""
+    """Raises Refused if a mount would hide another one, whose hugepages no container could then use."""
     pair = hiding_mounts(wanted.mount.path for wanted in parameters.values() if wanted.mount)
     if pair is not None:
         requests = ", ".join(name for name, wanted in parameters.items() if wanted.mount and wanted.mount.path in pair)

@@ -44,7 +44,7 @@ def plain(text: str) -> str:
 
     Which of the two drivers' claims is named first depends on the order of files in a directory.
     """
-    text = re.sub(r"silent for \d+ s", "silent for N s", _UID.sub("UID", text))
+    text = re.sub(r"not reported for \d+ s", "not reported for N s", _UID.sub("UID", text))
     for named, equivalent in _EITHER.items():
         text = text.replace(named, equivalent)
     return " ".join(text.split())

@@ -57,7 +57,7 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
     assert (view.live, LEASE_SECONDS) == (True, 10)
     clock.now += 0.2
     assert not view.live
-    assert "silent for 10 s" in view.problem
+    assert "not reported for 10 s" in view.problem
 
 
 def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) -> None:
@@ -94,7 +94,7 @@ def test_only_what_changed_is_news(view: BackendView) -> None:
     [
         ({"synchronized": False}, "not connected"),
         ({"generation": 7}, "every container"),
-        ({"enforced": False}, "silent"),
+        ({"enforced": False}, "does not report"),
     ],
 )
 def test_what_is_missing_is_named(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
@@ -248,7 +248,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert [one.code for one in live.conditions] == ["KubeletManagerStatic"]
     (warning,) = live.warnings
-    assert warning.text.startswith("Guaranteed pods may be assigned CPUs of claims, ")
+    assert warning.text.startswith("Guaranteed pods may be assigned CPUs of claims ")
     assert "the kubelet's static cpu and memory manager or another NRI plugin assigns" in warning.text
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning.text
     clock.now += LEASE_SECONDS + 1

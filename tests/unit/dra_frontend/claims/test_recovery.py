@@ -262,7 +262,7 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
     api.no_lists, again.now = False, again.now + 10
     await again.recovery.round()
     assert again.record("a", "dra.memory").rebuilt
-    assert "before the claims of this node are listed" in str(await again.prepare("b", "dra.memory"))
+    assert "until the claims of this node are listed" in str(await again.prepare("b", "dra.memory"))
     await again.recovery.list_all()
     assert "117440512 of 536870912 unclaimed" in str(await again.prepare("b", "dra.memory"))
 
@@ -686,7 +686,7 @@ async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_
     new = again.api.documents.pop("claim-new")
     await again.recovery.round()
     again.api.documents["claim-new"] = new
-    assert "before the claims of this node are listed" in str(await again.prepare("new", "dra.memory"))
+    assert "until the claims of this node are listed" in str(await again.prepare("new", "dra.memory"))
     del again.api.documents["claim-new"]
     await again.recovery.list_all()
     again.api.documents["claim-new"] = new
@@ -826,7 +826,7 @@ async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_t
     await restarted(node)
     again = await restarted(node)
     assert again.store.journal_lost
-    assert "before the claims of this node are listed" in str((await again.prepare("v", "dra.memory")).error)
+    assert "until the claims of this node are listed" in str((await again.prepare("v", "dra.memory")).error)
     await again.recovery.list_all()
     assert not (await restarted(node)).store.journal_lost
 

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of this node, durable and kept true. Which CPUs a claim gets is decided in ``allocation``, not here."""
+"""Stores the claims of this node durably and keeps their records up to date. ``allocation`` decides which CPUs a claim
+gets.
+"""

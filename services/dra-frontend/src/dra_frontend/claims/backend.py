@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the backend as the frontend received it: the lease, and the latest report of every container.
+"""Holds the backend's state as last reported: its lease, and the latest report of every container.
 
-A report of the backend contains all containers, those that have changed, or none. Changes are merged with the stored
-reports. The result is the same as if the report had contained all containers, and is subject to the same limits.
-Changes that do not apply to the stored reports are ignored. The frontend then answers with the generation that it still
-has, so that the backend sends all containers; until these arrive, the reports are not complete. The docstring of
-nri_backend/frontend_link/client.py describes the protocol.
+The backend renews a lease with each ``PUT /v1/backend``; the lease ends after ``LEASE_SECONDS`` without one, and then
+no claim is prepared. A request contains all containers, only those that changed since a generation, or none:
+
+  containers: [...]             all reports replace the stored ones
+  changes: {since, total, ...}  merged if ``since`` is the stored generation and ``total`` fits the result, else ignored
+  neither                       only the lease is renewed
+
+The frontend responds with the generation that it has stored. If that is not the current one, the backend sends all
+containers next. Until then the reports are not complete, and a missing container does not count as ended. Merged
+reports are subject to the same limits as full ones. nri_backend/frontend_link/client.py describes the protocol.
 """
 
 import asyncio
@@ -33,18 +38,18 @@ from numa_contract.reports import (
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
-# Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
+# Without these fields a report does not show whose CPUs a container uses. Any other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
-    "Guaranteed pods may be assigned CPUs of claims, and then run in the shared pool instead; claims keep their CPUs: "
+    "Guaranteed pods may be assigned CPUs of claims and then run in the shared pool instead; claims keep their CPUs:  "
     "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers; set "
     "cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
 )
 _BY_POOL: Final = (
-    "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}"
+    "CPU claims on this node are enforced by the shared pool instead of by the kernel with cpuset partitions: {}"
 )
 _BESIDE_DAEMONS: Final = "; host daemons may run on claimed CPUs"
 _REFUSED: Final = "CPU claims for one container are refused on this node: {} (cpuExclusivity: partition)"
@@ -53,14 +58,14 @@ _OBSERVES: Final = (
     "GET /v1/backend); set enforcement: enforce in driverConfig"
 )
 _NO_RESERVE: Final = (
-    "reservedCPUs is empty: claims may have every CPU but minSharedCPUs, also those on which the kubelet, the runtime "
-    "and host daemons run; set reservedCPUs in driverConfig (docs/node-tuning.md)"
+    "reservedCPUs is empty: claims may be allocated all CPUs except minSharedCPUs, including those "
+    "on which the kubelet, the runtime and host daemons run; set reservedCPUs in driverConfig (docs/node-tuning.md)"
 )
 _log = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """Containers that have changed: ContainerChanges of the contract, with reports that are not parsed yet."""
+    """Changed containers: ContainerChanges of the contract, with reports that are not parsed yet."""
 
     since: int
     total: int
@@ -69,17 +74,17 @@ class Changes(NamedTuple):
 
 
 def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
-    """Reads the body of ``PUT /v1/backend``: the lease, and the containers' reports.
+    """Parses the body of ``PUT /v1/backend``: the lease and the containers' reports.
 
-    The second value is a list of all reports, or the changes, or None if the body contains neither. Raises
-    MalformedError if the body cannot be parsed; :meth:`BackendView.renew` parses the reports themselves.
+    The second value is a list of all reports, a Changes, or None if the body contains neither. Raises MalformedError if
+    the body cannot be parsed. :meth:`BackendView.renew` parses the reports themselves.
     """
     document = parse_json(data, MAX_STATE_BYTES, _KIND, "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
         raise MalformedError(_KIND, "", "is not an object with a list of containers")
     changes = document.pop(CHANGES, None)
     if reports is not None and changes is not None:
-        raise MalformedError(_KIND, "", "has both all containers and changes")
+        raise MalformedError(_KIND, "", "contains both all containers and changes")
     _check_count(reports or ())
     found = reports if changes is None else _read_changes(changes)
     try:
@@ -89,7 +94,7 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
 
 
 def _read_changes(document: Any) -> Changes:
-    """Parses changes, but not the reports in them. Raises MalformedError, also if an ID is missing or occurs twice."""
+    """Parses changes, but not the reports in them. Raises MalformedError, also if an ID is missing or duplicate."""
     match document:
         case {"since": int(since), "total": int(total)}:
             removed, containers = document.get("removed", []), document.get(CONTAINERS, [])
@@ -98,7 +103,7 @@ def _read_changes(document: Any) -> Changes:
                 ids = [_id(one) for one in containers]
                 if all(isinstance(one, str) for one in (*removed, *ids)) and len({*ids}) == len(ids):
                     return Changes(since, total, removed, containers)
-    raise MalformedError(_KIND, "", "has changes that cannot be read")
+    raise MalformedError(_KIND, "", "contains malformed changes")
 
 
 def _check_count(containers: Sequence[Any]) -> None:
@@ -107,7 +112,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns the status, with the counters and metrics of the one before if it does not contain its own."""
+    """Returns the status with the counters and metrics of the previous one if it does not contain its own."""
     left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -118,7 +123,9 @@ def _reason(error: ValidationError) -> str:
 
 
 def _read_report(document: Any) -> ContainerReport:
-    """Reads one report, as far as a newer backend's can be read. MalformedError if what is needed cannot."""
+    """Parses one report, skipping unreadable optional fields of a newer backend. Raises MalformedError if a required
+    one is unreadable.
+    """
     try:
         try:
             return ContainerReport.model_validate(document)
@@ -137,29 +144,29 @@ def _id(document: Any) -> object:
 
 
 class Sent(NamedTuple):
-    """A report as the backend sent it."""
+    """Size and hash of a report as sent by the backend."""
 
     size: int
-    """Bytes of the report as JSON without spaces."""
+    """Size in bytes of the report as JSON without spaces."""
     digest: bytes
     """Hash of these bytes, or empty if the report could not be parsed."""
 
 
 @dataclass(slots=True)
 class ContainerReports:
-    """The reports of all containers."""
+    """Reports of all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
-    """Reports in the order of the backend. If the latest report of a container is unreadable, the last readable one."""
+    """Readable reports in the backend's order. If a container's latest report is unreadable, the last readable one."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Reasons why a report could not be read, by ID."""
+    """Reasons why reports could not be parsed, by ID."""
     sent: dict[str, Sent] = field(default_factory=dict)
-    """Sizes and hashes of all reports, including the unreadable ones, in the order of the backend."""
+    """Sizes and hashes of all reports, including unreadable ones, in the backend's order."""
     _named: bool = True
-    """True if each report has an ID and no two have the same, so that changes can be merged."""
+    """True if each report has a unique ID, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
-        """Returns the reports of all containers. A report that has not changed stays the same object."""
+        """Returns the reports of all containers. An unchanged report stays the same object."""
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
@@ -168,7 +175,9 @@ class ContainerReports:
         return result
 
     def merged(self, changes: Changes) -> "ContainerReports | None":
-        """Returns these reports with changes, or None if the result is too large or is not the state of the backend."""
+        """Returns these reports with changes applied, or None if the result is too large or does not match the
+        backend's total.
+        """
         result = ContainerReports(self.by_id.copy(), self.unreadable.copy(), self.sent.copy())
         for key in changes.removed:
             result._remove(key)
@@ -178,12 +187,12 @@ class ContainerReports:
             return None
         if sum(one.size + 1 for one in result.sent.values()) > MAX_STATE_BYTES:
             return None
-        if self.unreadable:  # A report that has become readable was added at the end. Restore the backend's order.
+        if self.unreadable:  # A report that has become readable was added at the end, so restore the backend's order.
             result.by_id = {key: result.by_id[key] for key in result.sent if key in result.by_id}
         return result
 
     def _read(self, document: Any, before: "ContainerReports") -> None:
-        """Adds a report. Retains the container's previous one if it is equal, or if this one is unreadable."""
+        """Adds a report. Keeps the container's previous one if it is equal, or if the new one is unreadable."""
         key = str(_id(document))
         report: ContainerReport | None
         known, data = before.by_id.get(key), _encode(document).encode()
@@ -206,27 +215,27 @@ class ContainerReports:
 
 @dataclass(slots=True)
 class BackendView:
-    """The latest lease, and the latest reports of this backend or of the one before it."""
+    """The latest lease, and the latest reports of this backend or of its predecessor."""
 
     clock: Callable[[], float]
     config: Config = field(default_factory=Config)
-    """The configuration of the node: what the lack of partitions means for claims depends on it."""
+    """Configuration of the node, which decides what missing partitions mean for claims."""
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
-    """Containers by id. They are another object if anything in them has changed."""
+    """Containers by ID; a different object whenever one of them has changed."""
     generation: int = 0
-    """Generation of the state that the reports describe. 0 before this backend has sent reports."""
+    """Generation of the state that the reports describe; 0 before this backend has sent reports."""
     complete: bool = False
-    """Whether the reports are this backend's present state, so that silence about a container means there is none."""
+    """True if the reports are this backend's current state, so that a missing container does not exist."""
     unreadable: str = ""
-    """Reason why a report could not be parsed."""
+    """Reason why a report could not be parsed, or ""."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by another one, by :meth:`changed`."""
+    """Event that :meth:`changed` sets and replaces."""
     _reports: ContainerReports = field(default_factory=ContainerReports)
     _renewed: float = 0.0
 
     def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
-        """Stores a lease and, if the body contained them, the reports of all containers or of those that have changed.
+        """Stores a lease and the reports that the body contained, if any.
 
         Ignores a report that arrives after a later one.
         """
@@ -257,10 +266,10 @@ class BackendView:
         return self._reports.merged(reports) if fits else None
 
     def _is_overtaken(self, status: BackendStatus) -> bool:
-        """Returns True if a report was made before the last one, but arrived after it on an older connection.
+        """Returns True if a report is older than the last one and arrived after it on an older connection.
 
-        Once the lease has ended, any report is accepted. Otherwise a report with a time in the future would block all
-        later ones.
+        Once the lease has expired, any report is accepted. Otherwise a report dated in the future would block all later
+        ones.
         """
         if self.status is None or self.clock() - self._renewed > LEASE_SECONDS:
             return False
@@ -268,7 +277,7 @@ class BackendView:
         return last is not None and status.reported_at is not None and status.reported_at < last
 
     def changed(self) -> None:
-        """The lease or a report has changed: wakes everything that waits for the backend."""
+        """Wakes everything that waits for a change of the lease or the reports."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -279,15 +288,18 @@ class BackendView:
 
     @property
     def own_fault(self) -> Notice | None:
-        """The reason why this pod's backend is of no use, neither as the active one nor as a standby; None if it is."""
+        """Reason why this pod's backend can neither enforce nor act as a standby; None if it can."""
         if self.status is None:
             text = "nri-backend has not reported yet; see the log of its container"
             return Notice(code=StatusCode.BACKEND_NOT_REPORTED, text=text)
         if (age := self.clock() - self._renewed) > LEASE_SECONDS:
-            text = f"nri-backend has been silent for {age:.0f} s; is its container running?"
+            text = f"nri-backend has not reported for {age:.0f} s; is its container running?"
             return Notice(code=StatusCode.BACKEND_SILENT, text=text)
         if not self.status.synchronized:
-            text = "nri-backend is not connected to the container runtime; check that NRI is on and nriSocket is right"
+            text = (
+                "nri-backend is not connected to the container runtime; "
+                "check that NRI is enabled and nriSocket is correct"
+            )
             return Notice(code=StatusCode.BACKEND_NOT_CONNECTED, text=text)
         if not self.complete:
             text = "nri-backend has not yet reported every container"
@@ -298,19 +310,19 @@ class BackendView:
 
     @property
     def fault(self) -> Notice | None:
-        """The reason why no claim may be prepared now; None if a backend on this node enforces, this one or another."""
+        """Reason why no claim may be prepared now; None if this or another backend on the node enforces."""
         own = self.own_fault
         if own or self.status is None or self.status.enforced:
             return own
         text = (
-            "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
+            "no nri-backend enforces on this node: the one that holds the lock does not report or has lost the "
             "container runtime; a standby takes over within seconds"
         )
         return Notice(code=StatusCode.NO_BACKEND_ENFORCES, text=text)
 
     @property
     def problem(self) -> str:
-        """The text of ``fault``; empty if there is none."""
+        """Text of ``fault``, or ""."""
         fault = self.fault
         return fault.text if fault else ""
 
@@ -328,33 +340,35 @@ class BackendView:
 
     @property
     def configured(self) -> tuple[Notice, ...]:
-        """Consequences of the configuration that an operator should know, regardless of the reports."""
+        """Consequences of the configuration that operators should know, independent of the reports."""
         found = list[Notice]()
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None
-            total = f"{seen.total} of its files would change" if seen else "no pass over its files is reported yet"
+            total = (
+                f"{seen.total} of its files would change" if seen else "no pass over its files has been reported yet"
+            )
             found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVES.format(total)))
         if not self.config.reserved_cpus:
             found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE))
         return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:
-        """Returns what follows on this node because the backend cannot create partitions."""
+        """Returns the consequences for this node if the backend cannot create partitions."""
         if self.config.cpu_exclusivity == "partition":
             return _REFUSED.format(reason)
         return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """These conditions while the lease is live."""
+        """The ``conditions`` while the lease is live, else an empty tuple."""
         return self.conditions if self.live else ()
 
     @property
     def live(self) -> bool:
-        """Whether claims may be prepared."""
+        """True if claims may be prepared."""
         return not self.problem
 
     @property
     def leads(self) -> bool:
-        """Whether this pod is the active one of the node: its backend holds the lock and its lease is live."""
+        """True if this pod is the active one of the node: its backend holds the lock and its lease is live."""
         return self.status is not None and self.status.active and not self.problem

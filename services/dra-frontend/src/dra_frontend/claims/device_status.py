@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps ``status.devices`` of this node's claims as they should be, for people and controllers to read (KEP-4817).
+"""Writes ``status.devices`` of this node's claims, for users and controllers to read (KEP-4817).
 
-Nothing waits for it and nothing depends on it: a claim is prepared whether or not this can be written. It observes the
-claims that the API server's client reads for others, and so knows which entries the server has: a restart writes no
-entry again. The server drops the entries when the claim is deallocated.
+Nothing depends on the status: a claim is prepared whether or not it can be written. Claims that the API server's client
+reads for other purposes are observed here, so the entries on the server are known, and a restart rewrites none of them.
+The server drops the entries when the claim is deallocated.
 """
 
 import logging
@@ -40,22 +40,24 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 2.0
-"""Minimum delay between a change and its write; the maximum is twice as long. A shorter change is never written."""
+"""Minimum delay between a change and its write; the maximum is twice as long. Shorter changes are never written."""
 PATIENCE_SECONDS: Final = 10.0
-"""Delay of the status of a claim that no container has used yet, so that the status of most claims is written once."""
+"""Delay for a claim that no container has used yet, so that the status of most claims is written only once."""
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""Time for which the backend must enforce nothing before that is written. Its restart takes seconds."""
+"""Time for which the backend must have been inactive before that is written. Its restart takes seconds."""
 MOST_AT_ONCE: Final = 4
-"""Maximum number of writes in a tick of two seconds."""
+"""Maximum number of writes in one tick of two seconds."""
 _REFUSED_SECONDS: Final = 600.0
-"""Before a claim is tried again that the server has refused to change."""
+"""Delay before a claim is retried after the server refused its write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Waits while no claim can be written, in one namespace or at all, because the server is away or denies writes."""
+"""Retry delays while no claim can be written, in one namespace or at all, because the server is unreachable or denies
+it.
+"""
 _MOST_DENIED: Final = 3
-"""Claims of one namespace that the server denies in a row before the namespace is taken for the cause."""
+"""Number of consecutive denied claims in a namespace after which the whole namespace is paused."""
 _NOT_WRITTEN: Final = "status of claims not written; they work without it"
 
 
@@ -65,7 +67,7 @@ class StatusWriter(Protocol):
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Makes these the entries of our drivers; returns the claim. Raises KubeError."""
+        """Applies the entries of our drivers and returns the claim. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -73,26 +75,26 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """The devices as of the last read of the machine; another object whenever something has changed."""
+        """Devices as of the last reading of the machine; a different object whenever something has changed."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceStatus:
-    """Compares the status of claims with records and reports, and writes the differences, a few claims a second."""
+    """Compares the status of claims with records and reports, and writes differences at a limited rate."""
 
     _writer: StatusWriter
     _store: ClaimStore
     _devices: NodeDevices
     _backend: BackendView
     _count: Callable[[str], None] = lambda _: None
-    """Counts writes by result: ``written``, ``failed`` or ``denied``."""
+    """Callback that counts writes by result: ``written``, ``failed`` or ``denied``."""
     clock: Callable[[], float] = time.monotonic
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
     _present: dict[str, Entries] = field(default_factory=dict)
-    """Status on the server, by UID. It is unknown for claims that were prepared before this process began."""
+    """Status on the server, by UID. Unknown for claims that were prepared before this process started."""
     _from: tuple[object, ...] | None = None
-    """The objects from which ``_wanted`` was computed."""
+    """Inputs from which ``_wanted`` was computed."""
     _due: dict[str, float] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
     _paused_until: float = -inf
@@ -100,13 +102,13 @@ class DeviceStatus:
     _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
     _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
     _denials: Counter[str] = field(default_factory=Counter)
-    """Denied writes by namespace, since the last success in it."""
+    """Denied writes by namespace since the last success in it."""
     _failures: NamespaceFailures = field(init=False)
     _denied: NamespaceFailures = field(init=False)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
 
     def __post_init__(self) -> None:
-        """Sets the pauses of namespaces."""
+        """Creates the per-namespace pauses."""
         self._failures = NamespaceFailures(partial(_doubled, *_FAILED), self.clock)
         self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
 
@@ -118,7 +120,7 @@ class DeviceStatus:
             self._compare(uid)
 
     async def write_some(self) -> bool:
-        """Writes the statuses that are due, if the backend of this pod was the last to enforce here. Raises nothing.
+        """Writes the statuses that are due, if this pod's backend was the last to enforce here. Does not raise.
 
         Returns True if more claims have to be written.
         """
@@ -129,7 +131,7 @@ class DeviceStatus:
         now = self.clock()
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
         due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
-        # A claim that failed is behind those that have waited longer since.
+        # The claims that have waited longest come first, so a failed claim goes behind them.
         for uid in sorted(due, key=times.__getitem__)[:MOST_AT_ONCE]:
             if self._paused_until > now:
                 break
@@ -137,7 +139,7 @@ class DeviceStatus:
                 continue
             try:
                 await self._write(uid)
-            except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
+            except Exception as error:  # noqa: BLE001 - no response of a server may stop the other claims
                 self._failed(uid, error)
         return bool(self._due) and self._paused_until <= now
 
@@ -146,7 +148,7 @@ class DeviceStatus:
         return self._failures.postponed(namespace) or self._denied.postponed(namespace)
 
     def _refresh(self) -> None:
-        """Makes what each claim should say, when something that it is made from has changed."""
+        """Recomputes the wanted status of all claims if one of its inputs has changed."""
         now = self.clock()
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
@@ -172,7 +174,7 @@ class DeviceStatus:
         self._from = made_from
 
     def _compare(self, uid: str) -> None:
-        """Notes when a claim is to be written, or that it need not be."""
+        """Schedules the write of a claim, or cancels it if the server's status is already correct."""
         present = self._present.get(uid)
         if present is None:
             return
@@ -182,7 +184,7 @@ class DeviceStatus:
             return
         unused = all(entry.conditions["Enforced"] == NO_CONTAINER for entry in wanted.values())
         wait = PATIENCE_SECONDS if unused else SETTLE_SECONDS
-        # Not all nodes of a cluster at once.
+        # Spread over time, so that not all nodes of a cluster write at once.
         at = self.clock() + wait * random.uniform(1, 2)  # noqa: S311 - spreads writes, guards nothing
         self._due[uid] = min(self._due.get(uid, inf), at)
 
@@ -196,7 +198,7 @@ class DeviceStatus:
         self._due.pop(uid, None)
         self._compare(uid)
         if documents and not self._present[uid]:
-            self._deny(uid, "the API server drops status.devices; is DRAResourceClaimDeviceStatus on?", 1)
+            self._deny(uid, "the API server drops status.devices; is DRAResourceClaimDeviceStatus enabled?", 1)
             return
         self._count("written")
         self._denials.pop(claim.namespace, None)
@@ -220,12 +222,12 @@ class DeviceStatus:
         if isinstance(error, ForbiddenError):
             self._deny(uid, str(error))
         else:
-            # Gone, or allocated anew: what comes of that is known when it is read the next time.
+            # The claim is gone or was reallocated. The next read of it decides.
             self._count("failed")
             self._complaints.say(uid, "status of a claim not written", error)
 
     def _deny(self, uid: str, why: str, most: int = _MOST_DENIED) -> None:
-        """Notes that a claim must not be written, after a few of a namespace that none of it may be.
+        """Postpones a claim whose write was denied; after several denials, pauses the whole namespace.
 
         A policy can deny the writes in one namespace. If they are denied in several, all writes pause.
         """

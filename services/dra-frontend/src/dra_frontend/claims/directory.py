@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory as a database: one file for each claim and driver, whole when it is there; and its transactions.
+"""Stores claims as CDI files, one for each claim and driver, and changes them in transactions.
 
-Two instances share it during an upgrade, so nothing read before the claims lock was taken may be believed.
+A CDI file is replaced atomically, so it is either complete or absent. Two instances share the directory during an
+upgrade: data read before the claims lock was acquired must not be relied on.
 """
 
 import errno
@@ -28,18 +29,18 @@ from dra_frontend.claims.metadata import MetadataFiles
 
 _log = logging.getLogger(__name__)
 
-# Bounds of the copies in quarantine, which is on a tmpfs. The newest copies are kept.
+# Limits of the copies in quarantine, which is on a tmpfs. The newest copies are kept.
 _MOST_COPIES: Final = 64
 _MOST_COPIED_BYTES: Final = 16 << 20
 _MOST_SET_ASIDE: Final = 64
 _MOST_TOMBSTONES: Final = 256
-"""Releases of claims without a file that are remembered; the oldest are forgotten."""
+"""Maximum number of remembered releases of claims without a file; the oldest are dropped."""
 
 
 class ClaimFiles(ClaimDirectory):
     """The claim files of this node. Every method blocks on the disk and requires the claims lock.
 
-    The view is that of the last scan, with the changes of this instance since then.
+    The view is that of the last scan plus the changes that this instance has made since.
     """
 
     def __init__(self, directory: Path, quarantine: Path) -> None:
@@ -51,15 +52,16 @@ class ClaimFiles(ClaimDirectory):
 
     @property
     def problems(self) -> dict[str, str]:
-        """Reasons why files cannot be used, by file name; copies of the files are in quarantine."""
+        """Reasons why files cannot be used, by file name. Copies of the files are in quarantine."""
         files = {name: problem for name, problem in self.view.problems.items() if name}
         return {**self._set_aside, **files}
 
     def scan(self, *, thorough: bool) -> DirectoryView:
-        """Returns every claim file. Copies unusable files to quarantine, and leaves them, since a pod may need them.
+        """Returns all claim files. Copies unusable files to quarantine, but leaves them in place, since a pod may need
+        them.
 
-        If not ``thorough``, skips the scan if the directory's time stamp is unchanged. That misses a change by another
-        instance in the same clock tick as a change by this one. Raises nothing.
+        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. That misses a change by
+        another instance in the same clock tick as a change by this one. Does not raise.
         """
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
@@ -70,16 +72,16 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file. From then on the claim is held. Raises OSError and then has changed nothing.
+        """Writes the record's file; from then on the claim is held. Raises OSError, and then nothing has changed.
 
-        Also raises OSError for a file that would not be read again, because it is too large or the node has as many
-        files as are read: its claim would be lost.
+        Also raises OSError if the file could not be read back, because it is too large or the maximum number of files
+        is reached: the claim would be lost.
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
             raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_CLAIM_FILE}", str(path))
         if len(self.view.files) >= MAX_CLAIM_FILES and (record.driver, record.claim.uid) not in self.view.files:
-            raise OSError(errno.ENOSPC, f"{MAX_CLAIM_FILES} claim files are read, and there are as many", str(path))
+            raise OSError(errno.ENOSPC, f"there are already {MAX_CLAIM_FILES} claim files, the maximum", str(path))
         try:
             replace_file(str(path), data, 0o600, sync=True)
         except FileNotFoundError:
@@ -90,7 +92,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
-        """Removes the claim's file, if there is one. Raises OSError and then has changed nothing."""
+        """Removes the claim's file if it exists. Raises OSError, and then nothing has changed."""
         name = cdi_file_name(driver, uid)
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
@@ -98,14 +100,14 @@ class ClaimFiles(ClaimDirectory):
         self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that contradicts another one in use. A copy goes to quarantine."""
+        """Removes the file of a record that conflicts with one in use. A copy goes to quarantine."""
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
         self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MOST_SET_ASIDE:])
 
     def _sync(self) -> None:
-        # The file is in its place already, and a crash that could undo that empties the directory anyway.
+        # Not an error: the file is in place, and a crash that could undo that empties the directory anyway.
         try:
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -116,7 +118,7 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
-        """Copies a file to quarantine, once for each content. Raises nothing, since the disk may be full."""
+        """Copies a file to quarantine, once for each content. Does not raise, since the disk may be full."""
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
             self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ class ClaimFiles(ClaimDirectory):
                 path.unlink(missing_ok=True)
 
     def clear_leftovers(self) -> None:
-        """Removes temporary files of an instance that died while it wrote."""
+        """Removes temporary files left by an instance that died while writing."""
         for directory, pattern in ((self._directory, ".dra.k8s.io-*_claim-*.tmp"), (self._quarantine, ".*.tmp")):
             for path in directory.glob(pattern):
                 with suppress(OSError):
@@ -154,10 +156,10 @@ class Change:
 
 @dataclass(slots=True)
 class Transaction:
-    """The claims under the lock: the ledger to allocate by, and the ways to change it.
+    """Claims under the lock, with the ledger to allocate from and the methods that change it.
 
-    A change that a method has made holds, whatever fails later. A method that raises OSError has changed nothing. After
-    the store has loaded the transaction, only methods change it, so that the ledger is built again after each change.
+    A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
+    Once the store has loaded the transaction, only methods change it, so that each change rebuilds the ledger.
     """
 
     _files: ClaimFiles
@@ -165,34 +167,39 @@ class Transaction:
     _complaints: Complaints
     containers: tuple[ContainerReport, ...]
     certain: bool
-    """Whether the reports are complete, so that a container that they do not contain does not run."""
+    """True if the reports are complete, so that a container missing from them is not running."""
     answered: Mapping[ClaimKey, Mapping[str, int]]
-    """As in the ledger. An entry ends when the claim gets a record or is released."""
+    """API server's responses about lost claims, as in the ledger. An entry is dropped once its claim has a record or is
+    released.
+    """
     unlisted: bool = False
-    """As in the ledger."""
+    """Value for the ledger."""
     ended: frozenset[ClaimKey] = frozenset()
-    """As in the ledger, when the transaction began."""
+    """Value for the ledger, as of the beginning of the transaction."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
-    """Lost CPU claims of which a container may run that the reports do not contain yet. No CPUs are allocated then."""
+    """Lost CPU claims that may have a running container missing from the reports. No CPUs are allocated until they have
+    none.
+    """
     present: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that must have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Content of files that were removed or damaged by another program; their CPUs and memory stay held until the files
-    are written again."""
+    """Content of files that another program removed or damaged. Their CPUs and memory stay held until the files are
+    rewritten.
+    """
     changes: list[Change] = field(default_factory=list)
     _ledger: Ledger | None = None
-    """The ledger as of the last change; None if it must be built."""
+    """Ledger as of the last change; None if it must be rebuilt."""
 
     @property
     def files(self) -> Mapping[ClaimKey, ClaimFile]:
-        """Every claim that is prepared."""
+        """All prepared claims."""
         on_disk = self._files.view.files
         return {**on_disk, **self.vanished} if self.vanished else on_disk
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger at this point of the transaction. Computed once, and again after a change."""
+        """Ledger at this point of the transaction. Computed once, and again after each change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())
@@ -201,19 +208,21 @@ class Transaction:
         return self._ledger
 
     def set_answers(self, answers: Mapping[ClaimKey, Mapping[str, int]]) -> None:
-        """Replaces the API server's answers about lost claims."""
+        """Replaces the API server's responses about lost claims."""
         self.answered, self._ledger = answers, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
-        """Adds a claim that must have a file, with its namespace and name: it is lost until it has one."""
+        """Adds a claim that must have a file: it is lost until it has one."""
         self.present[key], self._ledger = name, None
 
     def set_unlisted(self, unlisted: bool) -> None:
-        """Stores whether the claims must be listed because a former journal was lost."""
+        """Sets whether the node's claims must be listed because an earlier journal was lost."""
         self.unlisted, self._ledger = unlisted, None
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
-        """Writes a record, before it the metadata files that its CDI devices mount; returns what was written."""
+        """Writes the metadata files that the record's CDI devices mount, then the record. Returns the record as
+        written.
+        """
         key, self._ledger = (record.driver, record.claim.uid), None
         if record.metadata:
             record = self._metadata.place(record)
@@ -231,10 +240,10 @@ class Transaction:
         return record
 
     def release(self, driver: str, uid: str) -> None:
-        """Releases a claim. Its resources stay held until it is certain that no container of the claim runs.
+        """Releases a claim. Its resources stay held until none of its containers can be running.
 
-        A claim without a file gets an entry without resources for the same time: a container that is ending may still
-        name the claim, and recovery must not take the release for a loss.
+        A claim without a file gets an entry without resources for that time: an ending container may still name the
+        claim, and recovery must not mistake the release for a loss.
         """
         key, self._ledger = (driver, uid), None
         file = self.files.get(key)
@@ -251,14 +260,14 @@ class Transaction:
         self.changes.append(Change("released", driver, uid))
 
     def free(self, key: ClaimKey, *, remember: bool) -> None:
-        """Ends a release: no container of the claim runs any more.
+        """Ends a release, since no container of the claim is running any more.
 
-        ``remember``: keeps an entry without resources, because a list of claims that is being read, or will be, may
-        still contain the claim as allocated and recovery must not take the release for a loss.
+        ``remember`` keeps an entry without resources: a list of claims that is in progress or still to come may contain
+        the claim as allocated, and recovery must not mistake the release for a loss.
         """
         file = self.releasing.get(key)
         if file is None:
-            return  # one of the oldest without resources, which are forgotten
+            return  # one of the oldest entries without resources, which have been dropped
         if is_tombstone(file) and remember:
             return
         del self.releasing[key]
@@ -282,14 +291,14 @@ class Transaction:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:
-        """Drops vanished records with CPUs that belong to another claim by now. They are lost then.
+        """Drops vanished records whose CPUs now belong to another claim. These claims are lost then.
 
-        Another instance that has never read the vanished file does not know its CPUs, and may have allocated them. The
-        CPUs of the other claim are in its file, its release or the report of its container, or its file has vanished
-        after this instance has read it.
+        Another instance that never read the vanished file does not know its CPUs and may have allocated them. The other
+        claim's CPUs are in its file, in its release, in the report of its container, or in its own vanished file.
 
-        The record of a claim that a container uses is restored, since recovery sets the other record aside, unless the
-        reports show that the container has other CPUs: then the claim was lost before and got these.
+        A claim that a container uses is restored nevertheless, since recovery then sets the other record aside, unless
+        the reports show the container on other CPUs: in that case the claim was lost earlier and was rebuilt with
+        these.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)
@@ -301,17 +310,17 @@ class Transaction:
             if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
                 extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(taken)}
-                _log.warning("lost claim record not restored, its CPUs were allocated again", extra=extra)
+                _log.warning("lost claim record not restored, its CPUs have been reallocated", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that contradicts another one. The claim is lost then."""
+        """Removes the file of a record that conflicts with another one. The claim is lost then."""
         self._ledger = None
         self._files.set_aside(record, reason)
         self._metadata.remove(record, self.files.values())
         self.changes.append(Change("quarantined", record.driver, record.claim.uid))
 
     def restore(self) -> None:
-        """Writes vanished claim files and missing metadata files again.
+        """Rewrites vanished claim files and missing metadata files.
 
         A container cannot start if the source of a mount is missing. A claim whose file cannot be written stays held.
         """

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file shared by all instances on the node and their successors (docs/adr/0004-journal.md).
+"""Stores which claims this node has prepared, shared by all instances on the node (docs/adr/0004-journal.md).
 
-It lists the claims that have a file, with their CPUs, and the resources of claims that were released and whose
-containers may still run.
+A claim file alone cannot prove that a claim was never prepared: the file may have been deleted. The journal lists every
+claim that has a file, with its CPUs, and every claim that was released while its containers may still run, with all its
+resources. A claim that the journal lists and that has no file is lost, and recovery rebuilds its record.
 
-The file has a fixed size and is allocated when it is created, so that it can be written while the disk is full. It has
-two slots that are written in turn, in place, each with a sequence number and a checksum: if an instance dies during a
-write, the other slot is still valid.
+The file has two slots of fixed size and is allocated when it is created, so that it can be written while the disk is
+full. Writes alternate between the slots, in place:
+
+  offset 0         header 64 B: magic, sequence n, length, CRC-32    one JSON document per line
+  offset 256 KiB   header 64 B: magic, sequence n+1, length, CRC-32  one JSON document per line
+
+A reader uses the valid slot with the higher sequence number. If an instance dies during a write, the checksum of that
+slot is wrong and the other slot still contains the previous entries. Instances take turns through the claims lock; each
+one notices by the sequence number and checksum whether another instance has written since.
 """
 
 import errno
@@ -31,20 +38,23 @@ from numa_contract.records import parse_record
 from numa_node.claim_directory import stamp_clock_ns
 
 SLOT_BYTES: Final = 256 << 10
-"""Room for some 2,300 claim files with names and CPUs, and for MAX_CLAIM_FILES without."""
+"""Size of a slot. It fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES without."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MOST_CPUS: Final = 16 * (HIGHEST_CPU + 1)
-"""Maximum number of CPUs in all entries. Each CPU of a machine is in one or two entries. In 128 KiB of text there is
-room for 20 million, which would need a gigabyte of memory."""
+"""Maximum number of CPUs in all entries together. Each CPU of a machine is in one or two entries. Without this
+limit,
+"""
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
-"""Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
+"""Length of a slot's header: magic, sequence number, length of the lines, and CRC-32 of the sequence number and
+lines.
+"""
 _HEAD: Final = re.compile(_MAGIC + rb" (\d+) (\d+) (\d+) *")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _NO_CPUS: Final[Mapping[str, frozenset[int]]] = {}
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
-"""Namespace and name of a claim; empty where they are not known."""
+"""Namespace and name of a claim, or two empty strings if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +62,54 @@ class Entries:
     """Content of the journal."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    """Claims that have a file. One whose file is gone was not released: it is lost."""
+    """Claims that have a file. If the file of such a claim is missing, the claim was not released: it is lost."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that were released, and whose containers may still run."""
+    """Claims that were released and whose containers may still run."""
     unlisted: bool = False
-    """True if a former journal was lost and no instance has listed the claims of the cluster since then: the node may
-    have prepared claims that are not in ``present``."""
+    """True if an earlier journal was lost and no instance has listed the claims of the cluster since then. The node may
+    then have prepared claims that are missing from ``present``.
+    """
     cpus: Mapping[ClaimKey, Mapping[str, frozenset[int]]] = field(default_factory=dict)
-    """The CPUs of the claims in ``present``, as ``ClaimFile.cpus_by_request``, if they are known."""
+    """CPUs by request of the claims in ``present``, if known (``ClaimFile.cpus_by_request``)."""
 
 
 class Journal:
-    """The journal's file. Every method blocks and requires the claims lock."""
+    """Reads and writes the journal file. Every method blocks and requires the claims lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries = Entries()
         self._lines = _Lines()
         self._stamp = (0, 0)
-        """Sequence number and checksum of the slot that was read or written last."""
+        """Sequence number and checksum of the slot that was last read or written."""
         self._former = (0, 0)
-        """Those of the other slot, which contains the entries before these; (0, 0) if it cannot be read."""
+        """Sequence number and checksum of the other slot, which contains the previous entries; (0, 0) if it is not
+        valid.
+        """
         self.problem = ""
-        """Reason why the file could not be read or written, or empty. The entries are kept in memory then."""
+        """Reason why the file could not be read or written, or "". The entries are then kept in memory."""
         self.was_read = False
-        """True once this instance has read entries. If an instance ran before this one and this is False, the entries
-        of that instance are lost."""
+        """True once this instance has read entries. If it is False although an earlier instance ran, that instance's
+        entries are lost.
+        """
         self._seen: tuple[int, ...] = ()
-        """Time stamp, inode and device of the file when it was read. Empty if a later change might not alter them."""
+        """Modification time, inode and device of the file when it was read. Empty if a later change might not alter
+        them.
+        """
         self.foreign = True
-        """True if another instance may have written the journal, and so changed claims, since this one last did."""
+        """True if another instance may have written the journal, and therefore changed claims, since this one last read
+        it.
+        """
 
     def is_current(self) -> bool:
-        """Returns True if the file's time stamp shows that the entries are up to date. Makes one system call."""
+        """Returns True if the file's modification time proves the entries current. Makes one system call."""
         try:
             return bool(self._seen) and not self.problem and _status_of(self._path.stat()) == self._seen
         except OSError:
             return False
 
     def read(self) -> Entries:
-        """Returns the entries of the file, or the last known ones if it cannot be read. Raises nothing."""
+        """Returns the entries of the file, or the last known ones if it cannot be read. Does not raise."""
         known, self._seen = self._stamp, ()
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
@@ -111,7 +129,7 @@ class Journal:
         heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
         matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
         found = [(*map(int, match.groups()), start) for match, start in matches if match]
-        # The data of a slot that was read before, too, since it may have been damaged since then.
+        # Check the slot that was read before as well, since it may have been damaged in the meantime.
         slots = [
             ((sequence, checksum), data)
             for sequence, length, checksum, start in sorted(found, reverse=True)
@@ -124,12 +142,12 @@ class Journal:
         if stamp == self._stamp:
             return
         if stamp == self._former and all(map(any, heads)):
-            # The slot after it was damaged. Its entries are in memory, and must be written again as after a write that
-            # failed. In a new file that another instance has made, that slot would be all zeros.
+            # The newer slot has been damaged. Its entries are still in memory and must be written again, as after a
+            # failed write. In a file newly created by another instance, that slot would be all zeros.
             self._stamp, self._former = stamp, (0, 0)
             self.problem = f"{self._path} is damaged"
             return
-        # The next write needs the sequence number also if the entries cannot be used.
+        # The next write needs the sequence number even if the entries cannot be used.
         self._stamp, self._former = stamp, slots[1][0] if len(slots) > 1 else (0, 0)
         try:
             self._entries, self.was_read, self.problem = _parse(data), True, ""
@@ -137,9 +155,9 @@ class Journal:
             self.problem = f"{self._path} is not a journal of this release: it {error.reason}"
 
     def write(self, entries: Entries) -> None:
-        """Writes the entries to the older slot, unless the file contains them already.
+        """Writes the entries to the older slot, unless the file already contains them.
 
-        If that fails, sets ``problem``; the next call writes them. Raises nothing.
+        If the write fails, sets ``problem``, and the next call retries. Does not raise.
         """
         if entries == self._entries and not self.problem:
             return
@@ -157,13 +175,13 @@ class Journal:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self.problem = f"{self._path} cannot be written: {error.strerror}; it is tried again"
+            self.problem = f"{self._path} cannot be written: {error.strerror}; the write is retried"
         else:
             self._former, self._stamp = self._stamp, (sequence, checksum)
             self.problem = ""
 
     def _open(self) -> int:
-        """Opens the file. Creates it if it is missing, is not a regular file or has another size."""
+        """Opens the file. Creates it if it is missing, is not a regular file, or has a different size."""
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDWR)
             status = os.fstat(descriptor)
@@ -184,7 +202,7 @@ class Journal:
         return descriptor
 
     def clear_leftovers(self) -> None:
-        """Removes temporary files of an instance that died while it made the journal."""
+        """Removes temporary files of an instance that died while it created the journal."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
 
@@ -194,20 +212,21 @@ def _status_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 class _Lines:
-    """The lines of the entries. A write changes only one or two of them, so the lines of the last write are cached."""
+    """Serialises entries as lines. A write changes only one or two entries, so the previous lines are cached."""
 
     def __init__(self) -> None:
         self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
-        """For each claim its name and CPUs, and the line made from them. The line is reused while the name is equal and
-        the CPUs are the same object."""
+        """Name, CPUs and line of each claim. The line is reused if the name is equal and the CPUs are the same
+        object.
+        """
         self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}
 
     def dump(self, entries: Entries) -> bytes:
-        """Returns a line for each entry. If they do not fit, names and records are left out, then the CPUs of claims.
+        """Returns one line for each entry. If they do not fit, omits names and records, then the CPUs of claims.
 
-        A list of CPUs contains the names of the claim's requests, and the author of the claim chooses their number and
-        length. A line without the list still shows after a loss that the claim existed. Raises OSError if even these
-        lines do not fit.
+        A claim's CPU lists include the names of its requests, whose number and length the claim's author controls. Even
+        a line without CPUs proves after a loss that the claim was prepared. Raises OSError if not even the shortest
+        lines fit.
         """
         head = _line({"unlisted": True}) if entries.unlisted else b""
         data = b"".join([head, *self._whole(entries)])
@@ -238,7 +257,7 @@ class _Lines:
 
 
 def _short_lines(entries: Entries, *, listed: bool) -> list[bytes]:
-    """Returns the lines without names and records, and without the CPUs of claims unless ``listed``."""
+    """Returns the lines without names and records, and without CPUs unless ``listed``."""
     cpus = entries.cpus if listed else {}
     lines = [_present_line(key, ("", ""), cpus.get(key, _NO_CPUS)) for key in entries.present]
     return lines + [_line(_releasing_value(file, whole=False)) for file in entries.releasing.values()]
@@ -260,14 +279,14 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
 
 
 def _parse(data: bytes) -> Entries:
-    """Returns the entries of a slot. Raises MalformedError if they contain more CPUs than a machine can have."""
+    """Parses the lines of a slot. Raises MalformedError if they contain more CPUs than a machine can have."""
     present: dict[ClaimKey, Name] = {}
     cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MOST_CPUS
     for line in data.splitlines():
-        # A line that cannot be parsed is an entry of a newer release. An entry with a name that no claim file can have
-        # is skipped as well: it would never end, and its CPUs would stay allocated.
+        # A line that cannot be parsed was written by a newer release. A name that is invalid for a claim file is
+        # skipped too: no release would ever end that entry, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
@@ -289,7 +308,7 @@ def _parse(data: bytes) -> Entries:
 
 
 def _cpu_lists(lists: Any, left: int) -> tuple[dict[str, frozenset[int]], int]:
-    """Returns the CPUs by request, and what remains of ``left``. Ends when it is negative."""
+    """Returns the CPUs by request and the remaining part of ``left``. Stops when the remainder is negative."""
     found = {}
     for request, text in lists.items():
         found[str(request)] = parse_cpu_list(text)
@@ -304,5 +323,5 @@ def _releasing(value: Any) -> ClaimFile:
         return ClaimFile.of(parse_record(value["record"]))
     memory = {str(device): int(size) for device, size in value["memory"].items()}
     if min(memory.values(), default=0) < 0:
-        raise ValueError("less than nothing would be free memory for other claims")
+        raise ValueError("a negative size would count as free memory for other claims")
     return ClaimFile(str(value["driver"]), str(value["uid"]), None, parse_cpu_list(value["cpus"]), memory=memory)

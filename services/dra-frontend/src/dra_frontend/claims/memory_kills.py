@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about containers that the kernel killed because they ran out of memory, in terms of their claims."""
+"""Creates Events for containers that the kernel OOM-killed, explained in terms of their memory claims."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
 MAX_NEW: Final = 1024
-"""Containers with kills that are observed at one report of the backend; a node has fewer containers."""
+"""Maximum number of killed containers observed per backend report; a node has fewer containers."""
 
 
 _NO_CLAIM: Final = "Raise the memory limit of the container or of its pod."
@@ -35,7 +35,7 @@ _OTHERS: Final = (
 
 
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
-    """Returns the text of the Event of a kill, with a cause and a remedy for each memory claim of the container."""
+    """Returns the Event text for a kill, with a cause and a remedy for each memory claim of the container."""
     held = []
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]
@@ -53,24 +53,24 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
 
 @dataclass(slots=True, eq=False)
 class MemoryKills:
-    """Observes kills in the backend's reports. The count of an Event is the kills of all containers of that name."""
+    """Observes kills in the backend's reports. An Event counts the kills of all containers of one name."""
 
     _node: str
     _store: ClaimStore
     _backend: BackendView
     _observe: Callable[[Observation], None]
     _kills: dict[str, int] = field(default_factory=dict)
-    """Latest reported number of kills by container id."""
+    """Latest reported number of kills, by container ID."""
 
     def backend_changed(self) -> None:
-        """Observes kills that were reported since the last call."""
+        """Observes kills reported since the last call."""
         containers = self._backend.containers
         counted = [one for one in containers.values() if one.memory_kills]
         killed = [one for one in counted if one.memory_kills > self._kills.get(one.id, 0)]
         self._kills |= {one.id: one.memory_kills for one in killed}
         for report in killed[:MAX_NEW]:
             self._observe(self._killed(report))
-        # Until a new backend has reported every container, a missing report does not mean that one is gone.
+        # Until a new backend has reported every container, a missing report does not mean that the container is gone.
         if self._backend.live:
             self._kills = {key: kills for key, kills in self._kills.items() if key in containers}
 

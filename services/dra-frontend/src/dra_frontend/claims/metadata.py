@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata of devices for containers (KEP-5304): a document for each request, as a file that CDI mounts.
+"""Writes device metadata for containers (KEP-5304): one JSON file for each request, mounted through CDI.
 
-A record carries the documents, so that a lost file can be written again. The files are written before the CDI file
-names them and removed with it. One that cannot be written is not mounted, since a container whose mount has no source
-does not start; the claim itself never fails for it.
+A record contains the content of its files, so that a lost file can be rewritten. The files are written before the CDI
+file that names them, and removed with it. A file that cannot be written is not mounted, because a container does not
+start if a mount has no source. Metadata errors never fail a claim.
 """
 
 import json
@@ -36,7 +36,8 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
-# What was taken of a shared device; these are in no slice. The first name is the CPU peer's.
+# Attributes for the share allocated from a device. They are not in any slice. The CPU attribute's name matches
+# dra-driver-cpu.
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
 _OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
 _SHARED_CPUS: Final = "dra.cpu/sharedCPUs"
@@ -44,7 +45,7 @@ _LARGEST: Final = 1 << 20
 
 
 def _document(record: AllocationRecord, view: ClaimView, request: str, inventory: Inventory) -> dict[str, Any]:
-    """Returns the document of one request (base name); inside, a request keeps its full name with the subrequest."""
+    """Returns the metadata document of one request (base name). Inside it, names include the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     driver, cpus = record.driver, _cpu_attributes(record, request)
     for result in [result for result in view.results[driver] if result.base == request]:
@@ -65,7 +66,7 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """Returns both sets of CPUs where a container of the request has the shared pool beside its own."""
+    """Returns both CPU sets if a container of the request uses the shared pool in addition to its own CPUs."""
     shared = record.shared_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _SHARED_CPUS: shared.cpus} if shared else {}
     return {name: {"string": format_cpu_list(cpus)} for name, cpus in sets.items()}
@@ -73,18 +74,19 @@ def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
 
 @dataclass(slots=True, eq=False)
 class MetadataFiles:
-    """The files below ``plugins``, the kubelet's directory of plugins. Blocks; wants the claims lock to be held."""
+    """The files below ``plugins``, the kubelet's plugin directory. Methods block and require the claims lock."""
 
     plugins: str = ""
     enabled: bool = False
-    """Whether new records get metadata; files of those that have it are kept in any case."""
+    """Whether new records get metadata. Existing files are kept in any case."""
     failed: Callable[[str], object] = str
-    """Called with the driver of a claim for which a file could not be made."""
+    """Callback with the driver name of a claim for which a file could not be written."""
 
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
-        """Returns the record with a metadata file for each request, as far as names allow it. Writes nothing.
+        """Returns the record with a metadata file for each request, unless its path would be invalid. Writes nothing.
 
-        A file that the record has in the right place already stays. Returns the record as it is if metadata is off.
+        A file that the record already has at the correct path is kept. Returns the record unchanged if metadata is
+        disabled.
         """
         if not self.enabled:
             return record
@@ -114,12 +116,12 @@ class MetadataFiles:
         try:
             path = metadata_host_path(self.plugins, record.driver, claim.namespace, claim.name, request)
             if path != file.host_path:
-                below = f"is not below {self.plugins}, where the host is"
+                below = f"is not below {self.plugins}"
                 raise MalformedError("metadata file", file.host_path, below)
             data = file.content.encode() + b"\n"
             if len(data) > _LARGEST:
                 raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_LARGEST}")
-            # No fsync: after a crash of the node the claims are prepared again, and what differs is written again.
+            # No fsync: after a crash of the node the claims are prepared again, and files that differ are rewritten.
             if not _has(path, data):
                 # Path takes twice as long.
                 os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
@@ -131,16 +133,18 @@ class MetadataFiles:
 
     def _give_up(self, record: AllocationRecord, request: str, error: Exception) -> None:
         extra = {"claim": record.claim.full_name, "request": request, "error": str(error)}
-        _log.warning("cannot write device metadata, container starts without it", extra=extra)
+        _log.warning("cannot write device metadata, so the container starts without it", extra=extra)
         self.failed(record.driver)
 
     def missing(self, record: AllocationRecord) -> bool:
         """Returns True if a file of the record is missing."""
-        # Not Path.exists(), which raises where even that is denied.
+        # Path.exists() would raise if access is denied.
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 
     def remove(self, record: AllocationRecord, others: Iterable[ClaimFile]) -> None:
-        """Removes a claim's files, unless a namesake of it has taken their place. What stays goes at the next start."""
+        """Removes a claim's files, unless a claim of the same name now uses them. A failed removal is repeated at the
+        next start.
+        """
         if not record.metadata or any(other.record and _place(other.record) == _place(record) for other in others):
             return
         try:
@@ -152,7 +156,7 @@ class MetadataFiles:
             _log.warning("cannot remove metadata", extra={"claim": record.claim.full_name, "error": str(error)})
 
     def sweep(self, files: Iterable[ClaimFile]) -> None:
-        """Removes what belongs to no claim; nothing while there is a claim whose name is not known."""
+        """Removes files that belong to no claim. Removes nothing while the name of any claim is unknown."""
         known = list(files)
         in_use = {_place(file.record) for file in known if file.record}
         nameless = {file.driver for file in known if file.record is None}
@@ -160,7 +164,7 @@ class MetadataFiles:
             try:
                 root = Path(self.plugins) / driver / METADATA_DIRECTORY
                 found = [] if driver in nameless or not root.exists() else sorted(root.iterdir())
-            except OSError as error:  # no claim needs that
+            except OSError as error:  # no claim depends on this
                 _log.warning("cannot list metadata files", extra={"driver": driver, "error": str(error)})
                 continue
             for path in found:
@@ -170,7 +174,7 @@ class MetadataFiles:
 
 
 def _has(path: str, data: bytes) -> bool:
-    """Returns True if a file has this content; no more of it is read than that."""
+    """Returns True if a file has exactly this content. Reads no more than that."""
     try:
         return read_regular(path, len(data)) == data
     except OSError:
@@ -178,5 +182,5 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:
-    """Returns driver and directory of a record's files, to compare by: paths are made of checked names only."""
+    """Returns driver and directory of a record's files. Paths are built from validated names only."""
     return record.driver, f"{record.claim.namespace}_{record.claim.name}"

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages that are allocated when a claim needs them, before its pod is bound, and freed later (KEP-5007, ADR 23).
+"""Allocates hugepages when a claim needs them, before its pod is bound, and frees them later (KEP-5007, docs/adr/0023).
 
-The number of pages that a pool must have follows from the claims and records of the moment. Nothing is stored, so
-nothing can be lost between the growth of a pool and the record of the claim.
+  1. The scheduler allocates a claim that has the label, and waits before it binds the pod.
+  2. This module sees the allocation and resizes the kernel's pool through the helper.
+  3. It writes the condition Provisioned or NotProvisioned to the claim's status.devices.
+  4. The scheduler binds the pod, or looks for another device.
+
+The size of a pool is computed from the current claims and records (``allocation/pool_targets``). No state of its own is
+stored, so none can be lost between the growth of a pool and the record of the claim. A pool shrinks when records and
+waiting claims need fewer pages. If the kernel finds too little memory, or the helper fails, the device is reported as a
+shortage and tainted, so that the scheduler avoids it.
 """
 
 import asyncio
@@ -42,47 +49,49 @@ from dra_frontend.node.pool_client import HelperError
 
 _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
-"""Field manager of these conditions; the rest of an entry belongs to other managers."""
+"""Field manager of these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MOST_CLAIMS: Final = 10_000
 """Maximum number of allocated claims with the label in the cluster that are followed."""
 _GROWTH_SECONDS: Final = 30.0
-"""Maximum time for the growth of one pool; the scheduler waits for 600."""
+"""Time limit for the growth of one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval of checks whether the helper can write the pools. A check takes less."""
+"""Interval of the checks whether the helper can write the pools. A check takes less time than that."""
 
 
 class ClaimApi(Protocol):
-    """Reads labelled claims, and writes whether their pages are allocated."""
+    """Reads labelled claims and writes whether their pages are allocated."""
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns the reduced claims with a label, and the version from which to watch. Raises KubeError."""
+        """Returns the reduced claims with a label, and the resource version from which to watch. Raises KubeError."""
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yields their changes. Raises KubeError."""
+        """Yields changes of labelled claims as (event type, claim). Raises KubeError."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
     ) -> dict[str, Any]:
-        """Makes these the manager's entries. Raises KubeError."""
+        """Applies these as the manager's entries. Raises KubeError."""
 
 
 class Pools(Protocol):
-    """The pools of hugepages of this machine. Calls block, and raise HostTreeError or HelperError."""
+    """The hugepage pools of this machine. Calls block, and raise HostTreeError or HelperError."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pages of a pool, without surplus ones."""
+        """Returns the number of pages of a pool, without surplus pages."""
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not answer in time."""
+        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not respond in time."""
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
         """Requests a smaller pool."""
 
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
-        """Requests a larger pool. Missing pages are requested again while seconds are ``left``."""
+        """Requests a larger pool. Missing pages are requested again while ``left`` returns a positive number of
+        seconds.
+        """
 
 
 class LabelledClaims:
@@ -93,13 +102,13 @@ class LabelledClaims:
         self._api = api
         self._reallocated = reallocated
         self.by_uid: dict[str, dict[str, Any]] | None = None
-        """Parts of the claims by UID; None until they are known."""
+        """Reduced claims by UID; None until they are known."""
         self.version: object = None
-        """Another object after each change of the claims."""
+        """Token that is replaced after each change of the claims."""
         self._complaints = Complaints(_log, KubeError)
 
     async def follow(self) -> None:
-        """Follows the claims. Runs for ever, and raises nothing: any answer may be malformed."""
+        """Follows the claims. Runs forever and does not raise: any response may be malformed."""
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
@@ -116,7 +125,7 @@ class LabelledClaims:
             await asyncio.sleep(waits.next())
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
-        """Makes these the entries of this manager in the status of a claim. Raises KubeError."""
+        """Applies entries in the status of a claim as this field manager. Raises KubeError."""
         claim = view.claim
         await self._api.apply_claim_devices(claim.namespace, claim.name, claim.uid, documents, _MANAGER)
 
@@ -134,14 +143,16 @@ class LabelledClaims:
         self.version = object()
 
     def _compare(self, uid: str, now: Mapping[str, Any] | None) -> None:
-        """Reports a claim with another allocation than before. The scheduler may choose this node again at once."""
+        """Calls ``reallocated`` for a claim whose allocation has changed. The scheduler may choose this node again
+        immediately.
+        """
         before = (self.by_uid or {}).get(uid)
         if before is None or now is None or before["status"]["allocation"] != now["status"]["allocation"]:
             self._reallocated(uid)
 
 
 class HugepagesOnDemand:
-    """Keeps the pools that the configuration names as large as claims need them."""
+    """Sizes the configured pools to what claims need."""
 
     def __init__(
         self,
@@ -154,7 +165,7 @@ class HugepagesOnDemand:
         publish: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``publish`` publishes the devices; it is called after each change of the shortages."""
+        """``publish`` publishes the devices. It is called after each change of the shortages."""
         self._pools = pools
         self._ledger = ledger
         self._inventory = inventory
@@ -164,19 +175,19 @@ class HugepagesOnDemand:
         self._clock = clock
         self.claims = LabelledClaims(api, self._forget)
         self._answered: dict[str, bool] = {}
-        """Whether the pages of a claim's present allocation exist, as its status reports, by UID."""
+        """Whether the pages of a claim's current allocation exist, as written to its status, by UID."""
         self._books: tuple[object, ...] = ()
         self._next_check = 0.0
         self._complaints = Complaints(_log, KubeError, Refused)
 
     def _forget(self, uid: str) -> None:
-        """Forgets the answer to the previous allocation of a claim."""
+        """Drops the result that was written for the previous allocation of a claim."""
         self._answered.pop(uid, None)
 
     async def provide(self) -> bool:
-        """Resizes the pools and answers the claims that wait for that. Raises nothing.
+        """Resizes the pools and writes results to the claims that wait for them. Does not raise.
 
-        Returns True, so that it is called at each tick: the scheduler waits for the answers.
+        Returns True, so that it is called at each tick: the scheduler waits for the results.
         """
         with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
             await self._follow_shortages()
@@ -192,7 +203,7 @@ class HugepagesOnDemand:
         return True
 
     async def _follow_shortages(self) -> None:
-        """Ends shortages that are over, and finds out whether the helper can write the pools."""
+        """Ends shortages that are over, and checks whether the helper can write the pools."""
         before = self._shortages.by_device
         self._shortages.expire()
         if self._clock() >= self._next_check:
@@ -200,13 +211,13 @@ class HugepagesOnDemand:
             await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
             # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
-            # conditions; and records may lack pages. Both are tried again now, since nothing else starts a retry.
+            # conditions; and records may lack pages. Both are retried now, since nothing else would trigger it.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)
 
     async def _check_helper(self) -> None:
-        """Checks whether the helper can write each pool, and stops if it does not answer."""
+        """Checks whether the helper can write each pool. Stops if it does not respond."""
         devices = [device for _, device in self._devices()]
         for number, device in enumerate(devices):
             try:
@@ -221,22 +232,22 @@ class HugepagesOnDemand:
                 self._shortages.helper_answered(device.name)
 
     def _publish_shortages(self, before: object) -> None:
-        """Publishes the shortages if they are others than before."""
+        """Publishes the shortages if they have changed."""
         if self._shortages.by_device is not before:
             for notice in self._shortages.notices:
                 _log.warning("hugepages on demand unavailable", extra={"warning": notice.text})
             self._publish()
 
     def _devices(self) -> list[tuple[str, MemoryDevice]]:
-        """Returns the devices with hugepages on demand, each with its pool."""
+        """Returns the devices with hugepages on demand, each with the name of its pool."""
         devices = self._inventory().devices.items()
         return [(pool, one) for (_, pool, _), one in devices if isinstance(one, MemoryDevice) and one.on_demand]
 
     async def _provide(self) -> bool:
-        """Does what follows from the present claims and records; returns False if something has to be retried.
+        """Resizes pools and updates claims for the current claims and records. Returns False if a step must be retried.
 
-        A claim whose pages exist is answered when the machine has been read again since: Prepare decides by that
-        reading, and the kubelet repeats a failed Prepare after a minute only.
+        A claim whose pages exist gets its result only once the machine has been read again: Prepare uses that reading,
+        and the kubelet retries a failed Prepare only after a minute.
         """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
         known = (self.claims.by_uid or {}).keys()
@@ -260,17 +271,17 @@ class HugepagesOnDemand:
             for uid, found in problems.items()
             if not _uses(waiting[uid], retry) and (any(found.values()) or not _uses(waiting[uid], unseen))
         ]
-        # Before the claims are answered: the scheduler looks for another device as soon as it reads the answer.
+        # Before the claims get their results: the scheduler looks for another device as soon as it reads one.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
-            with self._complaints.about(uid, "claim for hugepages on demand not answered"):
+            with self._complaints.about(uid, "result of claim for hugepages on demand not written"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
         return not retry and all(uid in self._answered for uid in problems)
 
     def _read(self) -> Iterator[tuple[str, WaitingClaim]]:
-        """Yields the claims that are allocated here and have no record yet.
+        """Yields the claims that are allocated here and do not have a record yet.
 
-        A claim with one result that cannot be read is left out as a whole: Prepare would reject it as well.
+        A claim with one unreadable result is skipped as a whole: Prepare would reject it as well.
         """
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
         for uid, document in list((self.claims.by_uid or {}).items()):
@@ -284,8 +295,8 @@ class HugepagesOnDemand:
     def _resize(self, target: PoolTarget) -> PoolOutcome:
         """Allocates or frees the pages of one pool. Runs in a thread.
 
-        Prepare decides by the latest reading of the machine and may have allocated pages that were freed since: pages
-        that records need are always allocated again.
+        Prepare uses the latest reading of the machine, and may have allocated pages that were freed since. Pages that
+        records need are therefore always requested again.
         """
         node, page, made, grown = target.device.numa_node, target.device.page_bytes, 0, False
         try:
@@ -301,7 +312,9 @@ class HugepagesOnDemand:
             return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
 
     def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
-        """Updates the shortages from the outcome. Returns False to retry it, since the helper may be restarting."""
+        """Updates the shortages from the outcome. Returns False if it must be retried, since the helper may be
+        restarting.
+        """
         name = target.device.name
         if outcome.helper_silent:
             return self._shortages.helper_silent(name, outcome.problem)
@@ -320,7 +333,7 @@ class HugepagesOnDemand:
         return True
 
     async def _answer(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
-        """Lets the scheduler bind the pod, or look for another node."""
+        """Writes the result to the claim's status: the scheduler then binds the pod or looks for another node."""
         present = read_entries((self.claims.by_uid or {}).get(uid))
         entries = {key: _entry(problem, present.get(key)) for key, problem in problems.items()}
         if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
@@ -335,7 +348,9 @@ class HugepagesOnDemand:
 
 
 def _entry(problem: str, present: Entry | None) -> Entry:
-    """Returns the conditions of a result. The opposite one, of an earlier answer to this allocation, becomes false."""
+    """Returns the conditions of a result. The opposite condition of an earlier result for this allocation becomes
+    False.
+    """
     kind, other = (NOT_PROVISIONED, PROVISIONED) if problem else (PROVISIONED, NOT_PROVISIONED)
     reason = _REASONS[kind]
     conditions = {kind: Condition("True", reason, cut_answer(problem))}
@@ -345,7 +360,7 @@ def _entry(problem: str, present: Entry | None) -> Entry:
 
 
 def _is_present(entry: Entry, present: Entry | None) -> bool:
-    """Returns True if the server has these conditions with their status, whatever their messages."""
+    """Returns True if the server has these conditions with the same status, whatever their messages."""
     had = present.conditions if present is not None else {}
     return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
 
@@ -358,7 +373,7 @@ def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
 def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the parts of a claim that are needed here, or None if no memory of this driver is allocated to it.
 
-    Any tenant can label claims, and most of a claim is written by its author.
+    Any tenant can label claims, and most of a claim's content is controlled by its author.
     """
     match document:
         case {"metadata": dict(metadata), "status": {"allocation": {"devices": {"results": list(results)}}} as status}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about pods with claims that their authors should change, once for each pod or container that starts."""
+"""Creates Events for pods whose claims work worse than intended, once for each pod or container that starts."""
 
 import logging
 import re
@@ -23,10 +23,10 @@ _BEST_EFFORT_NOTE: Final = (
 )
 _KEPT_BY_POOL_NOTE: Final = (
     "Container {} has weaker CPU isolation: the driver keeps other containers off its CPUs, but the kernel "
-    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove this cause; the driver tries again "
+    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove this cause; the driver retries "
     "every minute."
 )
-# As the kubelet names the cgroup of the class, with either driver, in a root cgroup of its own, too.
+# Name of the BestEffort class's cgroup, with either cgroup driver, also below a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
 
 _log = logging.getLogger(__name__)
@@ -48,12 +48,14 @@ class PodEvents:
     _backend: BackendView
     _observe: Callable[[Observation], None]
     _present: frozenset[Observation] = field(default_factory=frozenset)
-    """Conditions of the latest reports."""
+    """Conditions in the latest reports."""
     _seen: object = None
-    """The reports that were examined last."""
+    """Reports that were examined last."""
     _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
     _started: bool = False
-    """Whether reports were examined before. Conditions in the first ones are left to the instance before this one."""
+    """True once reports have been examined. Conditions in the first ones were already observed by the previous
+    instance.
+    """
 
     def backend_changed(self) -> None:
         """Observes conditions that are new since the last call."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping records true between the kubelet's calls: owners, reservedFor, lost files, forgotten claims."""
+"""Keeps records up to date between the kubelet's calls: owners, reservedFor, deleted files and deleted claims."""
 
 import asyncio
 import logging
@@ -29,12 +29,13 @@ from dra_frontend.claims.store import ClaimStore
 _log = logging.getLogger(__name__)
 
 _THOROUGH_SECONDS: Final = 10.0
-"""Minimum time between two scans of every file. Only these notice changes of a file in place, and missing metadata
-files."""
-# Delay of a retry for a container, unless a report arrives before.
+"""Minimum time between two scans of all files. Only these detect files changed in place and missing metadata files."""
+# Delay before a failed report is retried, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
-"""Minimum time between the beginnings of two sweeps. It is up to twice as long, since clusters have many nodes."""
+"""Minimum time between the starts of two sweeps. The actual time is up to twice as long, to spread the nodes'
+requests.
+"""
 
 
 class ClaimReader(Protocol):
@@ -46,7 +47,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Reconciler:
-    """Everything that changes records without the kubelet asking, beside recovery."""
+    """Changes records independently of the kubelet's calls, except for recovery."""
 
     _node: str
     _claim_reader: ClaimReader
@@ -55,14 +56,14 @@ class Reconciler:
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _done: object = None
-    """The last reports that were handled completely. They are skipped until another object replaces them."""
+    """Last reports that were handled completely. They are skipped until a different object replaces them."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run_reports(self) -> None:
-        """Stores owners, and reads claims again when a pod shows up that a record does not know. Runs for ever."""
+        """Stores owners, and reads a claim again when an unknown pod uses it. Runs forever."""
         while True:
             news = self._backend.news
             complete = await self.follow_reports()
@@ -71,7 +72,7 @@ class Reconciler:
                     await news.wait()
 
     async def follow_reports(self) -> bool:
-        """Updates the records to the reports that have changed since the last call. Raises nothing.
+        """Updates records from the reports that have changed since the last call. Does not raise.
 
         Returns False if that was not possible for all of them.
         """
@@ -80,7 +81,7 @@ class Reconciler:
             return True
         self._followed = {known: report for known, report in self._followed.items() if known in containers}
         for report in list(containers.values()):
-            # Tested first, since most containers of a node have no claim.
+            # Checked first, since most containers of a node have no claim.
             if not (report.claims or report.unknown_claims):
                 continue
             known = self._followed.get(report.id)
@@ -96,13 +97,14 @@ class Reconciler:
         return complete
 
     async def _follow(self, report: ContainerReport) -> bool:
-        """Does what follows from a report; returns False if an owner cannot be decided on before reports are complete.
+        """Updates the records of a container's claims. Returns False if an owner cannot be decided until reports are
+        complete.
 
-        The report itself may never change again, so it is looked at once more then.
+        The report itself may never change again, so the caller retries it.
         """
         ledger, decided = self._store.ledger, True
         # Not between creation and start: the backend would have to scan the directory again before the start. Until
-        # then it remembers the first user itself, and after its restart the runtime lists the container.
+        # then the backend remembers the first user itself, and after its restart the runtime lists the container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None
@@ -132,10 +134,10 @@ class Reconciler:
             busy = self._detached or not self._store.is_settled
 
     async def scan(self, *, thorough: bool = True) -> None:
-        """Rewrites files that vanished; ``thorough`` looks at every one of them.
+        """Restores deleted files; ``thorough`` checks every file.
 
-        Raises DirectoryReplacedError when the CDI directory was replaced on the host: only a restart helps. It does so
-        one scan late, so that the problem is reported first.
+        Raises DirectoryReplacedError if the CDI directory was replaced on the host, which only a restart resolves. It
+        raises one scan late, so that the problem is reported first.
         """
         if self._detached:
             raise DirectoryReplacedError
@@ -144,17 +146,16 @@ class Reconciler:
         self._detached = self._store.detached
 
     async def sweep_some(self) -> bool:
-        """Compares the records of the next claim with the claim, if this instance leads. Raises nothing.
+        """Compares the next claim's records with the claim itself, if this instance leads. Does not raise.
 
-        A sweep reads one claim at each tick, so that it causes at most one request in two seconds. Such a delay only
-        concerns claims that are gone although the kubelet has not released them. Returns True while claims of this
-        sweep remain.
+        A sweep reads one claim at each tick, so it causes at most one request in two seconds. The delay only affects
+        claims that were deleted without the kubelet releasing them. Returns True while claims of this sweep remain.
         """
         if not self._backend.leads:
             return False
         ledger = self._store.ledger
         if not self._sweep and self._clock() >= self._next_sweep:
-            # Not all nodes of a cluster at once.
+            # Spread over time, so that not all nodes of a cluster start at once.
             self._next_sweep = self._clock() + SWEEP_SECONDS * random.uniform(1, 2)  # noqa: S311 - guards nothing
             self._sweep = sorted({record.claim.uid for record in ledger.records})
         uid = self._sweep.pop() if self._sweep else ""
@@ -169,10 +170,10 @@ class Reconciler:
         return bool(self._sweep)
 
     async def _compare(self, *records: AllocationRecord) -> None:
-        """Compares records with their claim: releases them when it is forgotten, else takes over reservedFor.
+        """Compares records with their claim. Releases them if the claim is gone, else updates reservedFor.
 
-        Raises KubeError if the API server does not answer, and Refused if its answer cannot be parsed: then the claim
-        may still exist. A claim that is reserved for no pod keeps its record, too.
+        Raises KubeError if the API server does not respond, and Refused if its response cannot be parsed: the claim may
+        still exist then. A claim that is reserved for no pod keeps its record, too.
         """
         claim = records[0].claim
         view = claim_of(await self._claim_reader.get_claim(claim.namespace, claim.name), claim.uid)
@@ -192,13 +193,14 @@ class Reconciler:
 
 
 def _only_scan(_: Transaction) -> None:
-    """Changes nothing: reading the directory is done before every change."""
+    """Changes nothing. Every transaction reads the directory before its change, so this one only scans."""
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
-    """Returns True if a container that uses a claim becomes its owner. ``containers``: all of the node, if known.
+    """Returns True if the claim has no owner, or if its owner has ended and the container may take over.
 
-    Nobody was, or a container of the same pod that does not live any more: an init container, or one that has ended.
+    ``containers`` contains all containers of the node, or is None if they are not known. An owner is replaced only by a
+    container of the same pod, for example after an init container has ended.
     """
     owner = record.owner
     if owner is None:
@@ -212,14 +214,14 @@ def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequen
 
 
 def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
-    """Returns True if a container becomes the owner of a claim as soon as the present owner has ended."""
+    """Returns True if a container becomes the owner of a claim as soon as the current owner has ended."""
     owner = record.owner
     others = owner is not None and owner.pod_uid == user.pod_uid and owner.container != user.name
     return others and record.sharing != "pod"
 
 
 def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> bool:
-    """Stores the owner of claims that are free; returns False if that is not known now."""
+    """Stores the owner of claims that are free. Returns False if that cannot be decided yet."""
     decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
         if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):
@@ -229,7 +231,8 @@ def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner,
     return decided
 
 
-# The claim was read before the lock was had: a record that is another one by now was not compared with anything.
+# Both functions below compare with the record that was seen: the claim was read before the lock was acquired, so a
+# record that has changed since was not compared with it.
 
 
 def _set_pods(transaction: Transaction, seen: AllocationRecord, pods: tuple[PodReference, ...]) -> None:

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that were lost or damaged, rebuilt from what running containers hold and what the API server says.
+"""Rebuilds lost or damaged claim records from running containers and the API server.
 
-What cannot be rebuilt stays held: a CPU that a container is pinned to is never given away, record or not. The journal
-knows the names of the claims that were prepared, so they are read one by one; what only a container names is searched
-in the namespace of its pod.
+A claim is lost if the journal or a running container shows that it was prepared, but it has no readable record. Nothing
+a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
+
+  what is known of the claim       how it is found in the API server
+  namespace and name (journal)     read by name, several at once, retried after 5 s up to 10 min
+  a container that names its UID   the namespace of the container's pod is listed
+  neither (the journal was lost)   all claims of the cluster are listed, minutes apart
+
+If the claim still exists and is allocated to this node, its record is rebuilt: CPUs from the containers that run with
+them, memory from the allocation. If it is gone, it is released as soon as no container uses it. NodePrepareResources
+waits a few seconds for lost claims, so that they get their CPUs back before new claims are allocated.
 """
 
 import asyncio
@@ -38,11 +46,11 @@ from dra_frontend.devices.inventory import Inventory, is_device_of
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 3.0
-"""How long a Prepare waits for lost claims to be asked for, so that they get their CPUs back first."""
+"""Maximum time for which Prepare waits for lost claims to be read, so that they get their CPUs back first."""
 _RETRY_SECONDS: Final = (5.0, 600.0)
-# A list of all claims is dear for the API server, and every node of a cluster may want it at the same time.
+# Listing all claims is expensive for the API server, and every node of a cluster may need it at the same time.
 _LIST_SECONDS: Final = (300.0, 3600.0)
-# Without a journal, hugepages are not allocated until the list was read.
+# Without a journal, no hugepages are allocated until the list has been read.
 _LIST_SOON_SECONDS: Final = (15.0, 3600.0)
 _LISTS_SECONDS: Final = 30.0
 _AT_ONCE: Final = 8
@@ -56,7 +64,7 @@ class ClaimReader(Protocol):
         """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
 
     def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
+        """Yields all ResourceClaims of a namespace, by default of the cluster. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -64,19 +72,19 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """The devices as of the last reading of the machine. They are another object if anything has changed."""
+        """Devices as of the last reading of the machine; a different object whenever something has changed."""
 
 
 class KubeletCapabilities(Protocol):
     """Properties of this node's kubelet that concern claims (``publishing/capabilities``)."""
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of devices with the mapping to pods' limits. Raises KubeError."""
+        """Returns True if the kubelet adds claims of devices with the mapping to pod limits. Raises KubeError."""
 
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Finds what is lost and rebuilds it, in the background."""
+    """Finds lost claims and rebuilds their records in the background."""
 
     _node: str
     _claim_reader: ClaimReader
@@ -89,25 +97,25 @@ class Recovery:
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
-    """Time for the lists of one round. The next round, with the claims that are read by name, waits for them."""
+    """Time limit for the lists of one round. The next round, which also reads claims by name, waits for them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """Times at which lost claims are read again, by claim."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
-    """Lost claims without a name that remain after the last list of all claims."""
+    """Lost claims without a name that remained after the last list of all claims."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
-    """The backend's last report when the container of a lost claim was found to be on CPUs of another claim."""
+    """Backend's last report at the time when a lost claim's container was found on CPUs of another claim."""
     _intact: Ledger | None = None
-    """The ledger of the last round, if nothing was lost and no records overlapped."""
+    """Ledger of the last round if nothing was lost and no records overlapped, else None."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
-        """Rebuilds lost records at each tick, or at once if a Prepare waits for one. Runs for ever.
+        """Rebuilds lost records at each tick, or immediately if a Prepare waits for one. Runs forever.
 
-        While no record is lost, it looks for records that overlap, at each quiet tick.
+        While no record is lost, checks for overlapping records at each quiet tick.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._list())
@@ -117,13 +125,13 @@ class Recovery:
                         await self._wanted.wait()
                 self._wanted.clear()
                 # Whatever went wrong, the next round may succeed.
-                with self._complaints.about("round", "recovery put off"):
+                with self._complaints.about("round", "recovery postponed"):
                     await self.round()
 
     async def attempted(self) -> None:
-        """Waits, for a few seconds at most, until every claim in the journal that has no file was asked for once.
+        """Waits until every lost claim in the journal has been read once, but at most a few seconds.
 
-        Does not wait for those whose loss the backend has not confirmed: they are asked for after that.
+        Does not wait for claims whose loss the backend has not confirmed yet: they are read after that.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):
@@ -132,7 +140,7 @@ class Recovery:
                     await self._news.wait()
 
     async def round(self) -> None:
-        """Reads the lost claims that are due from the API server, and rebuilds their records. Raises OSError."""
+        """Reads the lost claims that are due from the API server and rebuilds their records. Raises OSError."""
         if not self._backend.live or (ledger := self._store.ledger) is self._intact:
             return
         overlapping, all_lost = await self._part_overlaps(), self._store.ledger.lost()
@@ -149,7 +157,7 @@ class Recovery:
         self._news.set()
         self._news = asyncio.Event()
         nameless = [key for key in due if key not in named and lost[key]]
-        # In any order: a namespace whose list does not end must not keep the others waiting each time.
+        # In random order: a namespace whose list does not finish must not delay the others every time.
         namespaces = {lost[key] for key in nameless}
         try:
             async with asyncio.timeout(self.lists_seconds) as scope:
@@ -159,7 +167,7 @@ class Recovery:
             if not scope.expired():
                 raise
             self._complaints.say(
-                "lists", "claims of namespaces not listed", f"no end within {self.lists_seconds:.0f} s"
+                "lists", "claims of namespaces not listed", f"not finished within {self.lists_seconds:.0f} s"
             )
 
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
@@ -185,16 +193,16 @@ class Recovery:
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
-        # Anybody's pod can name any number of claims that do not exist: one transaction for all of them.
+        # Any pod can name any number of claims that do not exist, so all of them share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
         for key in [key for key in keys if key[1] in documents]:
             with self._complaints.about(key, _NOT_REBUILT):
                 await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Rewrites the record of a lost claim, or gives it up if the claim no longer exists.
+        """Rewrites the record of a lost claim, or gives the claim up if it no longer exists.
 
-        Raises Refused or OSError, and anything else that a malformed claim may cause.
+        Raises Refused or OSError, and any other exception that a malformed claim may cause.
         """
         driver, uid = key
         view = claim_of(document, uid)
@@ -204,7 +212,7 @@ class Recovery:
         mapped = self._config.publish_node_allocatable_resource_mapping  # as in NodeClaims
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
-        # Two reports may be equal: each is another object.
+        # Compared by identity, since two consecutive reports may be equal.
         reported = key in self._contested and self._contested[key] is not self._backend.status
         restore = partial(
             _prepare_lost, parsed=parsed, devices=self._devices, metadata=self._metadata, reported=reported
@@ -222,23 +230,23 @@ class Recovery:
 
     @property
     def list_wanted(self) -> bool:
-        """True if only a list of all claims shows what was prepared on the node, or that a lost claim is gone.
+        """True if the claims of the cluster must be listed to find prepared claims, or to prove a lost claim gone.
 
-        A claim without a name that the last list did not contain is released unless a container uses it. The claim is
-        then listed again when the container has ended: the kubelet may have unprepared it before, so nothing else
-        releases it.
+        A claim without a name that the last list did not contain is released unless a container uses it. In that case
+        the list is repeated when the container has ended: the kubelet may have unprepared the claim before, and nothing
+        else would release it.
         """
         ledger = self._store.ledger
         waiting = (key for key in self._nameless() if not (key in self._listed and ledger.users(key[1])))
         return self._store.journal_lost or any(waiting)
 
     def _nameless(self) -> frozenset[ClaimKey]:
-        """Returns the lost claims of which neither the name nor the namespace of a container is known."""
+        """Returns the lost claims for which neither a name nor the namespace of a container is known."""
         lost = self._store.ledger.lost().items()
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Lists the claims of the cluster whenever that is necessary, within minutes. Runs for ever."""
+        """Lists the claims of the cluster whenever that is necessary, within minutes. Runs forever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())
@@ -250,7 +258,7 @@ class Recovery:
                 waits = Backoff(*_LIST_SECONDS)
 
     async def list_all(self) -> None:
-        """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
+        """Adds the names of all claims that are allocated to this node. Raises KubeError or OSError."""
         names: dict[ClaimKey, Name] = {}
         unusable: dict[str, Name] = {}
         async for document in self._claim_reader.list_claims():
@@ -263,15 +271,15 @@ class Recovery:
                 unusable[uid_of(document)] = name_of(document)
                 continue
             for driver, results in view.results.items():
-                # What is not bound to a node by name may be another node's; its pools are not. A device may be
-                # missing for now: its pages were taken back, or the machine cannot be read.
+                # A claim not bound to a node by name may be another node's, but pools belong to one node. The device
+                # itself may be missing now, because its pages were freed or the machine cannot be read.
                 if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                     names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_learn, names=names, unusable=unusable))
         self._listed = self._nameless()
 
     async def _part_overlaps(self) -> bool:
-        """Returns True if two records have CPUs in common. If this instance leads, sets one of them aside."""
+        """Returns True if two records share CPUs. If this instance leads, sets one of them aside."""
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
@@ -282,21 +290,21 @@ class Recovery:
 
 
 class _ContestedError(Refused):
-    """The container of a lost claim was last reported on CPUs that are in the file of another claim."""
+    """Raised if a lost claim's container was last reported on CPUs that are in another claim's file."""
 
 
 def _prepare_lost(
     transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles, *, reported: bool
 ) -> bool:
-    """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
+    """Writes a lost record if it is still lost: it may have been prepared or released while the claim was read.
 
-    The inventory is read under the lock: CPUs and pages may have gone since the claim was read.
+    The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was read.
 
     If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
     be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
 
-    ``reported``: the backend has reported again since the claim was contested. Otherwise the container may have ended
-    before another instance, to which that was reported earlier, allocated its CPUs to the other claim.
+    ``reported`` is True if the backend has reported again since the claim was contested. Before that, the container may
+    already have ended, and another instance, to which this was reported earlier, may have reallocated its CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)
@@ -316,7 +324,9 @@ def _prepare_lost(
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
-    """There are no such claims, or not here. What their containers hold stays held as long as they run."""
+    """Marks claims as gone from the API server or from this node. Resources of their containers stay held while these
+    run.
+    """
     lost = transaction.ledger.lost()
     answered = {**transaction.answered, **{key: {} for key in keys}}
     transaction.set_answers({key: answer for key, answer in answered.items() if key in lost})
@@ -326,11 +336,11 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
 
 
 def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
-    """Adds the listed claims that have no record to those that are rebuilt.
+    """Adds listed claims without a record to those that are rebuilt.
 
-    A journal that was not lost contains every claim that was prepared, if not its name: no other claim is added then.
-    ``unusable`` contains the names, by UID, of listed claims that cannot be read or are reserved for no pod. They
-    exist, so a lost one is not given up: it is read by its name until it can be rebuilt or is gone.
+    A journal that was not lost contains every prepared claim, though perhaps not its name, so no other claim is added
+    then. ``unusable`` contains the names, by UID, of listed claims that cannot be parsed or are reserved for no pod.
+    They exist, so a lost one is not given up: it is read by name until it can be rebuilt or is gone.
     """
     for key, name in names.items():
         file = transaction.files.get(key)
@@ -347,7 +357,7 @@ def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: M
 
 
 def _part_overlaps(transaction: Transaction) -> None:
-    """Sets one record of each overlapping pair aside, unless containers of both run.
+    """Sets one record of each overlapping pair aside, unless containers of both are running.
 
     That is the record without a running container, or the one with the higher UID if neither has one.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and unprepare for the kubelet. The phases of Prepare: read, parse, allocate, store, answer.
+"""Prepares and unprepares claims for the kubelet.
 
-``NodeClaims.prepare`` reads each claim from the API server and parses it. One transaction of the store then allocates
-for all of them and stores their records. Each claim gets an answer of its own.
+``NodeClaims.prepare`` first reads each claim from the API server and parses it. One transaction of the store then
+allocates for all of them and stores their records. Each claim gets its own result.
 """
 
 import asyncio
@@ -35,12 +35,13 @@ from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
 
-# The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
+# The kubelet allows 45 s for the whole call and retries after 60-90 s. A clear error in time is better than a timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
-# What a claim needs may have belonged to a container that has just ended: reports come ten times a second at most.
+# Resources that a claim needs may have belonged to a container that has just ended. The backend reports at most ten
+# times a second.
 REPORT_SECONDS: Final = 1.0
 _OBSERVED: Final = (
-    "is not prepared, since this node only observes and enforces nothing: set enforcement: enforce in driverConfig"
+    "is not prepared, since this node only observes and does not enforce claims: set enforcement: enforce in driverConfig"
 )
 Answers = Mapping[str, Answer]
 """Answers by claim UID."""
@@ -55,7 +56,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NodeClaims:
-    """The claims service of both drivers. Each claim has its own answer: a fault in one fails no other."""
+    """The claims service of both drivers. A failure of one claim does not affect the others."""
 
     claim_reader: ClaimReader
     other_devices: OtherDeviceReader
@@ -72,9 +73,9 @@ class NodeClaims:
     report_wait: float = REPORT_SECONDS
 
     async def wait_for_enforcement(self, deadline: float | None = None) -> str:
-        """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
+        """Waits until the backend enforces. Returns the problem if it does not in time, else "".
 
-        ``deadline`` is of the loop's clock; by default the usual wait from now on.
+        ``deadline`` is on the event loop's clock; the default is the usual wait from now on.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self.backend_wait):
@@ -83,10 +84,10 @@ class NodeClaims:
         return self.backend.problem
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Prepares claims. Answers each with its devices, or with the reason why it is not prepared."""
+        """Prepares claims. Returns for each claim its devices, or the reason why it is not prepared."""
         if self.config.enforcement == "enforce":
             return await self._prepare(driver, claims)
-        # A claim that was prepared before stays prepared: the kubelet asks again after it has restarted.
+        # A claim that was prepared before stays prepared: the kubelet repeats the call after a restart.
         known = [one for one in claims if self.store.ledger.record(driver, one.uid) is not None]
         refused = [one for one in claims if one not in known]
         if refused:
@@ -110,7 +111,7 @@ class NodeClaims:
                     extra={"driver": driver, "claim": f"{claim.namespace}/{claim.name}", "error": error},
                 )
         prepared = [uid for uid, answer in stored.items() if answer.error is None]
-        # The event loop calls this after the answer was sent.
+        # The event loop calls this after the response has been sent.
         asyncio.get_running_loop().call_soon(self._log_prepared, driver, prepared)
         return answers
 
@@ -123,41 +124,41 @@ class NodeClaims:
             _log.info("prepared", extra={**about, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
 
     async def _read_all(self, driver: str, claims: Sequence[ClaimName]) -> dict[str, DriverClaim | Answer]:
-        """Reads and parses claims, all at the same time."""
-        if len(claims) == 1:  # Most calls have one claim. A task would take three more iterations of the event loop.
+        """Reads and parses claims concurrently."""
+        if len(claims) == 1:  # Most calls have one claim; a task would take three more iterations of the event loop.
             return {claims[0].uid: await self._read(driver, claims[0])}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._read(driver, claim)) for claim in claims}
         return {uid: task.result() for uid, task in reading.items()}
 
     async def _read(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
-        """Reads a claim and parses all that its author wrote, without the claims lock.
+        """Reads a claim and parses the parts written by its author, without the claims lock.
 
-        Returns an answer if the claim is rejected, or needs no allocation.
+        Returns an Answer if the claim is rejected or needs no allocation.
         """
         try:
             document = await self.claim_reader.get_claim(claim.namespace, claim.name)
             if document is None:
-                return Answer(error=f"{claim} does not exist any more")
+                return Answer(error=f"{claim} no longer exists")
             view = parse_claim(document)
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # If the mapping is off, published slices of an earlier configuration may still contain one.
+            # Published slices of an earlier configuration may still contain a mapping after it was turned off.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory
             needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.others else frozenset()
             others = await self.other_devices.read(needed) if needed else NO_OTHERS
             return parse_driver_claim(view, driver, inventory, self.config, counted=counted, others=others)
-        except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
+        except Exception as error:  # noqa: BLE001 - a malformed claim fails alone
             return _failure(claim, error)
 
     async def _allocate(self, parsed: Sequence[DriverClaim], deadline: float) -> Answers:
-        """Allocates for claims and stores their records, as soon as the backend's reports are complete.
+        """Allocates for claims and stores their records as soon as the backend's reports are complete.
 
-        Reports may be on their way while the claims are read: the allocation for the first driver of a pod moves other
-        containers, and the backend reports that. Waiting for them takes milliseconds, the kubelet's retry a minute.
+        New reports may be on their way: allocating for the first driver of a pod moves other containers, and the
+        backend reports that. Waiting for them takes milliseconds, whereas the kubelet retries after a minute.
         """
         if self.store.ledger.absent:
             await self.recovery.attempted()
@@ -176,7 +177,7 @@ class NodeClaims:
                         await news.wait()
                 problem = await self.wait_for_enforcement(deadline)
                 if problem or time() > deadline:
-                    problem = problem or "its reports keep changing, or do not follow the loss of a claim's file"
+                    problem = problem or "its reports keep changing, or are older than the loss of a claim's file"
                     return {one.view.claim.uid: _unenforced(one.view, problem) for one in parsed}
                 if self.store.ledger.absent:
                     await self.recovery.attempted()
@@ -192,7 +193,7 @@ class NodeClaims:
                 return answers
 
     def _store(self, parsed: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
-        """Allocates for each claim and stores its record, in the thread of the transaction; returns the answers.
+        """Allocates for each claim and stores its record. Runs in the transaction's thread.
 
         Returns None if the backend's reports are incomplete, or older than the loss of a claim.
         """
@@ -218,7 +219,7 @@ class NodeClaims:
         return answers
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Releases claims; an unknown one counts as released already."""
+        """Releases claims. An unknown claim counts as already released."""
         try:
             return await self.store.transact(partial(_unprepare, driver, claims))
         except OSError as error:
@@ -226,7 +227,7 @@ class NodeClaims:
 
 
 def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> Answer:
-    """Returns the answer to the kubelet. ``record`` is None for a claim that only watches devices."""
+    """Returns the response for a claim. ``record`` is None for a claim that only monitors devices."""
     given: list[tuple[AllocationResult, tuple[str, ...]]] = []
     if record is not None:
         given = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]]
@@ -250,12 +251,12 @@ def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transactio
 
 
 def _unenforced(claim: object, problem: str) -> Answer:
-    # Fail closed: a node without enforcement starts no new claim.
+    # Fails closed: a node without enforcement starts no new claims.
     return Answer(error=f"{claim} is not prepared on a node without enforcement: {problem}")
 
 
 def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
-    """Returns an error about missing hugepages with the reason why they could not be allocated, if there is one."""
+    """Adds the reason of a hugepage shortage to an error about missing hugepages, if there is one."""
     match error:
         case Refused(__cause__=PagesMissing(device=device)) if device in shortages.by_device:
             way_out = "deleting the pod lets the scheduler choose another node"
@@ -264,7 +265,7 @@ def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
 
 
 def _failure(claim: object, error: Exception, unusable: str = "the CDI directory cannot be used") -> Answer:
-    """Returns why a claim failed: ``unusable`` says what an OSError means."""
+    """Returns the error of a failed claim; ``unusable`` describes what an OSError means in this context."""
     match error:
         case Refused():
             text = str(error)

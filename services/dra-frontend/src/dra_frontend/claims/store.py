@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of this node: directory and journal on disk, the state in memory, and one transaction at a time.
+"""Owns the claims of this node: files and journal on disk, the ledger in memory, and the transactions that change them.
 
-Lifetime of a claim's CPUs and pages: held from the moment its file is in its place; after Unprepare held further,
-without a file, as long as a container of the claim is alive or that is unknown; free from then on.
+Several instances run at once during an upgrade, so every change is a transaction under ``claims.lock``, a file lock on
+the node. A transaction runs in a worker thread and takes these steps:
+
+  1. acquire claims.lock (at most 10 s)
+  2. read the journal and the CDI directory; find released and lost claims; free releases whose containers have ended
+  3. restore deleted files, then run the change: it decides with the ledger and writes or removes claim files
+  4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
+
+A claim holds its CPUs and pages from the moment its file exists. After NodeUnprepareResources the file is gone, but the
+journal keeps the release, and with it the resources, until the backend's reports prove that no container of the claim
+is running. The order makes a crash at any point safe: a file without a journal entry is adopted, a journal entry
+without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the journal.
 """
 
 import asyncio
@@ -31,25 +41,25 @@ from dra_frontend.claims.metadata import MetadataFiles
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Another instance holds the lock for some milliseconds; ten seconds mean that something is stuck.
+# Another instance holds the lock for some milliseconds only; after ten seconds it must be stuck.
 _LOCK_SECONDS: Final = 10.0
 _REMEMBERED: Final = 256
 _NAMELESS: Final[Name] = ("", "")
 
 
 class RecordNews:
-    """The latest changes of records, for those that wait on ``/v1/records``: the backend, and people."""
+    """Publishes changes of records to waiting readers of ``/v1/records``: the backend and users."""
 
     def __init__(self, first: int | None = None) -> None:
         self.generation = time.time_ns() // 1_000_000 if first is None else first
-        """Counts changes, from the start time on: what a reader has from an earlier instance is lower."""
+        """Counter of changes. It starts at the current time, so that generations of an earlier instance are lower."""
         self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
         self._changed = asyncio.Event()
         self._open = True
 
     def publish(self, change: Change) -> None:
-        """Records a change and wakes all waiters."""
-        if change.kind != "freed":  # its record went before
+        """Records a change and wakes all waiting readers."""
+        if change.kind != "freed":  # the record itself was removed earlier
             self.generation += 1
             self._changes.append(
                 RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
@@ -58,14 +68,14 @@ class RecordNews:
             self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Answers all waiters, and from now on every call at once."""
+        """Wakes all waiting readers, and makes later calls return immediately."""
         self._open = False
         self._changed.set()
 
     async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
-        """Returns the changes after a generation, as soon as there are any, or none after ``seconds``.
+        """Returns the changes after a generation as soon as there are any, or an empty list after ``seconds``.
 
-        Returns at once without a generation, or with one that another instance gave.
+        Returns immediately without a generation, or with one from another instance.
         """
         if generation == self.generation and self._open:
             with suppress(TimeoutError):
@@ -78,7 +88,7 @@ class RecordNews:
 
 @dataclass(slots=True, eq=False)
 class ClaimStore:
-    """The one way to the claims. Reading is free; changing goes through :meth:`transact`."""
+    """Gives access to the claims. Reading is free; changes go through :meth:`transact`."""
 
     _files: ClaimFiles
     _journal: Journal
@@ -86,22 +96,22 @@ class ClaimStore:
     _backend: BackendView
     _metadata: MetadataFiles = field(default_factory=MetadataFiles)
     _ledger: Ledger = field(default_factory=partial(Ledger, {}))
-    """The ledger as of the last transaction, without containers; the same object as before if it has not changed."""
+    """Ledger as of the last transaction, without containers; the same object as long as nothing changes."""
     _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
-    """The ledger without containers, the containers, and the last value of ``ledger``, which was made of these two."""
+    """Ledger without containers, containers, and the value of ``ledger`` that was built from both."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """Generation of the news of each release that still holds resources or that our backend has not read yet."""
+    """Generation of each release that still holds resources or that our backend has not read yet."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """Generation of the news of each lost CPU claim that our backend has not read yet."""
+    """Generation of the loss of each CPU claim that our backend has not read yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger as of the last transaction and the latest reports.
+        """Ledger as of the last transaction and the latest reports.
 
-        It is the same object as before while neither has changed, so that regular work can be skipped.
+        It is the same object as long as neither changes, so that regular work can be skipped.
         """
         base, containers = self._ledger, self._backend.containers
         if base is not self._latest[0] or containers is not self._latest[1]:
@@ -110,14 +120,15 @@ class ClaimStore:
 
     @property
     def journal_lost(self) -> bool:
-        """True if the journal of former instances was lost and no instance has listed the claims since then."""
+        """True if an earlier instance's journal was lost and no instance has listed the claims since then."""
         return self._ledger.unlisted
 
     @property
     def unconfirmed(self) -> frozenset[ClaimKey]:
-        """Lost CPU claims whose loss the backend has not read yet: its reports may lack a container of theirs.
+        """Lost CPU claims whose loss the backend has not read yet, so that its reports may lack one of their
+        containers.
 
-        No CPUs are allocated in the meantime, since nothing else on the node contains those of the claims.
+        No CPUs are allocated in the meantime, since nothing else on the node records the CPUs of these claims.
         """
         acked = self._acked_generation
         return frozenset(key for key, at in self._lost_at.items() if acked is not None and at > acked)
@@ -126,26 +137,26 @@ class ClaimStore:
     def _acked_generation(self) -> int | None:
         """Generation of the latest change that the backend has read, or None if it has not reported yet.
 
-        It is 0 while the backend cannot read changes, as in the first seconds, since it reports on another connection
-        than that on which it reads them. Its reports may then lack a container that was started before a release.
+        It is 0 while the backend cannot read changes, for example in the first seconds: reports and changes use
+        separate connections. Reports may then lack a container that was started before a release.
         """
         return None if self._backend.status is None else self._backend.status.records or 0
 
     def name(self, key: ClaimKey) -> Name:
-        """Returns namespace and name of a claim that was prepared, empty where they are not known."""
+        """Returns namespace and name of a prepared claim, or two empty strings if they are unknown."""
         return self._present.get(key, _NAMELESS)
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """Returns what is wrong with files, by file name."""
+        """Problems of unusable claim files, by file name."""
         return self._files.problems
 
     @property
     def is_settled(self) -> bool:
-        """True if a scan would find nothing to do, so that it can be omitted.
+        """True if a scan would find nothing to do and can be skipped.
 
-        No release is in progress, no file is lost, and the time stamps of the directory and the journal show that
-        neither has changed. This takes two system calls. On a node both are in memory, so it may be called on the event
+        No release is in progress, no file is lost, and modification times show that neither the directory nor the
+        journal has changed. This takes two system calls. Both paths are on a tmpfs, so it may be called on the event
         loop.
         """
         ledger, view = self._ledger, self._files.view
@@ -159,29 +170,29 @@ class ClaimStore:
 
     @property
     def detached(self) -> bool:
-        """Whether the CDI directory was removed on the host: only a restart of the container mounts the new one."""
+        """True if the CDI directory was removed on the host. Only a restart of the container mounts the new one."""
         return self._files.view.detached
 
     @property
     def directory_problem(self) -> str:
-        """Returns the reason why the CDI directory cannot be used; empty if it can."""
+        """Reason why the CDI directory cannot be used, or ""."""
         return self._files.view.problems.get("", "")
 
     @property
     def journal_problem(self) -> str:
-        """Returns the reason why the journal cannot be used; empty if it can."""
+        """Reason why the journal cannot be used, or ""."""
         return self._journal.problem
 
     async def start(self) -> None:
-        """Loads the claims and removes leftovers of former instances. Raises OSError."""
+        """Loads the claims and removes leftovers of earlier instances. Raises OSError."""
         followed = self._lock.path.exists()
         await self.transact(partial(self._clean_up, followed=followed), thorough=True)
 
     def _clean_up(self, transaction: Transaction, *, followed: bool) -> None:
         """Removes temporary files left by a crash during a write, and metadata of claims without a file.
 
-        ``followed``: there was an instance before this one. If its journal is lost, the claims are marked as unlisted
-        in the new one, for other instances and for the next one in case this one ends before it has listed them.
+        ``followed`` is True if an instance ran before this one. If its journal is lost, the new journal marks the
+        claims as unlisted, for other instances and for the next one in case this one ends before it has listed them.
         """
         transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
         self._files.clear_leftovers()
@@ -189,15 +200,15 @@ class ClaimStore:
         self._metadata.sweep(transaction.files.values())
 
     async def close(self) -> None:
-        """Waits for a transaction whose caller has gone; after this the lock may be closed."""
+        """Waits for a transaction whose caller was cancelled, so that the lock can be closed afterwards."""
         async with self._lock.hold():
             pass
 
     async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
-        """Runs ``change`` on the present claims, alone on this node, in a worker thread.
+        """Runs ``change`` in a worker thread on the current claims, excluding all other changes on this node.
 
-        Raises what ``change`` raises, and OSError when the lock cannot be taken. A caller that is cancelled does not
-        wait, but the lock is held until the thread has ended: it may be writing.
+        Raises whatever ``change`` raises, and OSError if the lock cannot be acquired. A cancelled caller does not wait,
+        but the lock is held until the thread has finished, since it may be writing.
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
@@ -232,7 +243,7 @@ class ClaimStore:
     def _finish(self, transaction: Transaction, unacked: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
         self._lock.release()
         if not job.cancelled():
-            job.exception()  # raised to the caller, if there still is one
+            job.exception()  # raised in the caller, if it is still waiting
         kept = self._ledger.releasing.keys() | unacked | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
@@ -254,7 +265,7 @@ class ClaimStore:
     ) -> T:
         self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
         try:
-            # Whether a file of metadata is gone is looked at only when everything is.
+            # Missing metadata files are looked for only in a thorough scan.
             if restoring and (transaction.vanished or thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
@@ -267,10 +278,10 @@ class ClaimStore:
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
     ) -> None:
-        """Fills the transaction from the disk, and ends the releases that are confirmed.
+        """Fills the transaction from disk, and frees releases whose containers have ended.
 
-        ``unacked``: claims with a release that the backend has not read yet. ``reads_changes``: the backend reads the
-        changes that this instance publishes.
+        ``unacked`` contains claims with a release that the backend has not read yet. ``reads_changes`` is True if the
+        backend reads the changes that this instance publishes.
         """
         self._read_disk(transaction, thorough=thorough)
         self._find_ended(transaction, unacked, reads_changes=reads_changes)
@@ -280,9 +291,9 @@ class ClaimStore:
         self._end_releases(transaction, unacked | newly_released)
 
     def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
-        """Reads journal and directory. Content of files that were removed without a release goes to ``vanished``."""
+        """Reads journal and directory. Claims whose files disappeared without a release go to ``vanished``."""
         entries = self._journal.read()
-        # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
+        # Another instance's change may have the same time stamp as ours; only the journal reveals it.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
         known = self._ledger.files if view.files is not self._ledger.files else {}
@@ -295,10 +306,10 @@ class ClaimStore:
     def _find_ended(self, transaction: Transaction, unacked: frozenset[ClaimKey], *, reads_changes: bool) -> None:
         """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
 
-        The backend of that instance has confirmed that no container of the claim is left, but the latest reports of
-        this instance's backend may be older. By these the claim would be lost, and would be rebuilt with CPUs that
-        another claim may have by now. Reports that follow the change are believed. While the claims of the node are not
-        listed, a release that has ended keeps an entry.
+        The other instance's backend has confirmed that no container of the claim is left, but the latest reports of
+        this instance's backend may be older. They would make the claim look lost, and it would be rebuilt with CPUs
+        that may now belong to another claim. Reports made after the change are trusted. While the node's claims are not
+        listed, a finished release keeps an entry.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
@@ -308,15 +319,17 @@ class ClaimStore:
         transaction.ended = unacked - listed | gone
 
     def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
-        """Adds a change for each release by another instance, for this instance's backend. Returns these claims."""
+        """Adds a change for each release by another instance, so that this instance's backend reads it. Returns these
+        claims.
+        """
         newly_released = frozenset(transaction.releasing.keys() - self._ledger.releasing.keys())
         transaction.changes += [Change("released", *key) for key in sorted(newly_released)]
         return newly_released
 
     def _find_lost(self, transaction: Transaction, *, reads_changes: bool) -> None:
-        """Adds a change for each CPU claim that is newly lost, and updates the claims that are ``unconfirmed``.
+        """Adds a change for each newly lost CPU claim, and updates the ``unconfirmed`` claims.
 
-        A container of a lost claim may have been started just before, and not be in the latest reports.
+        A container of a lost claim may have been started just before the loss and be missing from the latest reports.
         """
         absent = transaction.present.keys() - transaction.files.keys()
         lost = frozenset(key for key in absent - self._ledger.absent if key[0] == CPU_DRIVER)
@@ -326,10 +339,10 @@ class ClaimStore:
             transaction.unconfirmed |= lost
 
     def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> None:
-        """Frees the released claims without containers and writes the journal, if the reports are complete.
+        """Frees released claims that have no containers and writes the journal, if the reports are complete.
 
-        Claims in ``unacked`` stay held: their containers may have been started just before the release, and only the
-        reports of a backend that has read the release must contain them.
+        Claims in ``unacked`` stay held: one of their containers may have been started just before the release, and only
+        reports of a backend that has read the release are certain to contain it.
         """
         if not (transaction.releasing and transaction.certain):
             return
@@ -338,12 +351,13 @@ class ClaimStore:
         for key in ended:
             transaction.free(key, remember=transaction.unlisted)
         if ended:
-            # Before the CPUs and pages are allocated again. If this instance died after that, the next one would
-            # find the release in the journal, and return them to the released claim if it is prepared again.
+            # Written before the CPUs and pages are allocated again. Otherwise, if this instance died, the next one
+            # would find the release in the journal and return the resources to the released claim if it is prepared
+            # again.
             self._write_journal(transaction)
 
     def _write_journal(self, transaction: Transaction) -> None:
-        # Copies, since the transaction may go on and the journal compares them with its next entries.
+        # Copies, since the transaction may continue and the journal compares them with its next entries.
         cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
         self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
 
@@ -351,11 +365,11 @@ class ClaimStore:
 def _vanished(
     files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
 ) -> dict[ClaimKey, ClaimFile]:
-    """Returns the content of the lost files of claims: from the memory of this instance, or else from the journal.
+    """Returns the content of claim files that disappeared: from this instance's memory, or else from the journal.
 
-    Memory contains whole records, but it may be older than the journal: if a file is lost twice, another instance may
-    have rebuilt its record with other CPUs in between. The journal contains CPUs and no record, as a damaged file does
-    whose environment can be read: the CPUs stay held, and recovery rebuilds the record with them.
+    Memory contains whole records, but may be older than the journal: if a file is lost twice, another instance may have
+    rebuilt its record with other CPUs in between. The journal contains only CPUs. They stay held, and recovery rebuilds
+    the record with them, as it does for a damaged file whose environment can be parsed.
     """
     vanished = {
         key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)

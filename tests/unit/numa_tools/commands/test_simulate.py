@@ -133,6 +133,23 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
     assert "does not fit (scheduling): request cpus: " in _table(capsys, root, example)
 
 
+def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The result is that of the node once it enforces, and the last line says that it refuses claims until then."""
+    arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
+    observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
+    outcomes = [run(capsys, *one)[1] for one in (arguments, observing)]
+    assert [one.pop("enforcement") for one in outcomes] == ["enforce", "observe"]
+    assert outcomes[0] == outcomes[1]
+    printed = []
+    for one in (arguments, observing):
+        assert cli.main(["simulate", *one]) == 0
+        printed.append(capsys.readouterr().out.splitlines())
+    assert printed[1][:-1] == printed[0]
+    assert printed[1][-1].startswith("this node only observes and refuses every claim until driverConfig has ")
+
+
 def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
     assert cli.main(["simulate", "--host-root", str(root), "--pod", example, "-n", "9"]) == 3
     return capsys.readouterr().out

@@ -21,6 +21,10 @@ from numa_tools.scheduling.reading import ManifestError, mapping
 from numa_tools.scheduling.simulation import Row, Simulation
 
 _ADD = "; add it to the files, and this node's ResourceSlices of its driver"
+_OBSERVES = (
+    "this node only observes and refuses every claim until driverConfig has enforcement: enforce; the result above "
+    "applies from then on"
+)
 _NO_PODS = (
     "no Pod and no workload whose pods are known; for a VirtualMachine of KubeVirt, simulate the Pod virt-launcher-... "
     "that it creates"
@@ -61,7 +65,8 @@ def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
     """Runs each workload a number of times.
 
-    Returns an outcome for each, how many fit, for how many that is unknown, and the shared pool at the end.
+    Returns an outcome for each, how many fit, for how many that is unknown, the shared pool at the end, and whether the
+    node enforces claims or only observes. A node that observes refuses every claim, whatever fits.
     """
     rows = [
         simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")
@@ -73,7 +78,8 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
             machine = simulation.inventory.machine
             row["reasons"] = [_explained(why, machine) if why.startswith(NO_CLASS) else why for why in row["reasons"]]
     counts = {"fit": sum(row["fits"] is True for row in rows), "unknown": sum(row["fits"] is None for row in rows)}
-    return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool()}
+    enforcement = simulation.config.enforcement
+    return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool(), "enforcement": enforcement}
 
 
 def _explained(why: str, machine: Machine) -> str:
@@ -106,7 +112,8 @@ def outcome_table(outcome: Row) -> str:
         faults += [f"{row['name']}: note: {note}" for note in row.get("notes", ())]
     unknown = f", {outcome['unknown']} unknown" if outcome["unknown"] else ""
     summary = f"{outcome['fit']} of {outcome['of']} fit{unknown}; the shared pool has CPUs {outcome['pool'] or 'none'}"
-    return "\n".join([*([table(rows)] if len(rows) > 1 else []), *faults, summary])
+    observes = [_OBSERVES] if outcome["enforcement"] == "observe" else []
+    return "\n".join([*([table(rows)] if len(rows) > 1 else []), *faults, summary, *observes])
 
 
 def _gets(one: Row) -> str:

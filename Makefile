@@ -15,7 +15,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema state-api manifests docs kind-up kind-down clean
+.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema state-api command-reference manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check
 	$(BIN)/python -m hack.state_api --check
+	$(BIN)/python -m hack.command_reference --check
 	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
 	$(BIN)/python -m hack.version --check
 	UV=$(BIN)/uv locks/compile.sh --check
@@ -102,6 +103,9 @@ chart-schema: .venv/.done ## Generate the chart's values.schema.json from the mo
 
 state-api: .venv/.done ## Generate docs/state-api.md from the models of the state endpoint
 	$(BIN)/python -m hack.state_api
+
+command-reference: .venv/.done ## Generate docs/command-reference.md from the help texts of all programs
+	$(BIN)/python -m hack.command_reference
 
 manifests: .venv/.done ## Render everything that the chart installs to build/dra-driver-numa.yaml (VALUES=FILE for other values)
 	@mkdir -p build

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dra_frontend.settings import add_run_arguments
-from nri_backend.settings import _parser
+from nri_backend.settings import build_parser
 from numa_contract.config import Config, parse_config
 
 from hack.chart_values import ChartValues
@@ -48,7 +48,7 @@ def test_flags_exist() -> None:
     """Every flag that the page names is one of the two commands'."""
     frontend = argparse.ArgumentParser()
     add_run_arguments(frontend)
-    known = set(frontend._option_string_actions) | set(_parser()._option_string_actions)
+    known = set(frontend._option_string_actions) | set(build_parser()._option_string_actions)
     assert set(re.findall(r"`(--[a-z-]+)", CONFIGURATION)) - known == set()
 
 

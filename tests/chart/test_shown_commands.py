@@ -26,10 +26,10 @@ _BLOCK: Final = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOT
 # What a reader fills in, where any word does not do.
 _FILLED: Final = {"N": "2", "SECONDS": "9"}
 _PARSERS: Final = {
-    "dra-frontend": frontend._parser,
-    "nri-backend": backend._parser,
-    "nri-backend setup-runtime": setup._parser,
-    "kubectl numa": plugin._parser,
+    "dra-frontend": frontend.build_parser,
+    "nri-backend": backend.build_parser,
+    "nri-backend setup-runtime": setup.build_parser,
+    "kubectl numa": plugin.build_parser,
 }
 # Of helm alone, which render nothing: the release that is there, and how long to wait for it.
 _OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}

@@ -206,7 +206,7 @@ async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, wo
     examples = re.findall(r"^  kubectl numa (.*?)(?: \|.*)?$", out.partition("examples:\n")[2], re.MULTILINE)
     assert examples
     for example in examples:
-        cli._parser().parse_args(shlex.split(example))
+        cli.build_parser().parse_args(shlex.split(example))
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_every_help_has_working_examples(command: str, capsys: pytest.CaptureFix
     examples = re.findall(r"^  dra-frontend ([^|>\n]*)", told.partition("examples:\n")[2], re.MULTILINE)
     assert examples
     for example in examples:
-        cli._parser().parse_args(shlex.split(example))
+        cli.build_parser().parse_args(shlex.split(example))
 
 
 @pytest.mark.parametrize("command", [one for one, what in cli.COMMANDS.items() if "table" in what.outputs])

@@ -25,6 +25,7 @@ _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
 _TABLE: Final = ("table", "wide", "json", "yaml")
 _OBJECTS: Final = ("yaml", "json")
+_VERSION_HELP: Final = "print the version and exit"
 _STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a usage error or unusable input."
 
 
@@ -47,7 +48,7 @@ COMMANDS: Final[dict[str, Command]] = {
         {
             "This node": "",
             "A machine whose files were captured": "--host-root DIR",
-            "A bug report": "--from FILE.tar.gz",
+            "The node of a bug report": "--from node.tar.gz",
         },
     ),
     "slices": Command(
@@ -64,22 +65,23 @@ COMMANDS: Final[dict[str, Command]] = {
         {
             "Three copies of a pod": "--pod pod.yaml -n 3",
             "On an empty node, from standard input": "--pod - --empty",
-            "With the claims and the configuration of a node that was packed by gather": "--claim c.yaml --from FILE",
+            "On another node, from the archive that gather has made of it": "--claim claim.yaml --from node.tar.gz",
         },
         "Exit status: 0 if everything fits; 2 for a usage error or unusable input; 3 if something does not fit; "
-        "4 if that is unknown.",
+        "4 if nothing is known not to fit, but it is unknown whether something fits.",
     ),
     "explain": Command(
         "explain what a claim, pod, CPU or device has, why, and how that is enforced",
         _TABLE,
         {"A claim or a pod": "shop/db", "A CPU": "cpu/3", "A device": "cpudevnuma000"},
-        "Exit status: 0; 1 if there are problems; 2 if there is no such subject, or for a usage error.",
+        "Exit status: 0 if there are no problems; 1 if there are problems, or if a pending claim does not fit; 2 for a "
+        "usage error, or if the subject is not known.",
     ),
     "gather": Command(
         "pack the files for a bug report into one archive",
         examples={
             "Without names of pods and nodes": "-o node.tar.gz --mask",
-            "To standard output": "-o - > FILE.tar.gz",
+            "To standard output": "-o - > node.tar.gz",
         },
         statuses="Exit status: 0; 1 if the archive cannot be written; 2 for a usage error or unusable input.",
     ),
@@ -87,24 +89,24 @@ COMMANDS: Final[dict[str, Command]] = {
         "show devices, claims, CPUs and problems of this node",
         _TABLE,
         {"Once": "", "Every 2 s": "--watch", "Codes of all problems": "-o json | jq -r '.problems[].code'"},
-        "Exit status: 0 without problems; 1 with problems; 2 for a usage error or unusable input.",
+        "Exit status: 0 if there are no problems; 1 if there are problems; 2 for a usage error or unusable input.",
     ),
     "doctor": Command(
         "check this node and suggest fixes",
         _TABLE,
         {
             "All checks": "",
-            "What each check is about": "--list",
-            "A configuration file": "--kubelet-config config.yaml",
+            "What each check looks for": "--list",
+            "With the configuration of the kubelet from a file": "--kubelet-config config.yaml",
         },
-        "Exit status: 0 without problems; 1 with problems; 2 for a usage error or unusable input.",
+        "Exit status: 0 if there are no problems; 1 if there are problems; 2 for a usage error or unusable input.",
     ),
     "provision": Command(
         "allocate the hugepages that HugePageProvision files specify",
         _TABLE,
         {
             "Check the files and change nothing": "--dry-run pages.yaml",
-            "Allocate them within 10 s": "--timeout 10 a.yaml",
+            "Allocate them within 10 s": "--timeout 10 pages.yaml",
         },
         "Exit status: 0; 1 if pages are missing; 2 for a usage error or unusable input.",
     ),
@@ -123,15 +125,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_BAD_INPUT, printable(f"{_PROGRAM}: {message}; see {self.prog} --help") + "\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the service's arguments and of all commands."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog=_PROGRAM,
-        description="DRA drivers for CPUs, memory and hugepages. Without a command: runs the service.",
+        description="DRA drivers for CPUs, memory and hugepages. Without a command, it runs the service.",
         epilog=_epilog({f"{name} {_first(name)}": _sentence(name) for name in _OF_TOP}, _STATUSES),
         formatter_class=shape,
     )
-    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}", help=_VERSION_HELP)
     add_run_arguments(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     made: dict[str, argparse.ArgumentParser] = {}
@@ -236,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input. simulate also returns 3
     if something does not fit, and 4 if nothing is known not to fit but the outcome of something is unknown.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
             add_lazy_modules("google.protobuf.internal.python_message")  # replaced by C code

@@ -303,7 +303,8 @@ _COMMANDS: Final[Mapping[str, _Command]] = {
 }
 _STATUSES: Final = "Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error."
 _PASSED_ON: Final = (
-    "Exit status: that of the command on the node; 1 also if it cannot be run; 2 also for a usage error."
+    "Exit status: 0 if there are no problems; 1 if there are problems, or if the command cannot be run on the node; "
+    "2 for a usage error or unusable input."
 )
 
 
@@ -314,11 +315,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_USAGE, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
     text = "Shows CPUs, memory and hugepages of a cluster's nodes, and the claims that have them."
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", _COMMANDS["nodes"]), formatter_class=shape)
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         text = f"{_sentence(command)}."
@@ -385,7 +387,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
 
 def run(arguments: Sequence[str], program: str) -> int:
     """Runs one command by the ``kubectl`` that is named; returns the exit status."""
-    parser = _parser()
+    parser = build_parser()
     try:
         given = parser.parse_args(arguments)
         if given.command == "claims" and given.watch and given.output not in (None, "table", "wide"):

@@ -126,12 +126,12 @@ def free_row(document: Document) -> Row:
     }
 
 
-def claim_row(document: Document) -> Row:
-    """Returns the row of a claim."""
+def claim_row(document: Document, *, namespaced: bool = True) -> Row:
+    """Returns the row of a claim, with its namespace if ``namespaced``."""
     cpus, count = document["cpus"], document["cpuCount"]
     enforced = {True: "True", False: "False", None: "Unknown"}[document["enforced"]]
     return {
-        "namespace": document["namespace"],
+        **({"namespace": document["namespace"]} if namespaced else {}),
         "claim": document["claim"],
         "node": document["node"],
         "cpus": (f"{count} CPUs" if cpus is None else format_cpus(cpus)) if count else "",

@@ -27,6 +27,21 @@ _FLAGS: Final = {
     "--log-format": ("logFormat", "text (key=value) or json (one object per line)"),
 }
 
+_DESCRIPTION: Final = f"""\
+NRI plugin that enforces the allocations of dra-frontend on containers.
+
+Other commands: "{COMMAND} setup-runtime" checks the configuration of containerd (see its --help),
+"{COMMAND} version" prints the version."""
+_EPILOG: Final = f"""\
+examples:
+  # As the chart starts it
+  {COMMAND} --config /etc/dra-driver-numa/config.yaml --kernel-root /host
+  # The version
+  {COMMAND} version
+
+Exit status: 0 after SIGTERM or SIGINT; 1 if the service cannot run on this node; 2 for a usage error or an unusable
+configuration."""
+
 
 class UsageError(ValueError):
     """The command line is invalid. The message is a single line."""
@@ -66,15 +81,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {COMMAND} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the service's arguments."""
     parser = _Parser(
         COMMAND,
-        description="NRI plugin that enforces the allocations of dra-frontend on containers.",
-        epilog=f"Other commands: {COMMAND} setup-runtime checks the configuration of containerd (see its --help), "
-        f"{COMMAND} version.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"{COMMAND} {__version__}", help="print the version and exit"
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML configuration file of both containers")
     defaults = Config().model_dump()
     for option, (key, text) in _FLAGS.items():
@@ -102,7 +120,7 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     ``--help`` and ``--version`` print and raise SystemExit, as argparse does.
     """
     environment = os.environ if environment is None else environment
-    flags = vars(_parser().parse_args(arguments))
+    flags = vars(build_parser().parse_args(arguments))
     if not _INDEX.fullmatch(flags["plugin_index"]):
         raise UsageError(f"--plugin-index {flags['plugin_index']!r}: must be two digits")
     keys = [*(key for key, _ in _FLAGS.values()), *DEPRECATED_FLAGS.values()]

@@ -2,6 +2,7 @@
 """The command ``setup-runtime`` as a process, with a dump on its standard input."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_backend.setup.command import _INPUT_SECONDS, _MAX_BYTES
+from nri_backend.setup.command import _INPUT_SECONDS, _MAX_BYTES, build_parser
 from nri_backend.setup.containerd import Change, write_drop_in
 from numa_node.runtimes.containerd import Dump
 
@@ -51,6 +52,22 @@ def test_the_drop_in_goes_to_stdout_and_missing_keys_to_stderr() -> None:
     assert tomllib.loads(ran.stdout) == {"plugins": {NRI: {"disable": False}}}
     assert ran.stderr == f'nri-backend setup-runtime: [plugins."{NRI}"] disable is true, must be false\n'
     assert ran.returncode == 1
+
+
+def test_a_usage_error_is_one_line() -> None:
+    """It names the help, and the exit status is 2."""
+    ran = run("--nonsense")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        "nri-backend setup-runtime: unrecognized arguments: --nonsense; see nri-backend setup-runtime --help\n"
+    )
+
+
+def test_the_help_has_examples_that_the_command_accepts() -> None:
+    examples = re.findall(r"^  .*?nri-backend setup-runtime (.*)$", run("--help").stdout, re.MULTILINE)
+    assert len(examples) == 3
+    for example in examples:
+        build_parser().parse_args(example.split())
 
 
 def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:

@@ -32,13 +32,36 @@ _DUMP_SECONDS: Final = 30
 _INPUT_SECONDS: Final = 10
 """Timeout for the end of standard input. containerd prints its dump within a second."""
 
+_DESCRIPTION: Final = """\
+Reads the output of "containerd config dump", reports the settings that are missing for CDI, NRI and the time
+limits of plugins, and prints the drop-in to add. Without DUMP and without any input, it runs containerd."""
+_EPILOG: Final = f"""\
+examples:
+  # From a file
+  {COMMAND} dump.toml
+  # From a pipe, with the drop-in written to a file
+  containerd config dump | {COMMAND} --write 90-dra-driver-numa.toml
+  # So that no container starts without the driver
+  {COMMAND} --require-plugin dump.toml
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+Exit status: 0 if nothing is missing or FILE was written; 1 if something is missing; 2 for a usage error or
+unusable input."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_EXIT_UNUSABLE, f"{COMMAND}: {message}; see {COMMAND} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    parser = _Parser(
         prog=COMMAND,
-        description='Reads what "containerd config dump" printed, reports what is missing for CDI, NRI and the time '
-        "limits of plugins, and prints the drop-in to add. Without DUMP and with nothing piped in, it runs containerd.",
-        epilog="Exit status: 0 nothing is missing or FILE was written, 1 something is missing, 2 unusable input.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="file with the dump; default: standard input")
@@ -78,7 +101,7 @@ def _raise(number: int, _: object) -> NoReturn:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         dump = read_dump(_dump_text(options.dump))
         missing = containerd.missing_settings(dump, options.cdi_dir, require_plugin=options.require_plugin)

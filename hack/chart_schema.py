@@ -36,7 +36,8 @@ _PEER_VALUES = (
     "sysfsOverlay",
 )
 _PEER_KEY = "bindAddress"
-"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them, so that the chart can reject them with their new place."""
+"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them, so that the chart can reject
+them with their new place."""
 # "--set ...=0" is a number; the chart makes a text of it, and checks it in words.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 """Values that Helm reads as another type: "--set driverConfig.reservedCPUs=0" is a number. The chart converts it."""

@@ -41,7 +41,8 @@ BACKEND_WAIT_SECONDS: Final = 20.0
 # times a second.
 REPORT_SECONDS: Final = 1.0
 _OBSERVED: Final = (
-    "is not prepared, since this node only observes and does not enforce claims: set enforcement: enforce in driverConfig"
+    "is not prepared, since this node only observes and does not enforce claims: "
+    "set enforcement: enforce in driverConfig"
 )
 Answers = Mapping[str, Answer]
 """Answers by claim UID."""

@@ -23,12 +23,15 @@ from tests.rigs.trees import captured, write_tree
 
 POLICY = policy("parameters")
 SECTIONS: dict[str, type[Section]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
-NOT_THERE = {"isolated: only", "coreType: performance", "coreType: efficiency"}
+NOT_THERE = {"isolcpus: only", "isolated: only", "coreType: performance", "coreType: efficiency"}
 """Parameters that are valid and ask for CPUs which the simulated machine does not have."""
 MISTYPED = [
     *[("cpuConfig", "quota", word) for word in ("on", "yes", "1", '"no"', "[lift]", "OFF_")],
     *[("cpuConfig", "irqs", word) for word in ("off", "no", "on", "0")],
-    *[("cpuConfig", "shared", word) for word in ("no", "off", "1e3", "2001-01-01")],
+    *[("cpuConfig", "poolCPUs", word) for word in ("no", "off", "1e3", "2001-01-01")],
+    *[("cpuConfig", "shared", word) for word in ("no", "~x", "1e3")],
+    *[("cpuConfig", "isolated", word) for word in ("no", "on", "isolcpus")],
+    ("cpuConfig", "poolCPUs", "pool"),
     *[("cpuConfig", "fullPhysicalCores", word) for word in ('"yes"', "1", "0.0")],
     *[("cpuConfig", "cpuset", word) for word in ("1:30", "-1", "0.5", "1e5", "on", "3-2", "2001-01-01", "[2, 3]")],
     *[("memoryConfig", "protect", word) for word in ("off", "no", "2Gi")],

@@ -13,7 +13,7 @@ from dra_frontend.allocation.resolve import cpu_parameters
 from dra_frontend.devices.model import DeviceKind
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, TOLERATE_MISSING_ANNOTATION
+from numa_contract.names import CPU_DRIVER, DRIVERS, FORMER_PARAMETERS, MEMORY_DRIVER, TOLERATE_MISSING_ANNOTATION
 from pydantic import ValidationError
 
 from tests.chart.helm import CHART, Document, render
@@ -66,7 +66,7 @@ FIELDS = [
     (driver, field.alias or name, literals(field.annotation))
     for driver, section in SECTIONS.items()
     for name, field in section.model_fields.items()
-]
+] + [(CPU_DRIVER, name.old, [*name.words]) for name in FORMER_PARAMETERS]
 ODD: list[Any] = [
     *(None, True, False, 0, 1, 2, -1, 0.5, 1.5, 8191, 8192, 1 << 40, 504),
     *("", "x", "off", "on", "no", "false", "0", "0-3,8", "8,0-3", "5-", " 0-3 ", "0-9000", [], ["packed"], {}),
@@ -134,7 +134,17 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
             [said(CPU_DRIVER, {"irqs": False})],
             "irqs must be one of move, keep; got the boolean false (YAML reads off, no",
         ),
-        ([said(CPU_DRIVER, {"shared": 0})], "shared must be one of none, pool, numa; got a number"),
+        ([said(CPU_DRIVER, {"poolCPUs": 0})], "poolCPUs must be one of none, all, numa; got a number"),
+        ([said(CPU_DRIVER, {"poolCPUs": "pool"})], "poolCPUs must be one of none, all, numa; got 'pool'"),
+        ([said(CPU_DRIVER, {"shared": "x"})], "shared must be one of none, all, numa; got 'x'"),
+        (
+            [said(CPU_DRIVER, {"isolated": "only", "isolcpus": "only"})],
+            "cpuConfig.isolated is the former name of isolcpus, and both are given; remove isolated",
+        ),
+        (
+            [said(CPU_DRIVER, {"poolCPUs": "all", "shared": "pool"})],
+            "cpuConfig.shared is the former name of poolCPUs, and both are given; remove shared",
+        ),
         ([said(MEMORY_DRIVER, {"protect": ["low"]})], "protect must be one of none, low, min; got a list or a map"),
         ([said(CPU_DRIVER, {"cpuset": -1})], "in ascending order"),
         ([said(MEMORY_DRIVER, {"mount": {"path": "/x", "mode": 504}})], "without quotes YAML reads it as 504"),
@@ -168,6 +178,8 @@ def test_a_mistake_is_told_with_its_remedy(config: list[Document], text: str) ->
             said(MEMORY_DRIVER, {}, ("a",)),
         ],
         [said(CPU_DRIVER, {"cpuset": "0-3"}, ("a",)), said(CPU_DRIVER, {"cpuset": 8}, ("b",))],
+        [said(CPU_DRIVER, {"shared": word}, (word,)) for word in ("none", "pool", "numa")],
+        [said(CPU_DRIVER, {"isolated": "only", "isolcpus": None, "shared": None, "poolCPUs": "all"})],
         [said(CPU_DRIVER, {"quota": word}, (str(word),)) for word in ("lift", "keep", "off", False)],
         [{"requests": ["a"]}],
     ],

@@ -177,7 +177,7 @@ def check_exact(world: World, box: Box) -> None:
     shown, own = world.cpus(box), exclusive(world, box)
     records = held_records(box)
     if own:
-        mixed = frozenset[int]().union(*(one.cpus for r in records for one in r.shared_cpus.values()))
+        mixed = frozenset[int]().union(*(one.cpus for r in records for one in r.pool_cpus.values()))
         lost = bool(box.named.keys() - box.held)
         exact = shown == own or (own <= shown and (lost or shown <= own | mixed))
         assert exact, f"{box.id} runs on {_text(shown)}; its claims have {_text(own)}"

@@ -238,7 +238,17 @@ def _listed(items: list[Any]) -> Any:
 _texts = st.sampled_from(["0-3", "0-8191", "packed", "spread", "required", "claim", "strict", "/mnt/x", "0770", "pod"])
 _values = st.one_of(_texts, st.booleans(), st.floats(), odd)
 _FREE_FIELDS = ("quota", "irqs", "isolation", "sharing")
-_CPU_FIELDS = ("cpuset", "strategy", "fullPhysicalCores", "l3", "numa", "isolated", "coreType", *_FREE_FIELDS)
+_CPU_FIELDS = (
+    "cpuset",
+    "strategy",
+    "fullPhysicalCores",
+    "l3",
+    "numa",
+    "isolcpus",
+    "isolated",
+    "coreType",
+    *_FREE_FIELDS,
+)
 _MEMORY_FIELDS = ("binding", "limit", "protect", "high", "mount", "sharing")
 
 

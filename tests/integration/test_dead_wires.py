@@ -252,7 +252,7 @@ def running(play: Play) -> None:
     with play.pod("still", cpus(2), isolation="isolated") as pod:
         pod.run()
         play.until("isolated", lambda: "isolated" in play.witness.values["/v1/containers[].exclusivity"])
-    with play.pod("vpp", cpus(2), shared="numa") as pod:
+    with play.pod("vpp", cpus(2), poolCPUs="numa") as pod:
         pod.run()
         play.sees("/v1/containers[].poolRequested")
         play.sees("/v1/containers[].claims[].cpus")
@@ -588,14 +588,14 @@ _PARAMETERS: dict[str, Any] = {
     "fullPhysicalCores": True,
     "l3": "ignore",
     "numa": "distribute",
-    "isolated": "never",
+    "isolcpus": "never",
     "coreType": "efficiency",
     "quota": "keep",
     "irqs": "keep",
     "sharing": "pod",
     "cpuset": "12-13",
 }
-"""A value of each CPU parameter that is not its default; isolation and shared have scenarios of their own."""
+"""A value of each CPU parameter that is not its default; isolation and poolCPUs have scenarios of their own."""
 _MEMORY_PARAMETERS: tuple[dict[str, Any], ...] = (
     {"binding": "preferred"},
     {"limit": "claim"},

@@ -33,7 +33,7 @@ def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage
 def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
     """A container has its own CPUs, which nobody else ever has, and what is left of the pool on their NUMA node."""
     everything, near = set(range(32)), {*range(8), *range(16, 24)}
-    beside = [opaque("dra.cpu", "cpuConfig", {"shared": "numa"})]
+    beside = [opaque("dra.cpu", "cpuConfig", {"poolCPUs": "numa"})]
     with StagePod(stage, "web") as web, claim_pod(stage, "vpp", cpus(4), config=beside) as vpp:
         plain = web.run()
         vpp.prepare()

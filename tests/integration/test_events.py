@@ -64,7 +64,7 @@ def partitions(open_shared_stage: OpenStage) -> Stage:
 
 def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None:
     """The container's report names the setting; neither Event nor metric nor problem does."""
-    shared = opaque("dra.cpu", "cpuConfig", {"shared": "pool"})
+    shared = opaque("dra.cpu", "cpuConfig", {"poolCPUs": "all"})
     with claim_pod(partitions, "vpp", cpus(2), config=[shared]) as pod:
         pod.prepare()
         box = pod.run()

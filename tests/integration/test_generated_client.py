@@ -55,7 +55,7 @@ def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactor
     stage = open_shared_stage(partitions=True)
     instance = stage.add_ready_instance()
     parameters = [
-        opaque("dra.cpu", "cpuConfig", {"shared": "numa"}),
+        opaque("dra.cpu", "cpuConfig", {"poolCPUs": "numa"}),
         opaque("dra.memory", "memoryConfig", {"high": 0.9}),
     ]
     db = claim_pod(stage, "db", cpus(2), memory(64 << 20), config=parameters)

@@ -45,7 +45,7 @@ def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Clust
     Nobody else may run on the exclusive CPUs, whoever keeps the others' claims, and threads of the container not there.
     """
     plain = cluster.node.pod("web").run()
-    vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(shared="numa")])
+    vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(poolCPUs="numa")])
     until(lambda: plain.cpus_allowed == POOL - vpp.cpus, "the plain container leaves them at Prepare")
     box = split(vpp)
     assert box.cgroup.cpus() == NEAR

@@ -18,7 +18,7 @@ from numa_contract.records import (
     MemoryParameters,
     Owner,
     PodReference,
-    SharedCpus,
+    PoolCpus,
 )
 from numa_contract.reports import ContainerReport
 
@@ -59,9 +59,9 @@ def cpu_record(
 def mixed(record: AllocationRecord, near: str, machine: str = "0-7") -> AllocationRecord:
     """Returns the same claim with isolation ``mixed``: its requests also use the shared pool near CPUs ``near``."""
     others = parse_cpu_list(machine) - record.cpus_of()
-    shared = SharedCpus(cpus=others, near=parse_cpu_list(near) - record.cpus_of())
-    parameters = CpuParameters(isolation="mixed", shared="numa")
-    by_request = {"shared_cpus": shared, "parameters": parameters}
+    shared = PoolCpus(cpus=others, near=parse_cpu_list(near) - record.cpus_of())
+    parameters = CpuParameters(isolation="mixed", pool_cpus="numa")
+    by_request = {"pool_cpus": shared, "parameters": parameters}
     return record.model_copy(update={name: dict.fromkeys(record.requests, one) for name, one in by_request.items()})
 
 

@@ -18,6 +18,8 @@ TABLES: Final = {"docs/strategies.md": "cpuConfig", "docs/memory.md": "memoryCon
 """Pages with a table of parameters, and the key under which these are written."""
 ALSO_TYPED: Final = (
     *(("cpuConfig", "quota", word) for word in ("off", '"off"', "Off", "no", "n", "false")),
+    *(("cpuConfig", "isolated", word) for word in ("ignore", "only", "never")),
+    *(("cpuConfig", "shared", word) for word in ("none", "pool", "numa")),
     *(("cpuConfig", "fullPhysicalCores", word) for word in ("on", "yes", "y", "off")),
     *(("cpuConfig", "cpuset", word) for word in ("2-3", "2,3", '"2-3"')),
     *(("memoryConfig", "high", word) for word in ("1", ".5", "5e-1")),

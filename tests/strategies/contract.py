@@ -17,7 +17,7 @@ from numa_contract.records import (
     MetadataFile,
     Owner,
     PodReference,
-    SharedCpus,
+    PoolCpus,
 )
 
 uids = st.uuids().map(str)
@@ -32,7 +32,7 @@ parameters = st.builds(
     quota=st.sampled_from(["lift", "keep"]),
     irqs=st.sampled_from(["move", "keep"]),
 )
-shared_cpus = st.builds(SharedCpus, cpus=cpu_sets, near=cpu_sets)
+pool_cpus = st.builds(PoolCpus, cpus=cpu_sets, near=cpu_sets)
 memory_parameters = st.builds(
     MemoryParameters,
     binding=st.sampled_from(["strict", "preferred", "of tomorrow"]),
@@ -68,7 +68,7 @@ def records(draw: st.DrawFn) -> AllocationRecord:
     if driver == CPU_DRIVER:
         given["cpus"] = tuple(CpuAllocation(request=n, device="cpudevnuma000", cpus=draw(cpu_sets)) for n in names)
         given["parameters"] = draw(st.dictionaries(st.sampled_from(names), parameters))
-        given["shared_cpus"] = draw(st.dictionaries(st.sampled_from(names), shared_cpus))
+        given["pool_cpus"] = draw(st.dictionaries(st.sampled_from(names), pool_cpus))
     else:
         given["memory"] = tuple(draw(memory_allocations).model_copy(update={"request": n}) for n in names)
         given["memory_parameters"] = draw(st.dictionaries(st.sampled_from(names), memory_parameters))

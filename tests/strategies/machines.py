@@ -130,7 +130,7 @@ def uneven(*sockets: int, threads: int = 2, per_l3: int = 4) -> list[Core]:
 
 def isolating(found: Machine, cpus: Iterable[int]) -> Machine:
     """Returns the machine with CPUs that the kernel was told to leave alone (``isolcpus``)."""
-    return replace(found, isolated=frozenset(cpus) & found.online)
+    return replace(found, isolcpus=frozenset(cpus) & found.online)
 
 
 def _sparse_nodes(cores: Iterable[Core]) -> list[Core]:
@@ -178,7 +178,7 @@ SYNTHETIC: Final[Mapping[str, Machine]] = {
     "mixed-threads": assemble(
         [Core(node=n, package=n, l3=n, threads=t) for n in range(2) for t in (4, 4, 2, 1, 2, 1)], adjacent=True
     ),
-    "isolated": isolating(assemble(even_cores(2, 1, 2, 4, 2)), [*range(4, 12), 20, 21, 22]),
+    "isolcpus": isolating(assemble(even_cores(2, 1, 2, 4, 2)), [*range(4, 12), 20, 21, 22]),
     "isolated-hybrid": isolating(assemble(hybrid(), adjacent=True), [2, 3, 5, 8, 9, 10, 17]),
 }
 """Named machines of every kind that allocation must hold on: 1 to 8 sockets, 1 to 512 CPUs."""

@@ -26,7 +26,7 @@ def wishes(draw: st.DrawFn) -> CpuParameters:
         full_physical_cores=strategy == "packed" and draw(st.booleans()),
         l3=l3,
         numa="group" if l3 == "required" else rarely("group", "distribute"),
-        isolated=rarely("ignore", "only", "never"),
+        isolcpus=rarely("ignore", "only", "never"),
         core_type=rarely("any", "any", "performance", "efficiency"),
     )
 
@@ -42,10 +42,10 @@ def by(found: Machine, cpus: Iterable[int], key: Callable[[Cpu], Hashable]) -> d
 def suitable(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[int]:
     """Returns those CPUs that the parameters do not exclude."""
     kept = set(cpus)
-    if wish.isolated == "only":
-        kept &= found.isolated
-    if wish.isolated == "never":
-        kept -= found.isolated
+    if wish.isolcpus == "only":
+        kept &= found.isolcpus
+    if wish.isolcpus == "never":
+        kept -= found.isolcpus
     if wish.core_type in _TYPES:
         kept = {cpu for cpu in kept if found.cpus[cpu].core_type is _TYPES[wish.core_type]}
     return kept

@@ -87,9 +87,9 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
     """Returns what a container holding ``request`` (base name) is told of CPUs beside its own; no evidence."""
-    shared = record.shared_cpus.get(request)
+    pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
-    return {name: format_cpu_list(shared.cpus)} if shared else {}
+    return {name: format_cpu_list(pool.cpus)} if pool else {}
 
 
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every name that another program reads: drivers, classes, devices, CDI ids, environment variables, paths.
 
-Each is built and parsed here and nowhere else.
+Each is built and parsed here and nowhere else. At the end of the module are former names of parameters and settings,
+which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so that no other
+module knows them. The chart has the same names in ``templates/tenantpolicy.yaml`` and ``templates/_checks.tpl``.
 """
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from numa_contract.errors import MalformedError
+from numa_contract.errors import MalformedError, described
 from numa_contract.pagesize import parse_page_size, short_page_size
 
 CPU_DRIVER: Final = "dra.cpu"
@@ -209,3 +213,89 @@ def pool_socket_path(run_directory: str) -> str:
     It lies beside the run directory: containers of one pod share its directory, and pods of one node do not.
     """
     return f"{run_directory}-hugepages/pools.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class FormerName:
+    """A key that has a new name, or some of its words have, or both."""
+
+    old: str
+    """The former key, or the present one if only words have new names."""
+    new: str
+    """The present key."""
+    words: Mapping[str | bool, str] = field(default_factory=dict)
+    """Present words by former word."""
+    inside: str = ""
+    """The former value is a map, and this is its only key: its value is that of the present key."""
+
+    @property
+    def path(self) -> str:
+        """The former key as users write it, ``sharedPool.grow``."""
+        return f"{self.old}.{self.inside}" if self.inside else self.old
+
+
+FORMER_PARAMETERS: Final = (
+    FormerName("isolated", "isolcpus"),
+    FormerName("shared", "poolCPUs", {"pool": "all"}),
+    # YAML 1.1 reads "off" as the boolean false unless it is quoted.
+    FormerName("quota", "quota", {"off": "lift", False: "lift"}),
+)
+"""Fields of ``cpuConfig``."""
+FORMER_SETTINGS: Final = (
+    FormerName("sharedPool", "poolGrowth", inside="grow"),
+    FormerName("minSharedCPUs", "withheldCPUs"),
+    FormerName("irqs", "irqs", {"leave": "keep"}),
+)
+"""Keys of ``driverConfig``."""
+
+
+@dataclass(slots=True)
+class PresentNames:
+    """A document in which former names are replaced."""
+
+    document: dict[Any, Any]
+    former: dict[str, str] = field(default_factory=dict)
+    """Former keys that the document contains, by present key."""
+    words: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Former and present word of values that were replaced, by present key."""
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    """Key and reason for each former name that cannot be replaced. The document then lacks its value."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A text for each former name that was replaced."""
+        keys = [f"{old}: is the former name of {new}" for new, old in self.former.items()]
+        return (*keys, *(f"{key}: {old} is the former word for {new}" for key, (old, new) in self.words.items()))
+
+
+def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> PresentNames:
+    """Returns a copy of a document in which former keys and words are replaced. A key whose value is null is absent."""
+    present = PresentNames(dict(document))
+    for name in names:
+        value = present.document.pop(name.old, None)
+        if name.inside:
+            value = _inner(name, value, present)
+        if value is None:
+            continue
+        if name.old != name.new:
+            if present.document.get(name.new) is not None:
+                reason = f"is the former name of {name.new}, and both are given; remove {name.path}"
+                present.faults.append((name.path, reason))
+                continue
+            present.former[name.new] = name.path
+        word = name.words.get(value) if isinstance(value, str | bool) else None
+        if word is not None:
+            present.words[name.new] = ("off" if value is False else str(value), word)
+        present.document[name.new] = value if word is None else word
+    return present
+
+
+def _inner(name: FormerName, value: object, present: PresentNames) -> object:
+    """Returns the value inside a former map, or None if it has none."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        present.faults.append((name.old, f"got {described(value)}; input should be a map"))
+        return None
+    present.faults += [(f"{name.old}.{key}", "unknown key") for key in value if key != name.inside]
+    return value.get(name.inside)

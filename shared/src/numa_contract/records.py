@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -222,9 +223,9 @@ class MemoryAllocation(RecordPart):
     """Whether the memory consists of hugepages."""
 
 
-def _quota(word: str) -> str:
-    # Records of 0.1.0 contain "off", which YAML 1.1 reads as a boolean.
-    return "lift" if word == "off" else word
+def _formerly(former: str, present: str) -> AfterValidator:
+    """Returns a validator that replaces a former word, which records of earlier builds contain."""
+    return AfterValidator(lambda word: present if word == former else word)
 
 
 class CpuParameters(RecordPart):
@@ -240,11 +241,11 @@ class CpuParameters(RecordPart):
     """Placement in one L3 cache: ``preferred``, ``required`` or ``ignore``."""
     numa: str = "group"
     """CPUs of one NUMA node (``group``), or of several in equal parts (``distribute``)."""
-    isolated: str = "ignore"
-    """Use of the kernel's isolated CPUs (``isolcpus``): ``ignore``, ``only`` or ``never``."""
+    isolcpus: Annotated[str, Field(alias="isolcpus", validation_alias=AliasChoices("isolcpus", "isolated"))] = "ignore"
+    """Use of the CPUs that the kernel was booted with as ``isolcpus=``: ``ignore``, ``only`` or ``never``."""
     core_type: str = "any"
     """Type of the cores: ``any``, ``performance`` or ``efficiency``."""
-    quota: Annotated[str, AfterValidator(_quota)] = "lift"
+    quota: Annotated[str, _formerly("off", "lift")] = "lift"
     """CFS quota of the containers: ``lift`` (none if the claim covers their CPU limit) or ``keep``."""
     irqs: str = "move"
     """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
@@ -252,12 +253,14 @@ class CpuParameters(RecordPart):
     """Load balancing: ``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay on the CPU to
     which they are moved), or ``mixed`` (as ``exclusive``, with the shared pool beside them). Releases that do not know
     ``mixed`` refuse it."""
-    shared: str = "none"
-    """CPUs of the shared pool that the container may use as well: ``none``, ``pool`` (all), or ``numa`` (those on the
-    NUMA nodes of its own CPUs)."""
+    pool_cpus: Annotated[
+        str, Field(alias="poolCPUs", validation_alias=AliasChoices("poolCPUs", "shared")), _formerly("pool", "all")
+    ] = "none"
+    """CPUs of the shared pool that the container may use as well: ``none``, ``all``, or ``numa`` (those on the NUMA
+    nodes of its own CPUs)."""
 
 
-class SharedCpus(RecordPart):
+class PoolCpus(RecordPart):
     """CPUs beside the claim's own ones that a container of a request may use while they are in the shared pool."""
 
     cpus: CpuSet
@@ -339,9 +342,11 @@ class AllocationRecord(RecordPart):
     """Parameters of the requests of ``dra.memory``, by base name of the request."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
     """Metadata files by base name of the request; empty if metadata is off or the file could not be written."""
-    shared_cpus: dict[str, SharedCpus] = Field(default_factory=dict)
+    pool_cpus: Annotated[
+        dict[str, PoolCpus], Field(alias="poolCpus", validation_alias=AliasChoices("poolCpus", "sharedCpus"))
+    ] = Field(default_factory=dict)
     """CPUs of the shared pool that containers may use as well, by base name of the request; only for requests with
-    ``shared`` other than ``none``."""
+    ``poolCPUs`` other than ``none``."""
     sharing: str = "container"
     """``pod`` if all containers of one pod share the claim, or ``container``. An unknown word is enforced as
     ``container``, the stricter one."""

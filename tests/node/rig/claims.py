@@ -149,7 +149,7 @@ class ClaimPod:
         if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
             return None
         given = [one["opaque"]["parameters"].get("cpuConfig", {}) for wish in self._wishes for one in wish.config]
-        shared = any(one.get("sharing") == "pod" or one.get("shared") for one in given)
+        shared = any(one.get("sharing") == "pod" or one.get("poolCPUs") for one in given)
         if shared or self._cluster.exclusivity == "pool":
             return "member"
         return "isolated" if any(one.get("isolation") == "isolated" for one in given) else "root"

@@ -4,7 +4,7 @@
 import subprocess
 import sys
 
-from numa_contract.records import CpuAllocation, Owner, SharedCpus
+from numa_contract.records import CpuAllocation, Owner, PoolCpus
 
 
 def test_instances_share_the_set_of_given_fields() -> None:
@@ -23,7 +23,7 @@ def test_instances_share_the_set_of_given_fields() -> None:
 def test_equal_lists_of_cpus_are_one_set() -> None:
     """A node has few distinct lists, and hundreds of documents with them."""
     text = '{"cpus": "0-3,8", "near": "0-3"}'
-    first, second = SharedCpus.model_validate_json(text), SharedCpus.model_validate_json(text)
+    first, second = PoolCpus.model_validate_json(text), PoolCpus.model_validate_json(text)
     assert first.cpus is second.cpus
     assert first.cpus == {0, 1, 2, 3, 8}
 

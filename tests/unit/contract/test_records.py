@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from numa_contract.cdi import dump_claim_file, parse_claim_file
 from numa_contract.errors import MalformedError, UnsupportedVersionError
 from numa_contract.names import cdi_file_name
-from numa_contract.records import RECORD_VERSION, AllocationRecord, Owner, hiding_mounts, parse_record
+from numa_contract.records import (
+    RECORD_VERSION,
+    AllocationRecord,
+    CpuParameters,
+    Owner,
+    hiding_mounts,
+    parse_record,
+)
 from numa_contract.reports import BackendStatus, ContainerReport
 from pydantic import ValidationError
 
@@ -31,6 +38,15 @@ def test_the_first_version_needs_only_what_it_had() -> None:
     assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "lift")
 
 
+def test_former_names_in_records_are_read() -> None:
+    """A record of an earlier build keeps its parameters, and is written again with the present names."""
+    for written, read in (("none", "none"), ("pool", "all"), ("numa", "numa")):
+        found = CpuParameters.model_validate({"isolated": "only", "shared": written})
+        assert found == CpuParameters(isolcpus="only", pool_cpus=read)
+        kept = found.model_dump(by_alias=True)
+        assert (kept["isolcpus"], kept["poolCPUs"], kept.keys() & {"isolated", "shared"}) == ("only", read, set())
+
+
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
 def test_the_former_word_for_a_lifted_quota_is_read(written: str, read: str) -> None:
     """``off`` is written back as ``lift``; a word of a newer release is kept."""
@@ -47,7 +63,7 @@ def _from_tomorrow(part: Any) -> Any:
 
 
 # Dictionaries whose keys are names of requests or of capacity have no fields, so none that are unknown.
-_BY_NAME = ("parameters", "memoryParameters", "metadata", "sharedCpus")
+_BY_NAME = ("parameters", "memoryParameters", "metadata", "poolCpus")
 
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:

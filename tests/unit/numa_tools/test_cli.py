@@ -228,7 +228,7 @@ def test_the_report_contains_more_than_hwloc() -> None:
     """Free and surplus hugepages, distances, ids, offline and isolated CPUs are included under separate keys."""
     found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
     more = {
-        "isolated": [3],
+        "isolcpus": [3],
         "offline": [],
         "hugepagesFree": {"0": {"2097152": 200, "1073741824": 0}, "1": {"2097152": 200, "1073741824": 1}},
         "hugepagesSurplus": {str(node): {"2097152": 0, "1073741824": 0} for node in range(2)},
@@ -312,7 +312,7 @@ def test_the_table() -> None:
     assert machine_table(discover(tree)).splitlines() == [
         "CPUs:       8 online (0-7)",
         "Topology:   2 packages, 4 cores, SMT on",
-        "Isolated:   3",
+        "isolcpus:   3",
         "Memory:     8Gi",
         "Base page:  4Ki",
         "",

@@ -56,6 +56,8 @@ class Part:
     cpus: str = ""
     """The CPUs, where the node has said which."""
     isolation: str = ""
+    pool_cpus: str = ""
+    """``all`` or ``numa`` if the container also runs on CPUs of the shared pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +242,8 @@ def _part(key: Key, result: Mapping[str, Any], data: Mapping[str, Any]) -> Part:
         value for name, value in _dict(result.get("consumedCapacity")).items() if name in _CAPACITIES[key.driver]
     ]
     request = str(result.get("request", "")).partition("/")[0]
-    cpus, isolation = str(data.get("cpus") or ""), str(data.get("isolation") or "")
-    return Part(key, request, parse_quantity(consumed[0]) if consumed else 1, cpus, isolation)
+    about_cpus = [str(data.get(name) or "") for name in ("cpus", "isolation", "poolCPUs")]
+    return Part(key, request, parse_quantity(consumed[0]) if consumed else 1, *about_cpus)
 
 
 def _worst(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

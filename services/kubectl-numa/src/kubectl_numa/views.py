@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from kubectl_numa.cluster import CPUS, MEMORY, Claim, ClaimName, Cluster, Pod
+from kubectl_numa.cluster import CPUS, MEMORY, Claim, ClaimName, Cluster, Part, Pod
 from kubectl_numa.lists import ENFORCED
 from kubectl_numa.quantity import format_bytes, parse_quantity
 
@@ -46,11 +46,16 @@ def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
         device = cluster.devices.get(part.key)
         where = f"on {device.node}" if device else "of a device that is not published any more"
         amount = _amount(device.kind if device else CPUS, part.amount)
-        cpus = f": CPUs {part.cpus}" + (f", {part.isolation}" if part.isolation else "") if part.cpus else ""
-        yield f"  {part.request}: {amount} of {part.key.device} {where}{cpus}"
+        yield f"  {part.request}: {amount} of {part.key.device} {where}{_cpus(part)}"
     if claim.pods[1:]:
         yield f"  reserved for pods {', '.join(claim.pods)}"
     yield f"  {_enforced(claim, pod)}"
+
+
+def _cpus(part: Part) -> str:
+    """Returns the CPUs of a part of a claim and how the container uses them; empty if they are unknown."""
+    pool = f"poolCPUs: {part.pool_cpus}" if part.pool_cpus else ""
+    return ", ".join(filter(None, (f": CPUs {part.cpus}", part.isolation, pool))) if part.cpus else ""
 
 
 def _enforced(claim: Claim, pod: Pod) -> str:

@@ -74,8 +74,8 @@ class MachineDocument(StateDocument):
     """Online CPUs, in the kernel's list format."""
     offline: CpuSet
     """CPUs that are present and offline, in the kernel's list format."""
-    isolated: CpuSet
-    """CPUs that the kernel was booted with as isolated (``isolcpus``), in the kernel's list format."""
+    isolcpus: CpuSet
+    """CPUs that the kernel was booted with as ``isolcpus=``, in the kernel's list format."""
     cores: int
     """Number of cores with an online CPU."""
     packages: int

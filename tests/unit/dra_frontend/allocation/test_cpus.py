@@ -65,7 +65,7 @@ def widest(inventory: Inventory) -> CpuDevice:
 @pytest.mark.parametrize(
     ("inventory", "asks"),
     [
-        (intel(ISOLATED, reserved_cpus=frozenset({31})), {"a": (2, {}), "b": (2, {"isolated": "only"})}),
+        (intel(ISOLATED, reserved_cpus=frozenset({31})), {"a": (2, {}), "b": (2, {"isolcpus": "only"})}),
         (intel(HYBRID, reserved_cpus=frozenset({31})), {"a": (4, {}), "b": (6, {"coreType": "performance"})}),
         (
             intel({}, group_by="machine", reserved_cpus=frozenset({31})),
@@ -101,7 +101,7 @@ def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
     """
     found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
-    asks: dict[str, Ask] = {request: (1, {"isolated": "only"}) for request in many}
+    asks: dict[str, Ask] = {request: (1, {"isolcpus": "only"}) for request in many}
     asks["whole"] = (2, {"fullPhysicalCores": True})
     record = outcome(inventory, asks, list(asks), frozenset(found.online - free))
     assert isinstance(record, AllocationRecord), record
@@ -129,7 +129,7 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
         (2, {"fullPhysicalCores": True}, True),
         (1, {"fullPhysicalCores": True}, False),
         (4, {"fullPhysicalCores": True}, False),
-        (1, {"isolated": "only"}, False),
+        (1, {"isolcpus": "only"}, False),
         (1, {"coreType": "efficiency"}, False),
     ],
 )

@@ -67,6 +67,8 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
     assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
+    with_pool = entry(CPU_KEY, mixed(cpu_record("u", "r=1-2,5"), "0-7"))
+    assert with_pool.data == {**cpus.data, "poolCPUs": "numa"}
     pages = entry(MEMORY_KEY, memory_record("u", ("pages", 1, 4 * MI, 2 * MI)))
     assert pages.data == {"bytes": 4 * MI, "numaNodes": [1], "pageSize": "2Mi"}
     assert cpus.conditions == {"Ready": PREPARED, "Enforced": NO_CONTAINER}

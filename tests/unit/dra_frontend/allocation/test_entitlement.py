@@ -5,14 +5,14 @@ from typing import Any
 
 from dra_frontend.allocation.entitlement import entitled_cpus, own_cpus, shares_pool
 from dra_frontend.allocation.ledger import Ledger
-from numa_contract.records import SharedCpus
+from numa_contract.records import PoolCpus
 from numa_contract.reports import ContainerReport
 
 from tests.rigs.builders import cpu_record, files_of, memory_record, report
 
 TWO = cpu_record("u1", "a=0-1", "b=2-3")
 OTHER = cpu_record("u2", "r=6")
-BESIDE = TWO.model_copy(update={"shared_cpus": {"a": SharedCpus(cpus=frozenset({4, 5, 6, 7}), near=frozenset({4}))}})
+BESIDE = TWO.model_copy(update={"pool_cpus": {"a": PoolCpus(cpus=frozenset({4, 5, 6, 7}), near=frozenset({4}))}})
 
 
 def user(*requests: str, driver: str = "dra.cpu", uid: str = "u1") -> ContainerReport:

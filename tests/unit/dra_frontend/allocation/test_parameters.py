@@ -80,15 +80,15 @@ def test_without_parameters_everything_is_the_default() -> None:
 
 def test_every_field_arrives() -> None:
     """Every field of the parameter tables is set to a value other than its default."""
-    first = {"fullPhysicalCores": True, "l3": "required", "isolated": "only", "coreType": "performance"}
+    first = {"fullPhysicalCores": True, "l3": "required", "isolcpus": "only", "coreType": "performance"}
     second = {"sharing": "pod", "quota": "keep", "irqs": "keep"}
     assert wish(opaque(first), opaque(second)) == CpuParameters(
-        full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep", irqs="keep"
+        full_physical_cores=True, l3="required", isolcpus="only", core_type="performance", quota="keep", irqs="keep"
     )
     given = wish(opaque({"strategy": "spread", "numa": "distribute", "isolation": "isolated"}))
     assert given == CpuParameters(strategy="spread", numa="distribute", isolation="isolated")
-    assert wish(opaque({"shared": "pool"})) == CpuParameters(shared="pool", isolation="mixed")
-    assert wish(opaque({"shared": "pool"}, from_class=True), opaque({"shared": "none"})) == CpuParameters()
+    assert wish(opaque({"poolCPUs": "all"})) == CpuParameters(pool_cpus="all", isolation="mixed")
+    assert wish(opaque({"poolCPUs": "all"}, from_class=True), opaque({"poolCPUs": "none"})) == CpuParameters()
     fields = {"binding": "interleave", "limit": "claim", "protect": "min", "high": 0.9}
     assert memory_wish(memory_opaque({**fields, "sharing": "pod"})) == MemoryParameters.model_validate(fields)
     mount = {"path": "/dev/hugepages", "mode": "1777"}
@@ -110,8 +110,8 @@ def test_each_request_has_its_own() -> None:
     """Parameters of other requests are ignored. A subrequest is matched by its own name and by its parent request's
     name.
     """
-    config = (opaque({"strategy": "spread"}, "other"), opaque({"isolated": "never"}, "cpus"))
-    assert wish(*config) == wish(*config, request="cpus/big") == CpuParameters(isolated="never")
+    config = (opaque({"strategy": "spread"}, "other"), opaque({"isolcpus": "never"}, "cpus"))
+    assert wish(*config) == wish(*config, request="cpus/big") == CpuParameters(isolcpus="never")
     assert wish(opaque({"l3": "ignore"}, "cpus/big"), request="cpus/big") == CpuParameters(l3="ignore")
 
 
@@ -218,8 +218,8 @@ def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -
             "cpuConfig.numa: distribute contradicts l3: required (in the claim)",
         ),
         (
-            [opaque({"shared": "numa"}, from_class=True), opaque({"isolation": "isolated"})],
-            "cpuConfig.isolation: isolated contradicts shared: numa (in the DeviceClass): the kernel isolates a",
+            [opaque({"poolCPUs": "numa"}, from_class=True), opaque({"isolation": "isolated"})],
+            "cpuConfig.isolation: isolated contradicts poolCPUs: numa (in the DeviceClass): the kernel isolates a",
         ),
     ],
 )
@@ -258,6 +258,33 @@ def test_a_parameter_may_be_written_as_people_type_it() -> None:
     ]
     assert wish(opaque({"cpuset": 3}), inventory=WHOLE).cpuset == frozenset({3})
     assert "cpuset: '-3': '-3' is neither a number nor a range" in fault(of_cpus(opaque({"cpuset": -3})))
+
+
+def test_former_names_mean_the_same_as_the_present_ones() -> None:
+    """Also if a class has the one and a claim the other, since the claim overrides the field."""
+    for word in ("ignore", "only", "never"):
+        assert wish(opaque({"isolated": word})) == wish(opaque({"isolcpus": word})) == CpuParameters(isolcpus=word)
+    for former, present in (("none", "none"), ("pool", "all"), ("numa", "numa")):
+        assert wish(opaque({"shared": former})) == wish(opaque({"poolCPUs": present}))
+    assert wish(opaque({"shared": "numa"}, from_class=True), opaque({"poolCPUs": "none"})) == CpuParameters()
+    assert wish(opaque({"isolcpus": "only"}, from_class=True), opaque({"isolated": "never"})).isolcpus == "never"
+    assert wish(opaque({"isolcpus": "only", "isolated": None})).isolcpus == "only"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"isolated": "only", "isolcpus": "only"}, "isolated is the former name of isolcpus, and both are given; remo"),
+        ({"shared": "pool", "poolCPUs": "numa"}, "shared is the former name of poolCPUs, and both are given; remove"),
+        ({"isolated": "always"}, "cpuConfig.isolated: 'always': input should be 'ignore', 'only' or 'never'"),
+        ({"shared": "x"}, "cpuConfig.shared: 'x': input should be 'none', 'all' or 'numa'"),
+        ({"poolCPUs": "pool"}, "cpuConfig.poolCPUs: 'pool': input should be 'none', 'all' or 'numa'"),
+        ({"pool_cpus": "all"}, "cpuConfig.pool_cpus: unknown field; known are sharing, cpuset"),
+    ],
+)
+def test_a_former_name_that_cannot_be_used_is_named_as_it_was_given(fields: dict[str, Any], text: str) -> None:
+    """Both names in one entry are refused, whatever their values."""
+    assert text in fault(of_cpus(opaque(fields)))
 
 
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:

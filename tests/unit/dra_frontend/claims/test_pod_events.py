@@ -93,7 +93,7 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
     """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),
-        report("r", BURSTABLE, exclusivity="pool", poolRequested="cpuConfig.shared"),
+        report("r", BURSTABLE, exclusivity="pool", poolRequested="cpuConfig.poolCPUs"),
         report("s", BURSTABLE, exclusivity="pool"),
         report("p", BURSTABLE, exclusivity="pool", pooled="the kernel refused"),
     )

@@ -36,7 +36,7 @@ def test_without_a_list_the_cpus_tell_themselves() -> None:
     machine = look({"online": None, "cpu1/online": "1\n", "cpu6/online": "0\n", "cpu6/topology": None})
     assert machine.online == {0, 1, 2, 3, 4, 5, 7}
     assert machine.offline == {6}
-    assert look({"isolated": "2-3,90\n"}).isolated == {2, 3}
+    assert look({"isolated": "2-3,90\n"}).isolcpus == {2, 3}
 
 
 @pytest.mark.parametrize(

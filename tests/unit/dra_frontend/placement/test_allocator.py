@@ -292,7 +292,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
             "0,1,4",
             "cannot be shared out evenly, there are 1 on node 0, 4 on node 1",
         ),
-        (CpuParameters(isolated="only"), 1, "", "1 CPUs wanted (isolated: only), 8 free (0-7), of them 0 suitable"),
+        (CpuParameters(isolcpus="only"), 1, "", "1 CPUs wanted (isolcpus: only), 8 free (0-7), of them 0 suitable"),
         (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
     ],
 )

@@ -13,7 +13,7 @@ from nri_backend.claims.entitlement import Entitlement, Held, MemoryGrant, entit
 from nri_backend.limits.claimed import DesiredLimit, memory_limits
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.records import AllocationRecord, CpuParameters, MemoryMount, Owner, SharedCpus
+from numa_contract.records import AllocationRecord, CpuParameters, MemoryMount, Owner, PoolCpus
 
 from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
 from tests.rigs.containers import entitlement_of
@@ -163,13 +163,13 @@ def records(draw: st.DrawFn, uid: str) -> AllocationRecord:
         requests = dict(zip(NAMES, draw(CPU_REQUESTS), strict=False))
         record = cpu_record(uid, *(f"{name}={first + n}" for n, name in enumerate(requests)))
         beside = {
-            name: SharedCpus(cpus=frozenset({90, 91}), near=frozenset({90 + n}))
+            name: PoolCpus(cpus=frozenset({90, 91}), near=frozenset({90 + n}))
             for n, (name, (_, near)) in enumerate(requests.items())
             if near
         }
         parameters = {name: one for name, (one, _) in requests.items()}
         sharing = draw(st.sampled_from(["container", "pod"]))
-        record = record.model_copy(update={"parameters": parameters, "shared_cpus": beside, "sharing": sharing})
+        record = record.model_copy(update={"parameters": parameters, "pool_cpus": beside, "sharing": sharing})
     else:
         wanted = dict(zip(NAMES, draw(MEMORY_REQUESTS), strict=False))
         parts = [(name, *result) for name, (_, results) in wanted.items() for result in results]

@@ -56,7 +56,7 @@ async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_pa
         assert (node.partition(vpp), node.cpus(vpp)) == ("member", "1-7")
         reported = node.reports["vpp"]
         assert (reported.exclusivity, reported.cpus, reported.claims[0].cpus) == ("pool", parse_cpu_list("1-7"), {2, 3})
-        assert ("cpuConfig.shared" in reported.pool_requested, reported.pooled) == (True, "")
+        assert ("cpuConfig.poolCPUs" in reported.pool_requested, reported.pooled) == (True, "")
 
 
 async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: Path) -> None:

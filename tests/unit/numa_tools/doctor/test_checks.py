@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dra_frontend.devices.inventory import MisfitKind
 from numa_contract.config import ConfigError
-from numa_contract.records import SharedCpus
+from numa_contract.records import PoolCpus
 from numa_tools import cli
 from numa_tools.doctor.checks.configuration import _REMEDIES
 from numa_tools.doctor.facts import KubeletConfig, Right, Service
@@ -229,10 +229,10 @@ async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_f
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
-async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
-    """A claim that also asks for the shared pool may run there, but not on CPUs of other claims."""
-    shared = {"r": SharedCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
-    node.records[0] = node.records[0].model_copy(update={"shared_cpus": shared})
+async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str, node: AilingNode) -> None:
+    """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
+    shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
+    node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
     node.records.append(node.claimed("other", other))
     node.containers[0]["cpus"] = "2-5"
     assert (await verdicts(node))["claims.pinned"].result == result

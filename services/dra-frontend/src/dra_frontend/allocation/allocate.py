@@ -15,7 +15,7 @@ from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
 
 from dra_frontend.allocation.alignment import NO_OTHERS, OtherDevices, joins
 from dra_frontend.allocation.claim import ClaimView, Refused
-from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus, shared_cpus
+from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, pool_cpus, seen_cpus
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocate_memory, check_protection, held_memory
 from dra_frontend.allocation.resolve import resolve
@@ -130,7 +130,7 @@ def _allocated(parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, reb
 
 
 def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inventory: Inventory) -> dict[str, Any]:
-    return {"cpus": cpus, "shared_cpus": shared_cpus(cpus, blank.parameters, inventory.machine)}
+    return {"cpus": cpus, "pool_cpus": pool_cpus(cpus, blank.parameters, inventory.machine)}
 
 
 def _check_named(blank: AllocationRecord) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER
-from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, SharedCpus
+from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, PoolCpus
 
 from dra_frontend.allocation.alignment import Join, Value, Way, no_way, ways
 from dra_frontend.allocation.claim import Refused, Source, amount_of, count_of
@@ -60,7 +60,7 @@ class _Request:
         return (
             wanted.cpuset is None,
             not self.joined,
-            wanted.isolated == "ignore" and wanted.core_type == "any",
+            wanted.isolcpus == "ignore" and wanted.core_type == "any",
             wanted.l3 != "required",
             wanted.numa != "distribute",
             not wanted.full_physical_cores,
@@ -309,25 +309,25 @@ def seen_cpus(
     return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])
 
 
-def shared_cpus(
+def pool_cpus(
     allocations: Sequence[CpuAllocation], parameters: Mapping[str, CpuParameters], machine: Machine
-) -> dict[str, SharedCpus]:
+) -> dict[str, PoolCpus]:
     """Returns the CPUs of the shared pool that each request (base name) may use in addition to its own, if it wants
     some.
 
     The backend applies those of them that are currently in the pool.
     """
-    if all(wanted.shared == "none" for wanted in parameters.values()):
+    if all(wanted.pool_cpus == "none" for wanted in parameters.values()):
         return {}
     claimed = frozenset[int]().union(*(one.cpus for one in allocations))
     others = (machine.possible | machine.online | machine.offline) - claimed
-    shared: dict[str, SharedCpus] = {}
+    found: dict[str, PoolCpus] = {}
     for request, wanted in parameters.items():
-        if wanted.shared != "none":
+        if wanted.pool_cpus != "none":
             own = frozenset[int]().union(*(one.cpus for one in allocations if one.request == request))
-            near = _numa_cpus(own, machine) - claimed if wanted.shared == "numa" else others
-            shared[request] = SharedCpus(cpus=others, near=near or others)
-    return shared
+            near = _numa_cpus(own, machine) - claimed if wanted.pool_cpus == "numa" else others
+            found[request] = PoolCpus(cpus=others, near=near or others)
+    return found
 
 
 def _numa_cpus(cpus: frozenset[int], machine: Machine) -> frozenset[int]:

@@ -151,8 +151,10 @@ def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, mach
         page = kubernetes_page_size(part.page_bytes)
         return {"bytes": part.size, "numaNodes": [part.numa_node], "pageSize": page}
     nodes = {machine.cpus[cpu].numa_node for cpu in part.cpus if cpu in machine.cpus}
-    isolation = record.parameters_of(part.request).isolation
-    return {"cpus": format_cpu_list(part.cpus), "isolation": isolation, "numaNodes": sorted(nodes)}
+    wanted = record.parameters_of(part.request)
+    data = {"cpus": format_cpu_list(part.cpus), "isolation": wanted.isolation, "numaNodes": sorted(nodes)}
+    # "mixed" is a word of records only: it makes a backend reject the container that does not know poolCPUs.
+    return data | ({"isolation": "exclusive", "poolCPUs": wanted.pool_cpus} if wanted.isolation == "mixed" else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
 
 def shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
-    """Returns True if the container also uses the shared pool (``cpuConfig.shared``)."""
-    return any(not record.shared_cpus.keys().isdisjoint(requests) for record, requests in _held(report, ledger))
+    """Returns True if the container also uses the shared pool (``cpuConfig.poolCPUs``)."""
+    return any(not record.pool_cpus.keys().isdisjoint(requests) for record, requests in _held(report, ledger))
 
 
 def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
@@ -37,7 +37,7 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
     """
     found = own_cpus(report, ledger)
     for record, requests in _held(report, ledger):
-        for beside in (record.shared_cpus[name] for name in requests if name in record.shared_cpus):
+        for beside in (record.pool_cpus[name] for name in requests if name in record.pool_cpus):
             found |= beside.cpus - ledger.held_cpus(besides=record.claim.uid)
     return found
 

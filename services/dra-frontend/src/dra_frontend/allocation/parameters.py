@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from numa_contract.config import cpu_list_text
 from numa_contract.documents import TOO_DEEP, value_too_deep
 from numa_contract.errors import described, shown
-from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.names import CPU_DRIVER, FORMER_PARAMETERS, MEMORY_DRIVER, FormerName, present_names
 from numa_contract.records import MemoryMount
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Source
@@ -48,6 +48,11 @@ class Fields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 
+def _written(group: type[Fields], name: str) -> str:
+    """Returns the key of a field in a manifest: ``coreType``."""
+    return group.model_fields[name].alias or to_camel(name)
+
+
 class Section(Fields):
     """Parameters of one driver."""
 
@@ -55,18 +60,25 @@ class Section(Fields):
     """Key of the section, next to ``apiVersion``."""
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
+    FORMER: ClassVar[tuple[FormerName, ...]] = ()
+    """Former names of fields and of their words."""
 
     sharing: Literal["container", "pod"] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _present_names(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
+            return fields
+        present = present_names(fields, cls.FORMER)
+        if present.faults:
+            raise ValueError(" ".join(present.faults[0]))
+        return present.document
+
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns a field name as users write it, e.g. ``cpuConfig.coreType``."""
-        return f"{cls.KEY}.{to_camel(name)}"
-
-
-def _quota(value: object) -> object:
-    """Translates the former name ``off`` to ``lift``. YAML reads an unquoted ``off`` as false."""
-    return "lift" if value is False or (isinstance(value, str) and value == "off") else value
+        """Returns a field as users write it: ``cpuConfig.coreType``."""
+        return f"{cls.KEY}.{_written(cls, name)}"
 
 
 class CpuConfig(Section):
@@ -74,6 +86,7 @@ class CpuConfig(Section):
 
     KEY: ClassVar[str] = "cpuConfig"
     ONCE: ClassVar[frozenset[str]] = frozenset({"cpuset"})
+    FORMER: ClassVar[tuple[FormerName, ...]] = FORMER_PARAMETERS
 
     cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
     """CPU list, parsed only once the field is known to be allowed. YAML reads a single CPU as an integer."""
@@ -81,12 +94,12 @@ class CpuConfig(Section):
     full_physical_cores: bool | None = None
     l3: Literal["preferred", "required", "ignore"] | None = None
     numa: Literal["group", "distribute"] | None = None
-    isolated: Literal["ignore", "only", "never"] | None = None
+    isolcpus: Literal["ignore", "only", "never"] | None = None
     core_type: Literal["any", "performance", "efficiency"] | None = None
-    quota: Annotated[Literal["lift", "keep"] | None, BeforeValidator(_quota)] = None
+    quota: Literal["lift", "keep"] | None = None
     irqs: Literal["move", "keep"] | None = None
     isolation: Literal["exclusive", "isolated"] | None = None
-    shared: Literal["none", "pool", "numa"] | None = None
+    pool_cpus: Annotated[Literal["none", "all", "numa"] | None, Field(alias="poolCPUs")] = None
 
 
 def _mount_path(text: str) -> str:
@@ -200,7 +213,14 @@ def _read(config: OpaqueConfig) -> Section:
         return section.model_validate(said[section.KEY])
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        raise refusal(source, ".".join([section.KEY, *map(_key, first["loc"])]), _reason(section, first)) from error
+        place = _place(section, said[section.KEY], first["loc"])
+        raise refusal(source, ".".join([section.KEY, *place]), _reason(section, first)) from error
+
+
+def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
+    """Returns the keys that lead to a fault. A former key is named as it was given."""
+    former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
+    return [_key(former.get(str(key), key)) for key in location]
 
 
 def _size(parameters: Mapping[str, Any]) -> int:
@@ -221,12 +241,14 @@ def _unknown(known: Sequence[str]) -> str:
 def _reason(section: type[Section], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         group = MountConfig if len(fault["loc"]) > 1 else section  # The only nested group is ``mount``.
-        return _unknown([to_camel(name) for name in group.model_fields])
+        return _unknown([_written(group, name) for name in group.model_fields])
     if fault["type"] == "missing":
         return "is missing"
     if fault["type"] == "model_type":
         return "must be a map of fields"
-    message = fault["msg"].removeprefix("Value error, ")
+    message: str = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message
     message = f"{message[:1].lower()}{message[1:]}{_REMEDIES.get((fault['loc'][-1], fault['type']), '')}"
     if isinstance(fault["input"], str) and fault["type"] in ("literal_error", "value_error"):
         return f"{shown(fault['input'])}: {message}"

@@ -22,7 +22,7 @@ from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
-_CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation", "shared")
+_CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation", "pool_cpus")
 """Fields that do not influence which CPUs are chosen, and may therefore be combined with any other field."""
 _EXCLUSIVE: Final = (
     (("strategy", "spread"), ("full_physical_cores", True)),
@@ -105,15 +105,15 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
             )
             raise refusal(stated[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
     values.pop("sharing", None)
-    if values.get("shared", "none") != "none":
+    if values.get("pool_cpus", "none") != "none":
         values["isolation"] = _mixed(stated)
     return CpuParameters(**values)
 
 
 def _mixed(stated: Stated) -> str:
     if (isolation := stated.get("isolation")) and isolation.value == "isolated":
-        given = f"{stated['shared'].value} (in {stated['shared'].source.owner})"
-        reason = f"isolated contradicts shared: {given}: the kernel isolates a container only if it uses no other CPUs"
+        given = f"{stated['pool_cpus'].value} (in {stated['pool_cpus'].source.owner})"
+        reason = f"isolated contradicts poolCPUs: {given}: the kernel isolates a container only if it uses no other CPUs"
         raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
     return "mixed"
 
@@ -122,7 +122,8 @@ def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
     given, path = stated["cpuset"], CpuConfig.path("cpuset")
     for name in choosing:
         if name != "cpuset":
-            free = f"{', '.join(_CHOICE_FREE[:-1])} and {_CHOICE_FREE[-1]}"
+            *others, last = [CpuConfig.path(one).removeprefix(f"{CpuConfig.KEY}.") for one in _CHOICE_FREE]
+            free = f"{', '.join(others)} and {last}"
             reason = f"cannot be combined with cpuset, which names the CPUs; next to it only {free} are allowed"
             raise refusal(stated[name].source, CpuConfig.path(name), reason)
     try:

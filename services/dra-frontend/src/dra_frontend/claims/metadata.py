@@ -40,7 +40,7 @@ API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
 # dra-driver-cpu.
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
 _OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
-_SHARED_CPUS: Final = "dra.cpu/sharedCPUs"
+_POOL_CPUS: Final = "dra.cpu/poolCPUs"
 _LARGEST: Final = 1 << 20
 
 
@@ -67,8 +67,8 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
     """Returns both CPU sets if a container of the request uses the shared pool in addition to its own CPUs."""
-    shared = record.shared_cpus.get(request)
-    sets = {_OWN_CPUS: record.cpus_of([request]), _SHARED_CPUS: shared.cpus} if shared else {}
+    pool = record.pool_cpus.get(request)
+    sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
     return {name: {"string": format_cpu_list(cpus)} for name, cpus in sets.items()}
 
 

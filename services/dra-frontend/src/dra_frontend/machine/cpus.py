@@ -29,7 +29,7 @@ class Online:
 
     online: frozenset[int]
     offline: frozenset[int]
-    isolated: frozenset[int]
+    isolcpus: frozenset[int]
     possible: frozenset[int]
     """All that this kernel will ever have."""
 
@@ -55,9 +55,9 @@ def read_online(reader: Reader) -> Online:
         raise HostTreeError(path, f"names CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
     for cpu in sorted(listed ^ by_directory):
         raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
-    isolated = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
+    isolcpus = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
     possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
-    return Online(listed, frozenset(present) - listed, isolated & listed, possible.union(present))
+    return Online(listed, frozenset(present) - listed, isolcpus & listed, possible.union(present))
 
 
 def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:

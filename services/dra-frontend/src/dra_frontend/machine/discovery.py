@@ -51,7 +51,7 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
     return Machine(
         cpus=found,
         numa_nodes=nodes,
-        isolated=cpus.isolated,
+        isolcpus=cpus.isolcpus,
         offline=cpus.offline,
         possible=cpus.possible | before.possible,
         possible_nodes=possible_nodes.union(nodes, before.possible_nodes),

@@ -110,7 +110,7 @@ class Machine:
 
     cpus: dict[int, Cpu]
     numa_nodes: dict[int, NumaNode]
-    isolated: frozenset[int] = frozenset()
+    isolcpus: frozenset[int] = frozenset()
     offline: frozenset[int] = frozenset()
     possible: frozenset[int] = frozenset()
     """CPUs that this kernel may ever have (``cpu/possible``)."""

@@ -47,7 +47,7 @@ class Layout:
 
     places: tuple[tuple[frozenset[int], Place], ...]
     """Each place with all its CPUs free, and before it those CPUs as a set."""
-    isolated: frozenset[int]
+    isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
 
@@ -68,7 +68,7 @@ class Layout:
         kinds = {cpu.core_type for cpu in machine.cpus.values()}
         by_type = {kind: frozenset(one.id for one in machine.cpus.values() if one.core_type == kind) for kind in kinds}
         return cls(
-            tuple(places), machine.isolated, by_type, {node.id: node.cpus for node in machine.numa_nodes.values()}
+            tuple(places), machine.isolcpus, by_type, {node.id: node.cpus for node in machine.numa_nodes.values()}
         )
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
@@ -143,8 +143,8 @@ def _nodes(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> s
 
 
 def _filtered(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> frozenset[int]:
-    if parameters.isolated != "ignore":
-        cpus = cpus & layout.isolated if parameters.isolated == "only" else cpus - layout.isolated
+    if parameters.isolcpus != "ignore":
+        cpus = cpus & layout.isolcpus if parameters.isolcpus == "only" else cpus - layout.isolcpus
     if parameters.core_type != "any":
         cpus = cpus & layout.by_type.get(_CORE_TYPES[parameters.core_type], frozenset())
     return cpus

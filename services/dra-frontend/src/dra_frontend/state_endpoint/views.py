@@ -42,7 +42,7 @@ def machine_view(watch: MachineWatch) -> MachineDocument:
         warnings=tuple(watch.warnings),
         cpus=machine.online,
         offline=machine.offline,
-        isolated=machine.isolated,
+        isolcpus=machine.isolcpus,
         cores=len({cpu.core for cpu in machine.cpus.values()}),
         packages=len({cpu.package for cpu in machine.cpus.values()}),
         smt=machine.smt,
@@ -143,7 +143,7 @@ def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) ->
         if use == "claimed":
             use = use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
         fields = {**dict(entry), "use": use, **_last_place(machine.cpus.get(number) or machine.known.get(number))}
-        yield PageCpu(**fields, isolcpus=True if number in machine.isolated else None)
+        yield PageCpu(**fields, isolcpus=True if number in machine.isolcpus else None)
 
 
 def _last_place(cpu: Cpu | None) -> dict[str, Any]:

@@ -24,8 +24,8 @@ _FIELDS: Final[Mapping[str, str]] = {
     "node": "node",
 }
 _WORDS: Final = """
-dra.cpu dra.memory packed spread preferred required ignore group distribute only never any performance efficiency off
-keep move exclusive isolated mixed strict interleave none claim low min container pod partition pool numa unknown
+dra.cpu dra.memory packed spread preferred required ignore group distribute only never any performance efficiency lift
+keep move exclusive isolated mixed all strict interleave none claim low min container pod partition pool numa unknown
 created running paused stopped prepared healthy unhealthy true false null
 """
 _MOST_BYTES: Final = 1 << 20

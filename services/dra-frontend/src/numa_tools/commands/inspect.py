@@ -40,7 +40,7 @@ def report(machine: Machine) -> dict[str, Any]:
         ],
         "basePageBytes": machine.base_page_bytes,
         "smt": machine.smt,
-        "isolated": sorted(machine.isolated),
+        "isolcpus": sorted(machine.isolcpus),
         "offline": sorted(machine.offline),
         "offlineNumaNodes": {
             str(node.id): sorted(node.cpus) for node in machine.numa_nodes.values() if not node.online
@@ -144,7 +144,7 @@ def _summary(machine: Machine) -> Iterable[tuple[str, str]]:
     yield "Topology", f"{', '.join(counts)}, SMT {'on' if machine.smt else 'off'}"
     yield "Core types", "" if kinds[0].startswith(CoreType.STANDARD) else ", ".join(kinds)
     yield "Offline", format_cpu_list(machine.offline)
-    yield "Isolated", format_cpu_list(machine.isolated)
+    yield "isolcpus", format_cpu_list(machine.isolcpus)
     yield "Memory", format_bytes(sum(node.memory_bytes for node in machine.numa_nodes.values()))
     yield "Base page", format_bytes(machine.base_page_bytes)
 

@@ -142,7 +142,7 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
     if cpu is not None:
         siblings = {one.id for one in machine.cpus.values() if one.core == cpu.core}
         found |= {"core": format_cpu_list(siblings), "l3": cpu.l3, "numaNode": cpu.numa_node, "socket": cpu.package}
-        found |= {"coreType": str(cpu.core_type), "isolcpus": number in machine.isolated}
+        found |= {"coreType": str(cpu.core_type), "isolcpus": number in machine.isolcpus}
     devices = [name for name, (_, one) in known.devices.items() if isinstance(one, CpuDevice) and number in one.cpus]
     found["device"] = devices[0] if devices else None
     found["use"] = _use(known, number, uid, online=cpu is not None)

@@ -67,7 +67,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
 
 
 def _of_another_release(parameters: CpuParameters) -> bool:
-    said = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolated", "core_type"})
+    said = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolcpus", "core_type"})
     try:
         CpuConfig.model_validate(said)
     except ValidationError:

@@ -140,7 +140,7 @@ def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
         expected={name: value for one in requests for name, value in request_env(record, one).items()},
         env=union,
         cpus=cpus,
-        near=tuple(shared.near for request, shared in record.shared_cpus.items() if request in requests),
+        near=tuple(pool.near for request, pool in record.pool_cpus.items() if request in requests),
         interrupted=record.cpus_of(one for one in requests if record.parameters_of(one).irqs == "keep"),
         parameters=tuple(map(record.parameters_of, requests)) if for_cpus else (),
         shared=for_cpus and record.sharing == "pod",
@@ -251,7 +251,7 @@ def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
     if unknown := sorted(isolation - _ISOLATION.keys()):
         return f"isolation: {unknown[0]} is unknown to this release of nri-backend; upgrade it or use exclusive"
     if len(isolation) > 1 and "isolated" in isolation:
-        other = "shared CPUs beside exclusive ones" if "mixed" in isolation else "isolation: exclusive"
+        other = "CPUs of the shared pool (poolCPUs)" if "mixed" in isolation else "isolation: exclusive"
         return f"its requests ask for {other} and for isolation: isolated, and a container is one or the other"
     if shared and "isolated" in isolation:
         return "isolation: isolated is for one container, and the claim is shared in the pod; leave out one of them"

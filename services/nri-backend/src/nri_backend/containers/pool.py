@@ -146,7 +146,7 @@ def claimed_cpus(files: Collection[ClaimFile]) -> ClaimedCpus:
 
 def _for_one_container(file: ClaimFile) -> bool:
     record = file.record
-    return record is not None and record.sharing != "pod" and not record.shared_cpus
+    return record is not None and record.sharing != "pod" and not record.pool_cpus
 
 
 @dataclass(frozen=True, slots=True)

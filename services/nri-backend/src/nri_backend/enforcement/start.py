@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def _why_pooled(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
-        text = "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.shared)"
+        text = "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.poolCPUs)"
         return Problem(text, None)
     return Problem("the container also has a claim that is shared in its pod", None)
 

@@ -124,7 +124,7 @@ def _effect(lacking: _Lacking, config: Config) -> str:
 
 def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
     reserved = machine.reserved_cpus
-    options = {"isolcpus": machine.machine.isolated & reserved, "nohz_full": kernel.nohz_full & reserved}
+    options = {"isolcpus": machine.machine.isolcpus & reserved, "nohz_full": kernel.nohz_full & reserved}
     effects = {
         "isolcpus": "in isolcpus the kernel balances no load: all system threads that start on a CPU stay there",
         "nohz_full": "in nohz_full short threads of the system cost more, and no timer of another CPU runs there",
@@ -140,17 +140,17 @@ def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
 
 
 def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
-    if both := machine.machine.isolated - machine.reserved_cpus - machine.withheld_cpus:
+    if both := machine.machine.isolcpus - machine.reserved_cpus - machine.withheld_cpus:
         yield note(
             f"CPUs {format_cpu_list(both)} are in isolcpus, and claims may get them.",
             "a program that does not pin its threads runs on one CPU there, and only isolated claims can keep them",
-            "let claims say isolated: only or never, or boot without isolcpus: isolation: isolated does the same",
+            "set isolcpus: only or never in claims, or boot without isolcpus: isolation: isolated does the same",
         )
 
 
 def _offloaded(kernel: Kernel, machine: Inventory) -> Iterator[Finding]:
     # nohz_full implies it (Documentation/timers/no_hz.rst).
-    if late := machine.machine.isolated - kernel.rcu_nocbs - kernel.nohz_full:
+    if late := machine.machine.isolcpus - kernel.rcu_nocbs - kernel.nohz_full:
         yield note(
             f"CPUs {format_cpu_list(late)} are in isolcpus, but neither in rcu_nocbs nor in nohz_full.",
             "callbacks of RCU run there, between the instructions of the program that wants to be alone",

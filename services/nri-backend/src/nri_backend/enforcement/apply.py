@@ -7,14 +7,15 @@ exception is the start of a container without claims whose cpuset is already rig
 
 Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
 the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
-effective sets from it. A container that has to leave CPUs is not read before the write (``_last_seen``). A container's
-limit has no effect while a limit above it is lower, so the cgroups above come first. They get the original limit of the
-kubelet plus the amount that claims need.
+effective sets from it. Two kinds of files are written without a reading before, since the reading after the write
+verifies them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits at a start
+(``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above come
+first. They get the original limit of the kubelet plus the amount that claims need.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import NO_EVIDENCE, Tracked
+from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.plan import (
     NOTHING_DESIRED,
     Desired,
@@ -197,20 +199,15 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         if plan.tracked.identity.pod.runtime_handler and not plan.tracked.observed.cpus and not tree.populated(path):
             # gVisor creates a cgroup for each container, but runs the processes in the cgroup of the sandbox.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
-        for group, raises in plan.groups.items():
-            try:
-                _raise_limits(tree, notes, group, raises, done)
-            except CgroupGoneError:
-                # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
-                if raises is not None and any(raised.needed for raised in raises.files.values()):
-                    raise
-        hugepages, known = _hugepage_limits(tree, notes, plan)
+        original = _raise_above(tree, notes, plan, done)
+        hugepages, known = _hugepage_limits(tree, notes, plan, original)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
         # A full plan has limits, which are read in any case.
         seen = None if plan.full else _last_seen(plan)
         done.observed = _repair(tree, path, desired, seen or look(known=known), done, look)
-        _apply_leaf(tree, path, desired, done, full=plan.full)
+        if plan.desired is not NOTHING_DESIRED:
+            _apply_leaf(tree, path, desired, done, full=plan.full)
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
     except CgroupGoneError as error:
@@ -336,30 +333,50 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 
 
 def _hugepage_limits(
-    tree: CgroupTree, notes: OriginalLimits, plan: Plan
-) -> tuple[dict[str, DesiredLimit], dict[str, Limit]]:
-    """Returns the desired hugepage limits of a container, and the present ones that were read to determine them."""
+    tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
+) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
+    """Returns the desired hugepage limits of a container, and the present ones as far as these need not be read.
+
+    ``original`` contains the original limits of the pod, or is None if they are unknown.
+    """
     if not plan.full:
-        return {}, {}
-    pod_own, asked = partial(_pod_own, tree, notes, plan), plan.tracked.asked.hugepages
+        return {}, _NONE_KNOWN
+    pod_own, asked = partial(_pod_own, tree, notes, plan, original), plan.tracked.asked.hugepages
     if plan.claimed is not None:
         limits = hugepage_limits(plan.claimed, asked, pod_own())
         if plan.tracked.unknown_memory:
-            limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
-        return limits, {}
+            return {file: replace(wanted, rule="at least") for file, wanted in limits.items()}, _NONE_KNOWN
+        return limits, _present_limits(plan, limits)
+    files = [hugepage_files(size)[1] for size in plan.guarded]
     # In most audits nothing has to be written, and these are the only limits that are read for the container.
-    reservable = tree.read_limits(plan.tracked.identity.cgroup, [hugepage_files(size)[1] for size in plan.guarded])
+    reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
     return guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked)), reservable
 
 
-def _pod_own(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> dict[int, Limit]:
+def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
+    """Returns the hugepage limits of a container that is being started, or none for any other container.
+
+    Its cgroup is new, and stock containerd sets no hugepage limits, so it is taken to have none. The desired limits are
+    then written in any case.
+    """
+    return dict.fromkeys(files) if plan.tracked.phase is Phase.STARTING else _NONE_KNOWN
+
+
+def _pod_own(
+    tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
+) -> dict[int, Limit]:
     """Returns the original hugepage limits of the pod, without claims, by page size in bytes."""
     if not (path := plan.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
-    noted = notes.load(path)
-    own = {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in tree.read_limits(path, sizes).items()}
+    if original is None or not original.keys() >= sizes.keys():
+        original = tree.read_limits(path, sizes)
+        # A raise adds no limit and lowers none. So if there is no limit, or if it is 0, that is the original one.
+        if any(original.values()):
+            noted = notes.load(path)
+            original = {file: own_limit(limit, noted.get(file)) for file, limit in original.items()}
     counted = plan.counted
+    own = {size: original[file] for file, size in sizes.items() if file in original}
     return {size: limit and uncounted(limit, counted.get(size, 0)) for size, limit in own.items()}
 
 
@@ -398,7 +415,7 @@ def _repair(
         kept = {file: limit for file, limit in (observed.limits or {}).items() if file not in written}
         observed = replace(observed, limits=kept | tree.read_limits(path, written))
     still = {one.file: one for one in differences(desired, observed)}
-    done.repaired += [one for one in found if one.file not in still]
+    done.repaired += [one for one in found if one.file not in still | failed]
     done.left += [
         failed.get(file) or Problem(f"{tree.root}/{path}/{one}", BackendCode.SETTINGS_NOT_APPLIED)
         for file, one in still.items()
@@ -426,11 +443,35 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         done.left.append(error.problem)
 
 
-def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome) -> None:
-    """Applies the raises of one cgroup, and stores its original limits. Raises CgroupGoneError or CgroupAccessError."""
+def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outcome) -> Mapping[str, Limit] | None:
+    """Applies the raises of the cgroups above a container. Returns the original limits of its pod, or None if unknown.
+
+    Raises CgroupGoneError or CgroupAccessError.
+    """
+    original: Mapping[str, Limit] | None = None
+    for group, raises in plan.groups.items():
+        try:
+            found = _raise_limits(tree, notes, group, raises, done)
+        except CgroupGoneError:
+            # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
+            if raises is not None and any(raised.needed for raised in raises.files.values()):
+                raise
+            continue
+        if group == plan.tracked.identity.pod_cgroup:
+            original = found
+    return original
+
+
+def _raise_limits(
+    tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome
+) -> Mapping[str, Limit]:
+    """Applies the raises of one cgroup, and stores its original limits. Returns those of the files that were read.
+
+    Raises CgroupGoneError or CgroupAccessError.
+    """
     noted = notes.load(path)
     if raises is None or not (noted or raises.files):
-        return
+        return _NONE_KNOWN
     files = tuple(name for file in {**raises.files, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
     wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
@@ -442,3 +483,4 @@ def _raise_limits(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Ra
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}
     if after != ahead and all(one.met_by(limits.get(file, 0)) for file, one in wanted.items()):
         notes.store(path, after)
+    return {file: own_limit(limit, noted.get(file)) for file, limit in present.items()}

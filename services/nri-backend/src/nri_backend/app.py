@@ -97,6 +97,7 @@ class Backend:
             enforcement_records=EnforcementRecords(settings.own_dir, tree),
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
+            probe_is_due=privileges.probe_is_due,
         )
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)

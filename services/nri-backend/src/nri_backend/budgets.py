@@ -46,9 +46,10 @@ MAX_STUCK: Final = 4
 REPORTED_SECONDS: Final = 2.0
 """Time after which a kernel call that hangs is reported as a problem."""
 
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 6.0
 """Time between two ticks of the audit, and between two heartbeats, while the node has no claims and its state does not
-change. A multiple of a tick (numa_node/ticks.py)."""
+change. A multiple of a tick (numa_node/ticks.py), and the period of the reports to the frontend, so that the process
+wakes up once for both."""
 RECORDS_SECONDS: Final = 20.0
 """Time between two comparisons of the content of claim files and of the list of enforcement records."""
 ALL_SECONDS: Final = 60.0

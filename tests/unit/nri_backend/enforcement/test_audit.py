@@ -408,7 +408,7 @@ def next_tick(node: Node) -> float:
     return auditor._next.tick - auditor._deps.clock()
 
 
-async def test_without_claims_a_tick_is_every_ten_seconds(memory: Path) -> None:
+async def test_without_claims_a_tick_is_every_six_seconds(memory: Path) -> None:
     """As soon as a claim is prepared or a container created, the next tick is within two seconds."""
     async with enforcing(Node(memory)) as node:
         await node.run("plain")

@@ -2,10 +2,11 @@
 """Facts that the backend reads from the node."""
 
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.host import HostError, read_host
+from nri_backend.node.host import HostError, HostReader, read_host
 from nri_backend.node.model import Host
 from nri_backend.problems import Problem
 from numa_contract.backend_codes import BackendCode
@@ -76,3 +77,19 @@ def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
     denied = read_host(str(root), CgroupTree(str(tmp_path)), lambda: missing)
     assert not denied.partitions
     assert (denied.obstacle is missing) is capable, "an obstacle of the kernel comes first"
+
+
+@pytest.mark.parametrize("due", [False, True])
+async def test_only_a_probe_of_the_kernel_is_left_to_a_thread(tmp_path: Path, due: bool) -> None:
+    """A switch to a thread takes longer than the reading, and would be most of the wake-ups of a node without claims.
+
+    A probe writes to cgroups, and a kernel call that writes may hang.
+    """
+    root, threads = machine(tmp_path, "0-3"), list[int]()
+
+    def read() -> Host:
+        threads.append(get_ident())
+        return read_host(str(root), CgroupTree(str(tmp_path)))
+
+    await HostReader(read, lambda _: None, lambda: due).refresh()
+    assert (threads == [get_ident()]) is not due

@@ -138,14 +138,18 @@ def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_late
 ) -> None:
     """At the start of a node no cgroup may have the cpuset controller yet. The kernel is probed when one has it."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
-    obstacle = read_privileges(tree, root, partitions=True).partition_obstacle
+    privileges = read_privileges(tree, root, partitions=True)
+    obstacle = privileges.partition_obstacle
     assert "6.7" in read_host(root, tree, obstacle).obstacle
     assert tree.requested == []
+    assert not privileges.probe_is_due(), "the tree cannot be probed yet"
     tree.make("kubepods.slice")
+    assert privileges.probe_is_due() is (permitted != "0000000000000002")
     for _ in range(2):
         late = read_host(root, tree, obstacle)
         assert late.partitions is (named == "$")
         assert re.match(f".*{named}", late.obstacle)
+    assert not privileges.probe_is_due()
     assert len(tree.requested) == (permitted != "0000000000000002"), (
         "the kernel is probed once, and only if the process has the capability"
     )

@@ -54,7 +54,7 @@ class Enforcer:
         self.signals = Signals()
         self.claim_files = DirectoryReader(deps.directory, state.set_claim_files)
         self.reconciler = Reconciler(state, deps, self.signals)
-        host = HostReader(deps.read_host, state.set_host)
+        host = HostReader(deps.read_host, state.set_host, deps.probe_is_due)
         self.starter = Starter(state, self.reconciler, host, deps.tree)
         self._deps = deps
         self._own_pod_uid = own_pod_uid

@@ -73,6 +73,8 @@ class Deps:
     observer: Telemetry
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds."""
+    probe_is_due: Callable[[], bool] = lambda: False
+    """Returns True if the next call of ``read_host`` writes to cgroups, which may hang."""
 
 
 class Signals:

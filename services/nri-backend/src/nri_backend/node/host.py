@@ -51,28 +51,34 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
 class HostReader:
     """Reads the machine for callers on an event loop."""
 
-    def __init__(self, read: Callable[[], Host], changed: Callable[[Host], object]) -> None:
-        """``read`` is read_host() with its arguments. ``changed`` is called with each reading."""
+    def __init__(
+        self, read: Callable[[], Host], changed: Callable[[Host], object], probe_is_due: Callable[[], bool]
+    ) -> None:
+        """``read`` is read_host() with its arguments. ``changed`` is called with each reading.
+
+        ``probe_is_due`` returns True if the next call of ``read`` writes to cgroups, to find out what the kernel
+        permits.
+        """
         self.problem = NO_PROBLEM
         """Reason why the machine cannot be read; empty if it can."""
         self._read = read
         self._changed = changed
-        self._partitions = False
-        """True if partitions could be created at the last reading."""
+        self._probe_is_due = probe_is_due
 
     async def refresh(self) -> None:
-        """Reads the present machine. While it cannot be read, the last reading stays in force."""
+        """Reads the present machine. While it cannot be read, the last reading stays in force.
+
+        The event loop itself reads it, which takes less time than a switch to a thread. The kernel prints the files of
+        sysfs from memory. It looks up and lists cgroups under the lock of kernfs (kernfs_iop_getattr() and
+        kernfs_fop_readdir() in fs/kernfs), and not under the locks of cgroups, for which a write may have to wait.
+        Only the probe writes to cgroups.
+        """
         try:
-            if self._partitions:
-                # This reads only two files of sysfs, which the kernel prints from memory. Without partitions it also
-                # looks for the obstacle in cgroups, where kernel calls may hang.
-                host = self._read()
-            else:
-                host = await asyncio.to_thread(self._read)
+            host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()
         except HostError as error:
             if not self.problem:
                 _log.warning("the machine cannot be read", extra={"error": str(error)})
             self.problem = Problem(str(error), BackendCode.HOST_UNREADABLE)
             return
-        self.problem, self._partitions = NO_PROBLEM, host.partitions
+        self.problem = NO_PROBLEM
         self._changed(host)

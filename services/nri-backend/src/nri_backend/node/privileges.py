@@ -107,6 +107,8 @@ class Privileges:
     unknown. Call it only if the kernel of the tree supports partitions: the first call probes that kernel."""
     problems: tuple[Problem, ...] = ()
     """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
+    probe_is_due: Callable[[], bool] = lambda: False
+    """Returns True if the kernel of the tree supports partitions, and ``partition_obstacle`` has not probed it yet."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
@@ -117,9 +119,11 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
     """
     if not tree.observes:
         remove_leftovers(tree)
-    obstacle = PartitionRight(tree, host_root).obstacle if partitions else no_obstacle
-    problems = filter(None, (capability_problem(host_root), lower_sys_admin(host_root)))
-    return Privileges(obstacle, tuple(problems))
+    problems = tuple(filter(None, (capability_problem(host_root), lower_sys_admin(host_root))))
+    if not partitions:
+        return Privileges(problems=problems)
+    right = PartitionRight(tree, host_root)
+    return Privileges(right.obstacle, problems, right.probe_is_due)
 
 
 def lower_sys_admin(host_root: str) -> Problem:
@@ -204,6 +208,10 @@ class PartitionRight:
             # The probe creates a cgroup.
             self._obstacle = NO_PROBLEM if self._tree.observes else self._ask_kernel()
         return self._obstacle
+
+    def probe_is_due(self) -> bool:
+        """Returns True if the kernel has not been probed yet, and can be."""
+        return not self._known and not self._tree.partition_obstacle()
 
     def _ask_kernel(self) -> Problem:
         try:

@@ -284,6 +284,18 @@ async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_alloca
     assert (again.cpus("v"), again.cpus("u") & held) == (held, frozenset())
 
 
+async def test_a_release_that_ends_with_another_release_takes_one_write_of_the_journal(node: Frontend) -> None:
+    """The kubelet releases the claims of a pod one driver after the other, and waits for each."""
+    for uid, held in (("u1", CPUS), ("v", frozenset({3}))):
+        await write(node, uid, held)
+    await node.unprepare("u1")
+    assert node.store.ledger.releasing
+    written = node.journal._stamp[0]
+    await node.unprepare("v")
+    assert [*node.store.ledger.releasing] == [("dra.cpu", "v")]
+    assert node.journal._stamp[0] == written + 1
+
+
 async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:
     """A successor finds the release in the journal. Its own backend must have read it as well before the resources are
     free.

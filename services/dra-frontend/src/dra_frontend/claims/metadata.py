@@ -145,7 +145,12 @@ class MetadataFiles:
         """Removes a claim's files, unless a claim of the same name now uses them. A failed removal is repeated at the
         next start.
         """
-        if not record.metadata or any(other.record and _place(other.record) == _place(record) for other in others):
+        claim, driver = record.claim, record.driver
+        if not record.metadata or any(
+            one.record and one.record.claim.name == claim.name and one.record.claim.namespace == claim.namespace
+            for one in others
+            if one.driver == driver
+        ):
             return
         try:
             name = metadata_claim_directory(record.claim.namespace, record.claim.name)

@@ -142,7 +142,7 @@ class Reconciler:
         if self._detached:
             raise DirectoryReplacedError
         with self._complaints.about("disk", "the CDI directory cannot be scanned"):
-            await self._store.transact(_only_scan, thorough=thorough)
+            await self._store.transact(_only_scan, thorough=thorough, allocates=False)
         self._detached = self._store.detached
 
     async def sweep_some(self) -> bool:

@@ -222,7 +222,7 @@ class NodeClaims:
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Releases claims. An unknown claim counts as already released."""
         try:
-            return await self.store.transact(partial(_unprepare, driver, claims))
+            return await self.store.transact(partial(_unprepare, driver, claims), allocates=False)
         except OSError as error:
             return {claim.uid: _failure(claim, error) for claim in claims}
 

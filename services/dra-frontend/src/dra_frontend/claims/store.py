@@ -204,8 +204,12 @@ class ClaimStore:
         async with self._lock.hold():
             pass
 
-    async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
+    async def transact(
+        self, change: Callable[[Transaction], T], *, thorough: bool = False, allocates: bool = True
+    ) -> T:
         """Runs ``change`` in a worker thread on the current claims, excluding all other changes on this node.
+
+        A change that allocates no resources may set ``allocates`` to False, which saves a write of the journal.
 
         Raises whatever ``change`` raises, and OSError if the lock cannot be acquired. A cancelled caller does not wait,
         but the lock is held until the thread has finished, since it may be writing.
@@ -229,6 +233,7 @@ class ClaimStore:
                 unacked,
                 restoring=restoring,
                 thorough=thorough,
+                allocates=allocates,
                 reads_changes=acked is not None,
             )
             job = asyncio.get_running_loop().run_in_executor(None, run)
@@ -261,9 +266,15 @@ class ClaimStore:
         *,
         restoring: bool,
         thorough: bool,
+        allocates: bool,
         reads_changes: bool,
     ) -> T:
-        self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
+        has_freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
+        if has_freed and allocates:
+            # Written before the CPUs and pages are allocated again. Otherwise, if this instance died, the next one
+            # would find the release in the journal and return the resources to the released claim if it is prepared
+            # again.
+            self._write_journal(transaction)
         try:
             # Missing metadata files are looked for only in a thorough scan.
             if restoring and (transaction.vanished or thorough) and not self.detached:
@@ -277,8 +288,8 @@ class ClaimStore:
 
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
-    ) -> None:
-        """Fills the transaction from disk, and frees releases whose containers have ended.
+    ) -> bool:
+        """Fills the transaction from disk, and frees releases whose containers have ended. Returns True if it did.
 
         ``unacked`` contains claims with a release that the backend has not read yet. ``reads_changes`` is True if the
         backend reads the changes that this instance publishes.
@@ -288,7 +299,7 @@ class ClaimStore:
         transaction.drop_contradicted()
         newly_released = self._find_newly_released(transaction)
         self._find_lost(transaction, reads_changes=reads_changes)
-        self._end_releases(transaction, unacked | newly_released)
+        return self._end_releases(transaction, unacked | newly_released)
 
     def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
         """Reads journal and directory. Claims whose files disappeared without a release go to ``vanished``."""
@@ -338,23 +349,19 @@ class ClaimStore:
         if reads_changes:
             transaction.unconfirmed |= lost
 
-    def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> None:
-        """Frees released claims that have no containers and writes the journal, if the reports are complete.
+    def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> bool:
+        """Frees released claims that have no containers, if the reports are complete. Returns True if there were any.
 
         Claims in ``unacked`` stay held: one of their containers may have been started just before the release, and only
         reports of a backend that has read the release are certain to contain it.
         """
         if not (transaction.releasing and transaction.certain):
-            return
+            return False
         ledger, confirmed = transaction.ledger, transaction.releasing.keys() - unacked
         ended = [key for key in transaction.releasing if key in confirmed and not ledger.users(key[1])]
         for key in ended:
             transaction.free(key, remember=transaction.unlisted)
-        if ended:
-            # Written before the CPUs and pages are allocated again. Otherwise, if this instance died, the next one
-            # would find the release in the journal and return the resources to the released claim if it is prepared
-            # again.
-            self._write_journal(transaction)
+        return bool(ended)
 
     def _write_journal(self, transaction: Transaction) -> None:
         # Copies, since the transaction may continue and the journal compares them with its next entries.

@@ -28,7 +28,7 @@ MESSAGES = {
     "frontend mount registry-memory": r"/var/lib/kubelet/plugins_registry/dra\.memory is not mounted from the node",
     "frontend mount plugin-cpu": r"/var/lib/kubelet/plugins/dra\.cpu is not mounted from the node",
     "frontend mount plugin-memory": r"/var/lib/kubelet/plugins/dra\.memory is not mounted from the node",
-    "frontend mount cgroup": r"below /sys/fs/cgroup is no kubepods group.*hostHugepages\.detect",
+    "frontend mount cgroup": r"/sys/fs/cgroup has no kubepods cgroup.*hostHugepages\.detect",
     "backend capability DAC_OVERRIDE": r"lacks the capability DAC_OVERRIDE",
     "backend capability SYS_ADMIN": r"lacks the capability SYS_ADMIN",
     "backend mount config": r"/etc/dra-driver-numa/config\.yaml.*No such file",

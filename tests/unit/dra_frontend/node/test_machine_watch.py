@@ -327,8 +327,8 @@ async def test_pages_of_the_host_are_no_capacity() -> None:
     ("pods", "pages", "warning"),
     [
         (f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}", 256, ""),
-        # Without the cgroup tree nothing is subtracted, and a warning says so.
-        ("", 256, "below /sys/fs/cgroup is no kubepods group"),
+        # Without the cgroup tree nothing is subtracted, and that is told.
+        ("", 256, "/sys/fs/cgroup has no kubepods cgroup"),
     ],
 )
 async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -> None:

@@ -112,7 +112,7 @@ HOSTILE: dict[str, Any] = {
 def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str) -> None:
     data = HOSTILE[how]
     answer = rig.helper.answer(data if isinstance(data, bytes) else json.dumps(data).encode())
-    assert answer.problem == "is malformed; frontend and helper are of different releases"
+    assert answer.problem == "is malformed; frontend and helper have different versions"
     assert rig.pages == [1, 1]
 
 

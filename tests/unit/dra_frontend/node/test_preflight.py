@@ -78,7 +78,7 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
 def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) -> None:
     """It is writable, but neither the runtime nor the kubelet uses it."""
     found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
-    assert [one.what.rpartition(" is an empty volume")[1] for one in found] == [" is an empty volume"] * len(VOLUMES)
+    assert [one.what.rpartition(" is an emptyDir")[1] for one in found] == [" is an emptyDir"] * len(VOLUMES)
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
@@ -158,5 +158,5 @@ def test_what_the_service_works_without_is_a_lesser_fault(config: Config) -> Non
     found = check_pod(config, contained=True, mounts=tuple(foreign))
     assert [one.fatal for one in found] == [False, False]
     assert "volume hidden" in found[0].remedy
-    assert "of type tmpfs and not the node's cgroup2 tree" in found[1].what
+    assert "of type tmpfs instead of the node's cgroup2 tree" in found[1].what
     assert "hostHugepages.detect: true" in found[1].remedy

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files, sockets and locks of this process on the node. No module here knows claims."""
+"""Files, sockets and locks of this process on the node. No module here depends on claims."""

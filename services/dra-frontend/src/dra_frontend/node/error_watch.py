@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of memory and CPUs that the kernel has counted, read every ten seconds."""
+"""Reads the kernel's counters of memory and CPU errors every ten seconds."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _EVERY_SECONDS: Final = 10.0
 
 
 class ErrorWatch:
-    """Counters and faults as of the latest read. ``faults`` is the same object as long as nothing has changed."""
+    """Error counters and faults as of the latest read. ``faults`` stays the same object as long as nothing changes."""
 
     def __init__(self, host: FileTree, limits: HardwareErrors, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -27,15 +27,15 @@ class ErrorWatch:
         self.counters: tuple[ErrorCounter, ...] = ()
         self.faults: tuple[Fault, ...] = ()
         self.problems: tuple[str, ...] = ()
-        """Reason why counters cannot be read. Until they can, their last values remain valid."""
+        """Reasons why counters cannot be read. Their last values remain valid in the meantime."""
 
     @property
     def due(self) -> bool:
-        """Whether it is time to read again."""
+        """True if it is time to read again."""
         return self._clock() >= self._due
 
     def read(self, machine: Machine) -> None:
-        """Reads the error counters of a machine: a few files of sysfs for each memory controller. Raises nothing."""
+        """Reads the error counters of a machine, a few sysfs files for each memory controller. Does not raise."""
         self._due = self._clock() + _EVERY_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
         unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the tasks running that the service cannot do without."""
+"""Runs the service's background tasks and restarts them after failures."""
 
 import asyncio
 import logging
@@ -15,35 +15,35 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs tasks of which one failed step must not end the process, since the content of one object can cause it.
+    """Runs tasks whose failures must not end the process, since the content of a single object can cause them.
 
-    The exception is logged with its traceback, reported as a warning, and the step is repeated.
+    A failure is logged with its traceback, reported as a warning, and the step is repeated.
     """
 
     def __init__(self, waits: tuple[float, float] = (1.0, 60.0)) -> None:
-        """``waits``: after an endless task has failed, the first wait in a row and the longest, in seconds."""
+        """``waits`` contains the first and the longest delay in seconds before a failed endless task is restarted."""
         self._waits = waits
         self._complaints = Complaints(_log)
         self._failing: dict[str, str] = {}
 
     @property
     def failing(self) -> dict[str, str]:
-        """A text for each task whose latest step failed, by the task's name."""
+        """Error text of each task whose latest step failed, by task name."""
         return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
 
     async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
-        """Calls ``work`` at each quiet tick, or at the next tick if it has returned True. Runs for ever."""
+        """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Runs forever."""
         await each_tick(partial(self._step, name, work))
 
     async def endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Calls ``run``, which is expected to run for ever, and calls it again when it has failed. Runs for ever."""
+        """Calls ``run``, which should run forever, and calls it again whenever it fails. Runs forever."""
         waits = Backoff(*self._waits, calm=self._waits[1])
         while True:
             await self._step(name, run)
             await asyncio.sleep(waits.next())
 
     async def _step(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> bool | None:
-        """Calls ``work`` and returns its result. A step that has failed is repeated at the next tick."""
+        """Calls ``work`` and returns its result. A failed step is repeated at the next tick."""
         try:
             busy = await work()
         except Exception as error:  # noqa: BLE001 - logged and reported

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the host's sys and proc below a given root, and never outside it."""
+"""Reads the host's sysfs and procfs below a given root, and never outside it."""
 
 import errno
 import os
@@ -10,22 +10,22 @@ from numa_node.files import read_regular
 
 from dra_frontend.machine.file_tree import HostTreeError
 
-# A seq_file of the kernel has no size of its own; nothing we read comes near this.
+# Kernel seq_files report no size. All files read here are far smaller than this.
 _MOST_BYTES = 4 << 20
-# The kernel itself gives up after 40 (MAXSYMLINKS).
+# The kernel's own limit is 40 (MAXSYMLINKS).
 _MOST_LINKS = 40
 _MOST_PLAIN = 256
-"""Maximum number of directories that a tree remembers as plain. The regular reads of the frontend need about 30."""
-# Another one after each boot, on each machine (drivers/char/random.c).
+"""Maximum number of directories that a tree caches as plain. The regular reads of the frontend need about 30."""
+# Unique for each boot of each machine (drivers/char/random.c).
 BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class HostTree:
-    """The file tree of a host as seen from ``root``; symbolic links resolve as if ``root`` were ``/``.
+    """The file tree of a host as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
 
-    Resolving the links of a path takes a system call for each part of it, which is longer than reading the file.
-    Therefore a tree remembers *plain* directories: those that were read by a path without links. sysfs, procfs and
-    cgroup2 never replace a directory by a link, and the content of a captured tree does not change.
+    Resolving the links of a path takes one system call for each component, which takes longer than reading the file.
+    The tree therefore caches *plain* directories: those that were read through a path without links. sysfs, procfs and
+    cgroup2 never replace a directory with a link, and the content of a captured tree does not change.
     """
 
     def __init__(self, root: str | Path = "/") -> None:
@@ -34,11 +34,15 @@ class HostTree:
         self._plain = set[str]()
 
     def live_page_bytes(self) -> int | None:
-        """Returns the page size of the running kernel, None for a captured tree, which may be another machine's."""
+        """Returns the page size of the running kernel, or None for a captured tree, which may be from a different
+        machine.
+        """
         return os.sysconf("SC_PAGE_SIZE") if self._is_live else None
 
     def read(self, path: str) -> str | None:
-        """Returns the text of a file; None when there is none, HostTreeError when it is not a readable text."""
+        """Returns the text of a file, or None if it does not exist. Raises HostTreeError if it is not readable ASCII
+        text.
+        """
         try:
             data = self._read(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -54,7 +58,9 @@ class HostTree:
             raise HostTreeError(path, f"is not an ASCII text (byte {error.start})") from error
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the sorted names in a directory; None when there is none, HostTreeError when it cannot be listed."""
+        """Returns the sorted names in a directory, or None if it does not exist. Raises HostTreeError if it cannot be
+        listed.
+        """
         try:
             real = self.real(path)
             with os.scandir(real) as entries:
@@ -82,7 +88,7 @@ class HostTree:
         return data
 
     def _remember(self, path: str, real: str, directory: str) -> None:
-        """Remembers a directory as plain if a path that leads to it, or into it, was read without following a link."""
+        """Caches a directory as plain if the path was read without following a link."""
         if not self._is_live and real == self._base + path:
             if len(self._plain) >= _MOST_PLAIN:
                 self._plain.clear()
@@ -95,7 +101,7 @@ class HostTree:
         return self._base + (path if path in self._plain else self._follow(path))
 
     def _follow(self, path: str) -> str:
-        """Resolves links as chroot would: absolute ones start at the root, and ``..`` stops there."""
+        """Resolves links like chroot: absolute targets start at the root, and ``..`` stops there."""
         done, links = "/", 0
         todo = path.split("/")[::-1]
         while todo:
@@ -110,16 +116,17 @@ class HostTree:
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise HostTreeError(path, f"is behind more than {_MOST_LINKS} symbolic links, or a circle of them")
+                raise HostTreeError(path, f"contains more than {_MOST_LINKS} symbolic links, or a loop of them")
             done = "/" if target.startswith("/") else done
             todo += target.split("/")[::-1]
         return done
 
 
 def on_node(host_root: str, path: str) -> str:
-    """Returns where a path of the node is: below the host root, or under its own name if that is this machine's.
+    """Returns a path of the node as this process sees it: below the host root, or unchanged if that is this machine's.
 
-    The service's pod has sysfs and procfs of the node, and its own directories under the names that they have there.
+    The service's pod mounts sysfs and procfs of the node below the host root, and its own directories under their own
+    paths.
     """
     below = HostTree(host_root).real(path)
     return path if not os.path.lexists(below) and is_here(host_root) else below

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's pools of hugepages. This is the one place that writes to sysfs: ``provision``, and ``serve-hugepages``.
+"""Resizes the kernel's hugepage pools. Only this module writes to sysfs (commands ``provision``, ``serve-hugepages``).
 
-With ``enforcement: observe`` it writes nothing: a pool that would be resized raises HostTreeError.
-
-A write succeeds even if the kernel can allocate only a part of the pages, so each write is followed by a reading.
+A write to nr_hugepages succeeds even if the kernel can allocate only some of the pages, so each write is followed by a
+read. To grow a pool, pages are requested in steps; whenever a step yields nothing, the node's memory is compacted and
+the step is repeated after a delay. With ``enforcement: observe`` nothing is written: a pool that would be resized
+raises HostTreeError.
 """
 
 import errno
@@ -19,9 +20,10 @@ from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.memory import NODE_DIRECTORY
 from dra_frontend.node.host_tree import HostTree
 
-# Between compactions of a node that yields nothing any more: what is in the way is mostly written back or freed soon.
+# Delays in seconds after each compaction that follows a step without new pages. Pages that block the allocation are
+# usually written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
-# The kernel does not look at the clock while it allocates, so it is asked for so much at a time.
+# The kernel does not stop allocating after a timeout, so only this much is requested at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
 OBSERVED: Final = "this node only observes (enforcement: observe)"
@@ -29,7 +31,7 @@ _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
 class KernelPools:
-    """The pools in sysfs below a root."""
+    """The hugepage pools in sysfs below a root."""
 
     def __init__(self, tree: HostTree, *, observes: bool = False) -> None:
         self._tree = tree
@@ -37,7 +39,7 @@ class KernelPools:
         self._reader = Reader(tree)
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pages of a pool, without surplus ones, which vanish with their user."""
+        """Returns the number of pages of a pool, without surplus pages, which the kernel frees after use."""
         directory = self._directory(node, page_bytes)
         total = self._reader.integer(f"{directory}/nr_hugepages")
         if total is None:
@@ -45,7 +47,7 @@ class KernelPools:
         return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Opens the file that resizes a pool, and writes nothing. Raises HostTreeError if that is not possible."""
+        """Opens the file that resizes a pool without writing to it. Raises HostTreeError if that fails."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             os.close(os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_CLOEXEC))
@@ -53,7 +55,7 @@ class KernelPools:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Requests a pool of this many pages. Raises HostTreeError."""
+        """Requests a pool of the given number of pages. Raises HostTreeError."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             self._write(path, str(pages))
@@ -65,7 +67,7 @@ class KernelPools:
         self.resize(node, page_bytes, pages)
 
     def compact(self, node: int) -> None:
-        """Compacts the node, or all of them if the kernel has no file for one; nothing if neither can be written."""
+        """Compacts the memory of a NUMA node, or of all if the kernel has no file for one. Ignores errors."""
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
             try:
                 self._write(path, "1")
@@ -81,7 +83,9 @@ class KernelPools:
         left: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Grows a pool to this many pages, or until the kernel finds no more of them or no seconds are ``left``."""
+        """Grows a pool to the given number of pages, until the kernel finds no more pages or ``left`` returns no more
+        seconds.
+        """
         step = max(1, STEP_BYTES // page_bytes)
         waits = iter(WAITS)
         has = self.pages(node, page_bytes)
@@ -106,7 +110,7 @@ class KernelPools:
     def _write(self, path: str, text: str) -> None:
         if self._observes:
             raise OSError(errno.EROFS, OBSERVED, path)
-        # This never creates a file, so that a captured tree gets none that its kernel does not have.
+        # Without O_CREAT, so that a captured tree does not get files that its kernel did not have.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"{text}\n".encode())
@@ -115,13 +119,13 @@ class KernelPools:
 
 
 def write_fault(error: OSError, page_bytes: int) -> str:
-    """Returns why a pool cannot be resized, and what to do about it."""
+    """Returns the reason why a pool cannot be resized, with a remedy."""
     reason = f"cannot be written: {error.strerror}"
     if error.strerror == OBSERVED:
         return reason
     if error.errno == errno.EINVAL:
         size = kubernetes_page_size(page_bytes)
-        return f"{reason}; this kernel allocates pages of {size} at boot only (hugepagesz= and hugepages=)"
+        return f"{reason}; this kernel allocates pages of {size} only at boot (hugepagesz= and hugepages=)"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{reason}; run as root with the host's {NODE_DIRECTORY} mounted read-write"
     return reason

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets and directories of instances that were killed, in the directories that all instances share.
+"""Removes sockets and directories that killed instances left in the directories shared by all instances.
 
-A unix socket whose connection is refused has no listener, and nothing but its file is left. Files of living instances
-are never removed: every other outcome of the connection, and every file that is not named like ours, is left alone.
+A unix socket that refuses connections has no listener: only its file remains. Files of running instances are never
+removed. Any other result of the connection, and any file whose name does not match our patterns, is left alone.
 """
 
 import errno
@@ -27,13 +27,13 @@ from dra_frontend.node.sockets import hidden_name
 _log = logging.getLogger(__name__)
 
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
-"""A socket that is bound and not in its place yet, as of node/sockets.py, or a link that is not."""
+"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of such a link."""
 _UNFINISHED_SECONDS: Final = 60.0
-"""Age from which a hidden socket is a leftover: it is bound before it listens."""
+"""Age at which a hidden socket counts as a leftover: a socket is bound before it listens."""
 _MOST_ENTRIES: Final = 4096
-"""Entries of one directory that are examined at a time."""
+"""Maximum number of entries examined in one directory."""
 _OTHERS: Final = frozenset({"backend", "quarantine"})
-"""Directories in the run directory that belong to no frontend instance alone."""
+"""Directories in the run directory that do not belong to a single frontend instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Leftovers:
     own: frozenset[Path]
     """Sockets of this instance, and its directory in the run directory."""
     plugin_sockets: tuple[Path, ...]
-    """This instance's sockets in the kubelet's directories: others of the same directories differ in the pod's UID."""
+    """This instance's sockets in the kubelet's directories. Names of other instances' sockets differ in the pod UID."""
 
     def sweep(self) -> list[Path]:
-        """Removes what dead instances have left, and returns the paths. Blocks; raises nothing."""
+        """Removes the leftovers of dead instances and returns their paths. Blocks; does not raise."""
         removed = []
         for place in self.plugin_sockets:
             removed += [path for path in self._sockets(place) if _remove_dead(path)]
         for directory in self._instances():
             removed += [path for path in _entries(directory) if _is_ours(path, STATE_SOCKET) and _remove_dead(path)]
-            # If anything is left in it, this fails. A living instance makes its directory again before it listens.
+            # Fails if the directory is not empty. A running instance recreates its directory before it listens.
             with suppress(OSError):
                 directory.rmdir()
                 removed.append(directory)
@@ -62,7 +62,9 @@ class Leftovers:
         return removed
 
     def _sockets(self, place: Path) -> Iterator[Path]:
-        """Yields sockets of other instances beside a socket of this one: ``dra-UID.sock`` beside another."""
+        """Yields sockets of other instances in the directory of one of this instance's, e.g. other ``dra-UID.sock``
+        files.
+        """
         kind = place.name.partition("-")[0].removesuffix(place.suffix)
         for path in _entries(place.parent):
             uid = path.name.removeprefix(f"{kind}-").removesuffix(place.suffix)
@@ -77,9 +79,9 @@ class Leftovers:
 
 
 def remove_hidden_links(run_directory: Path) -> None:
-    """Removes links of instances that were killed between making and renaming them.
+    """Removes temporary links of instances that were killed before renaming them.
 
-    Requires the claims lock, under which they are made.
+    Requires the claims lock, which is held while such links are created.
     """
     for path in _entries(run_directory):
         if _HIDDEN.fullmatch(path.name) and path.is_symlink():
@@ -119,10 +121,10 @@ def _is_old(path: Path) -> bool:
 
 
 def _remove_dead(path: Path) -> bool:
-    """Removes a socket without a listener; returns True if it is gone.
+    """Removes a socket without a listener. Returns True if it is gone.
 
-    Another instance may put its socket there at this moment. The file is therefore renamed first, and put back if it
-    is not the one that was examined.
+    Another instance may place its own socket there at the same moment. The file is therefore renamed first, and moved
+    back if it is not the one that was examined.
     """
     try:
         before = path.lstat()
@@ -145,7 +147,7 @@ def _remove_dead(path: Path) -> bool:
 
 
 def _is_refused(path: Path) -> bool:
-    """Returns True if no process listens on a socket. Never waits."""
+    """Returns True if no process listens on a socket. Does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The present machine: reads its fingerprint at each quiet tick, and discovers it again if the fingerprint has changed.
+"""Watches the machine: reads its fingerprint at each quiet tick, and rediscovers the machine if that has changed.
 
-The event loop itself reads the fingerprint. The kernel prints these files from memory, without a lock that another
-operation holds for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage counters in
-mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the groups under RCU. A few dozen files take a
-millisecond. Reading them in a thread took as long again for the two switches, and caused most of the process's
+The fingerprint is read on the event loop. The kernel prints these files from memory, without locks that other
+operations hold for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage counters in
+mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the cgroups under RCU. A few dozen files take a
+millisecond. A thread would double that time by its two context switches, and used to cause most of the process's
 wake-ups.
 """
 
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
-    """Returns the fingerprint, the hugepages that no pod holds, and whether what pods hold of all sizes is known.
+    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of all sizes are known.
 
-    Pods are read before and after: pages that a pod allocates or frees in the meantime count as the pod's. If no page
-    is in use, no process holds any, so pods are not read again.
+    The pods are read before and after the fingerprint, so that pages which a pod allocates or frees in between count as
+    the pod's. If no page is in use, the pods are not read again.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
@@ -48,7 +48,7 @@ def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[F
 
 
 class MachineWatch:
-    """Holds the inventory. It is replaced as a whole; after an error the last good one stays."""
+    """Holds the current inventory, which is replaced as a whole. After an error the last valid one is kept."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class MachineWatch:
         *,
         reserve: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Reads the machine once. One that cannot be read is a problem, not an error: nothing is offered until it can.
+        """Reads the machine once. A machine that cannot be read is reported as a problem, and offers nothing until it
+        can be.
 
-        The root of ``cgroups`` is the cgroup2 mount; ``reserve``: bytes that the kubelet reserves, None if
-        unknown. Raises InventoryError for unusable names.
+        The root of ``cgroups`` is the cgroup2 mount. ``reserve`` returns the bytes of memory that the kubelet reserves,
+        or None if unknown. Raises InventoryError for unusable names.
         """
         self._host = host
         self._cgroups = cgroups
@@ -76,14 +77,14 @@ class MachineWatch:
         self._fingerprint = Fingerprint((None, None), {})
         self._shape: object = None
         self._counted: tuple[object, object] = (None, None)
-        # Without a pool: of a machine that was read each driver has at least one, if an empty one.
+        # Without pools. Once the machine has been read, each driver has at least one pool, even if it is empty.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
-        """Reason why the machine cannot be read. Until it can, the last reading remains valid."""
+        """Reason why the machine cannot be read, or "". The last reading remains valid in the meantime."""
         self.notices: tuple[Notice, ...] = ()
-        """Warnings: what does not fit or cannot be read, although everything else works."""
+        """Warnings about settings that do not fit the machine and about files that cannot be read."""
         self.failures = 0
-        """Reads that failed since the start."""
+        """Number of failed reads since the start."""
         try:
             fingerprint = read_fingerprint(host)
             self._replace(self._built(fingerprint, frozenset()), fingerprint)
@@ -92,17 +93,17 @@ class MachineWatch:
             raise
         except HostTreeError as error:
             self._failed(str(error))
-        except Exception as error:  # noqa: BLE001 - claims are released whatever the machine is like
+        except Exception as error:  # noqa: BLE001 - claims must be released on any machine
             self._unforeseen(error)
 
     @property
     def machine(self) -> Machine:
-        """The machine with the free hugepages of the latest read."""
+        """Machine with the free hugepages of the latest read."""
         return with_free_pages(self.inventory.machine, self._fingerprint)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The texts of the warnings."""
+        """Texts of the warnings."""
         return tuple(notice.text for notice in self.notices)
 
     @property
@@ -111,11 +112,12 @@ class MachineWatch:
         return self._host_pages.counted
 
     async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Reads at each quiet tick, and calls ``changed`` after each read, since claims change as well. Runs for ever.
+        """Reads at each quiet tick, and calls ``changed`` after each read, since claims may have changed as well. Runs
+        forever.
 
-        While the number of pages in use by host processes changes, it reads at each tick. It also does so if hugepages
-        are allocated on demand, since claims wait until new pages have been read. ``pause`` replaces the wait for the
-        next tick, for tests.
+        It reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated
+        on demand, since claims then wait until new pages have been read. Tests replace the wait for the next tick with
+        ``pause``.
         """
         while True:
             busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled
@@ -123,11 +125,11 @@ class MachineWatch:
             await self.read()
             try:
                 changed()
-            except Exception as error:  # noqa: BLE001 - nothing of the machine ends the process
+            except Exception as error:  # noqa: BLE001 - no state of the machine may end the process
                 self._unforeseen(error)
 
     async def read(self) -> None:
-        """Reads the fingerprint; discovers the whole machine again if that has changed. Raises nothing."""
+        """Reads the fingerprint, and rediscovers the whole machine if that has changed. Does not raise."""
         try:
             if self.errors.due:
                 self.errors.read(self.inventory.machine)
@@ -149,7 +151,7 @@ class MachineWatch:
         self._warn(pods_known=pods_known)
 
     async def _renew(self, fingerprint: Fingerprint) -> None:
-        """Replaces the inventory; raises HostTreeError where the new one would take back what is offered."""
+        """Replaces the inventory. Raises HostTreeError if the new one disables a driver whose devices are published."""
         counted = self.host_pages, self._reserve()
         inventory = await asyncio.to_thread(self._built, fingerprint, self._ledger().held_cpus())
         if inventory.refused and self.inventory.pools and not self.inventory.refused:
@@ -158,7 +160,7 @@ class MachineWatch:
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
-        # CPUs that come and go while files are read make doubts: a new one calls for another discovery.
+        # CPUs that come and go while files are read cause doubts. A new doubt requires another discovery.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
         self.inventory = inventory
         self._shape = fingerprint.shape if settled else None
@@ -201,8 +203,8 @@ class MachineWatch:
         found += [(StatusCode.ERRORS_UNREADABLE, text) for text in self.errors.problems]
         if not pods_known:
             text = (
-                "hugepages held by host processes are not known and count as free: below "
-                f"{self._config.cgroup_root} is no kubepods group with hugetlb.<size>.numa_stat; "
+                "hugepages held by host processes are unknown and count as free: "
+                f"{self._config.cgroup_root} has no kubepods cgroup with hugetlb.<size>.numa_stat; "
                 "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb; in the chart "
                 "hostHugepages.detect: true)"
             )

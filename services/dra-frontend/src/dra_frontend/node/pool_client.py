@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of hugepages as the frontend uses them: it reads sysfs itself, and the helper container writes (ADR 23)."""
+"""Client of the helper container that resizes hugepage pools; sizes are read from sysfs directly (docs/adr/0023)."""
 
 import os
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_requests import LONGEST_ANSWER, MOST_SECONDS, PoolAnswer, PoolRequest, pool_socket
 
 _PATIENCE_SECONDS: Final = 30.0
-"""How much longer than requested the helper may take: one write can block in the kernel while it frees memory."""
+"""Additional time for the helper, since one write can block in the kernel while it frees memory."""
 _CHECK_SECONDS: Final = 5.0
-"""Time for the answer to a check, which writes nothing. Claims wait for it."""
+"""Timeout of a check, which writes nothing. Claims wait for it."""
 
 
 class HelperError(HostTreeError):
-    """The helper container does not answer."""
+    """Raised if the helper container does not respond."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
-        text = f"the helper does not answer ({reason}); see the log of the container hugepages in the driver's pod"
+        text = f"the helper does not respond ({reason}); see the log of the container hugepages in the driver's pod"
         super().__init__(os.fspath(path), text)
 
 
 class HelperPools:
-    """The pools of the machine. Calls block, and raise HostTreeError or HelperError."""
+    """The hugepage pools of the machine. Calls block, and raise HostTreeError or HelperError."""
 
     def __init__(
         self,
@@ -33,18 +33,18 @@ class HelperPools:
         patience: float = _PATIENCE_SECONDS,
         check_seconds: float = _CHECK_SECONDS,
     ) -> None:
-        """``path`` is the helper's socket."""
+        """``path`` is the path of the helper's socket."""
         self._kernel = kernel
         self._path = path
         self._patience = patience
         self._check_seconds = check_seconds
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pages of a pool, without surplus ones."""
+        """Returns the number of pages of a pool, without surplus pages."""
         return self._kernel.pages(node, page_bytes)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not answer in time."""
+        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not respond in time."""
         self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes), self._check_seconds)
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
@@ -54,7 +54,7 @@ class HelperPools:
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
         """Requests a larger pool.
 
-        The helper retries for the time that ``left()`` returns now, at most MOST_SECONDS.
+        The helper retries for the number of seconds that ``left()`` returns now, at most MOST_SECONDS.
         """
         seconds = min(max(0.0, left()), MOST_SECONDS)
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds)
@@ -71,6 +71,6 @@ class HelperPools:
         except OSError as error:
             raise HelperError(self._path, error.strerror or str(error)) from error
         except ValueError as error:
-            raise HelperError(self._path, "its answer is malformed") from error
+            raise HelperError(self._path, "its response is malformed") from error
         if answer.problem:
             raise HostTreeError(answer.subject, answer.problem)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper container of hugepages on demand: resizes pools for the frontend, and does nothing else (ADR 23).
+"""The helper container of hugepages on demand, which resizes pools on behalf of the frontend (docs/adr/0023).
 
-It accepts requests for the pools that ``hugepagesOnDemand`` of the configuration names, one at a time. It neither
-decides how many pages claims need nor remembers anything, so it can be killed and restarted at any moment.
+It accepts requests, one at a time, for the pools in the configuration's ``hugepagesOnDemand``. It does not decide how
+many pages claims need and keeps no state, so it can be killed and restarted at any time.
 """
 
 import logging
@@ -28,28 +28,28 @@ from dra_frontend.node.pool_requests import LONGEST_REQUEST, PoolAnswer, PoolReq
 _log = logging.getLogger(__name__)
 _SETTING: Final = "hugepagesOnDemand"
 _CALLER_SECONDS: Final = 5.0
-"""Time that a caller has to send its request, and to read the answer."""
+"""Time limit for a client to send its request, and to read the response."""
 
 
 class _StoppedError(Exception):
-    """SIGTERM or SIGINT was received."""
+    """Raised when SIGTERM or SIGINT is received."""
 
 
 class PoolHelper:
-    """Answers requests."""
+    """Handles requests."""
 
     def __init__(self, pools: KernelPools, config: Config) -> None:
         self._pools = pools
         self._config = config
 
     def answer(self, data: bytes) -> PoolAnswer:
-        """Returns the answer to one message, after the pool has been resized. Raises nothing for any content."""
+        """Resizes the pool as requested and returns the response. Does not raise, whatever the content."""
         try:
             if len(data) > LONGEST_REQUEST:
                 raise ValueError(f"has more than {LONGEST_REQUEST} bytes")
             request = PoolRequest.model_validate_json(data)
         except ValueError:
-            return PoolAnswer.of_problem("request", "is malformed; frontend and helper are of different releases")
+            return PoolAnswer.of_problem("request", "is malformed; frontend and helper have different versions")
         try:
             if request.pages is None:
                 self._pools.check(request.numa_node, request.page_bytes)
@@ -82,7 +82,7 @@ class PoolHelper:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listens at a path for processes of this user alone, in place of a helper that was killed. Raises OSError."""
+    """Listens at a path for processes of the same user only, replacing a killed helper's socket. Raises OSError."""
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -104,7 +104,9 @@ def _stop(*_: object) -> None:
 
 
 def _check_pools(pools: KernelPools, config: Config) -> None:
-    """Logs which pools cannot be written. Not an error: a NUMA node may come later, and requests are answered."""
+    """Logs pools that cannot be written. That is not fatal: a NUMA node may appear later, and requests are still
+    handled.
+    """
     for one in config.hugepages_on_demand:
         try:
             pools.check(one.numa_node, parse_page_size(one.size))
@@ -113,7 +115,7 @@ def _check_pools(pools: KernelPools, config: Config) -> None:
 
 
 def _serve(listening: socket.socket, helper: PoolHelper) -> None:
-    """Answers one request for each connection, until a signal ends it."""
+    """Handles one request per connection until a signal arrives."""
     complaints = Complaints(_log)
     while True:
         connection, _ = listening.accept()
@@ -124,10 +126,10 @@ def _serve(listening: socket.socket, helper: PoolHelper) -> None:
 
 
 def main(config: Config, host_root: str) -> int:
-    """Serves until SIGTERM; returns the exit code. Raises OSError if the socket cannot be made."""
+    """Serves until SIGTERM and returns the exit code. Raises OSError if the socket cannot be created."""
     set_up_logging(config.log_level, config.log_format)
     pools, path = KernelPools(HostTree(host_root), observes=config.observes), Path(pool_socket_path(config.run_dir))
-    # As the first process of a container it ends by a signal only if it handles the signal.
+    # PID 1 of a container is only ended by signals that it handles.
     with suppress(_StoppedError):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the helper container that writes ``nr_hugepages``, and its answers (ADR 23).
+"""Requests to the helper container that writes ``nr_hugepages``, and its responses (docs/adr/0023).
 
-Each is one JSON object in one message. The socket is of type SOCK_SEQPACKET: the kernel keeps the borders of messages
-and cuts one that is longer than the buffer, so neither side reads more than its limit.
+Each is one JSON object in one message. The socket has type SOCK_SEQPACKET: the kernel preserves message boundaries and
+truncates a message that is longer than the buffer, so neither side reads more than its limit.
 """
 
 import socket
@@ -14,10 +14,10 @@ from pydantic.alias_generators import to_camel
 LONGEST_REQUEST: Final = 256
 """Maximum size of a request in bytes."""
 LONGEST_ANSWER: Final = 8192
-"""Maximum size of an answer in bytes."""
+"""Maximum size of a response in bytes."""
 MOST_SECONDS: Final = 60
 _LONGEST_TEXT: Final = 512
-"""Characters of a text of an answer. JSON writes one in at most 6 bytes, as in ``\\u001f``, so that two texts fit."""
+"""Maximum number of characters in a text. JSON needs at most 6 bytes for each (``\\u001f``), so two texts fit."""
 
 
 class _Message(BaseModel):
@@ -32,32 +32,32 @@ class _Message(BaseModel):
 
 
 class PoolRequest(_Message):
-    """A pool, and its desired number of pages."""
+    """A pool and the number of pages to set."""
 
     numa_node: Annotated[int, Field(ge=0, le=4095)]
     page_bytes: Annotated[int, Field(ge=4096, le=1 << 40)]
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
-    """None checks that the pool can be written, and changes nothing."""
+    """Number of pages; None checks that the pool can be written, and changes nothing."""
     seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0
     """Maximum time during which missing pages are requested from the kernel again."""
 
 
 class PoolAnswer(_Message):
-    """The outcome of a request."""
+    """Result of a request."""
 
     pages: int = 0
-    """Pages of the pool after the request. May be fewer than requested: the kernel allocates what it finds."""
+    """Number of pages after the request. It may be lower than requested if the kernel finds too few."""
     subject: str = ""
-    """The file or setting that the problem is about."""
+    """File or setting that the problem concerns."""
     problem: str = ""
-    """The reason why the request was rejected or failed, or empty."""
+    """Reason why the request was rejected or failed, or ""."""
 
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
-        """Returns an answer that fits in a message."""
+        """Returns a response whose texts are cut to fit into a message."""
         return cls(subject=subject[:_LONGEST_TEXT], problem=problem[:_LONGEST_TEXT])
 
 
 def pool_socket() -> socket.socket:
-    """Returns a socket of the type that both sides use, not connected."""
+    """Returns an unconnected socket of the type that both sides use."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

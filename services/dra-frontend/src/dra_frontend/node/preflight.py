@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the directories of the node that the service writes, before it starts and whenever the doctor asks.
+"""Checks the directories of the node that the service writes, at start-up and whenever the doctor runs.
 
-Nothing is written. access(2) answers for this process: it takes the mount, the owner, the mode, the capabilities and
-security modules into account. Inside a pod, a path over which nothing is mounted belongs to the container's own file
-system: what is written there is invisible to the kubelet, the runtime and the backend.
+Nothing is written. access(2) takes the mount, owner, mode, capabilities and security modules into account for this
+process. Inside a pod, a path that is not on a mounted volume belongs to the container's own file system: files written
+there are invisible to the kubelet, the runtime and the backend.
 """
 
 import os
@@ -20,18 +20,18 @@ from dra_frontend.node.host_tree import on_node
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
-"""Part of the path of an emptyDir below the kubelet's directory."""
+"""Part of an emptyDir's path below the kubelet's directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that the pod lacks."""
+    """A missing or unusable resource of the pod."""
 
     what: str
     remedy: str = ""
-    """Empty if ``what`` contains it."""
+    """Remedy; empty if ``what`` contains it."""
     fatal: bool = True
-    """Whether the service cannot work without it."""
+    """True if the service cannot work without it."""
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self.what, self.remedy)))
@@ -44,13 +44,13 @@ class Needed:
     path: str
     name: str
     setting: str
-    """The key of the configuration that names it."""
+    """Configuration key that sets the path."""
     volume: str
-    """The chart's volume."""
+    """Name of the chart's volume."""
 
 
 def needed_directories(config: Config) -> tuple[Needed, ...]:
-    """Returns the directories, in the order in which their faults are reported."""
+    """Returns the directories in the order in which faults are reported."""
     root = config.kubelet_root_dir.rstrip("/")
     plugins = [
         Needed(
@@ -78,9 +78,9 @@ def read_mounts() -> tuple[Mount, ...]:
 
 
 def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]) -> list[Fault]:
-    """Returns what is wrong with the node's directories as this process sees them. Blocks.
+    """Returns the faults of the node's directories as this process sees them. Blocks.
 
-    ``contained`` means that this is a container of a pod and ``mounts`` are its mounts.
+    ``contained`` is True if this process runs in a pod's container; ``mounts`` are that container's mounts.
     """
     faults = [
         fault
@@ -95,10 +95,10 @@ def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fa
     mount = f"mount the node's {needed.path} there, read-write (the chart's volume {needed.volume})"
     above = mounts_over(os.path.realpath(path), mounts)
     if above and above[-1].point == "/":
-        text = f"{what} is not mounted from the node: it lies in the container's own file system"
+        text = f"{what} is not mounted from the node: it is in the container's own file system"
         return Fault(text, f"{mount}, or correct {needed.setting}")
     if above and _EMPTY_DIR in above[-1].root:
-        return Fault(f"{what} is an empty volume of the pod and not the node's", mount)
+        return Fault(f"{what} is an emptyDir of the pod instead of the node's directory", mount)
     there = _nearest(Path(path))
     missing = "" if there == Path(path) else f" does not exist, and {there}"
     if not there.is_dir():
@@ -112,20 +112,20 @@ def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fa
 
 def _permission(path: Path) -> str:
     if os.geteuid() != 0:
-        return "run the container frontend as uid 0 (securityContext.runAsUser: 0, as the chart has it)"
+        return "run the container frontend as uid 0 (securityContext.runAsUser: 0, as in the chart)"
     status = path.stat()
     if status.st_uid != 0 or not status.st_mode & 0o200:
-        return f"chown root {path}; chmod u+rwx {path}: the container has no capability to overrule owner and mode"
+        return f"chown root {path}; chmod u+rwx {path}: the container lacks the capabilities to bypass owner and mode"
     return "let SELinux or AppArmor allow it (the chart's values selinuxType and appArmorProfile)"
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path, or the lowest path above it that exists, in which the directories would be created."""
+    """Returns the path or its nearest existing ancestor, in which the directories would be created."""
     return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
 
 
 def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
-    """Yields faults that only a container can have and that do not keep the service from working."""
+    """Yields non-fatal faults that only a container can have."""
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
@@ -136,7 +136,7 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fau
     above = mounts_over(config.cgroup_root, mounts)
     if above and above[-1].kind != "cgroup2":
         yield Fault(
-            f"{config.cgroup_root} is a file system of type {above[-1].kind} and not the node's cgroup2 tree: "
+            f"{config.cgroup_root} is a file system of type {above[-1].kind} instead of the node's cgroup2 tree: "
             "hugepages that host processes hold count as free",
             "mount the node's cgroup2 tree there, read-only (hostHugepages.detect: true in the chart's values)",
             fatal=False,

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory on the host, shared by all instances: sockets by pod UID, one link to the active one, lock files.
+"""Manages the run directory on the host, which all instances of the driver share.
 
-Each instance removes only what it made. Lock files are never removed: a lock on a file that has lost its name excludes
-no other process.
+  /run/dra-driver-numa/POD_UID/state.sock   socket of one instance
+  /run/dra-driver-numa/state.sock           link to the active instance's socket
+  /run/dra-driver-numa/*.lock               lock files
+
+Each instance removes only what it created. Lock files are never removed: a lock on a deleted file excludes no other
+process.
 """
 
 import asyncio
@@ -25,7 +29,7 @@ from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
 _log = logging.getLogger(__name__)
 
-# How long an instance waits for another one that is just switching the link.
+# Maximum wait for another instance that is switching the link.
 _SWITCH_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 2.0
 
@@ -36,7 +40,7 @@ class RunDirectory:
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
         self._own = root / check_uid(pod_uid)
-        # Relative, since the directory may be mounted elsewhere in a container.
+        # Relative, since a container may mount the directory at a different path.
         self._target = Path(pod_uid, STATE_SOCKET)
         self.state_socket = self._own / STATE_SOCKET
         check_socket_path(self.state_socket)
@@ -45,21 +49,21 @@ class RunDirectory:
         self._placed: PlacedSocket | None = None
         self._led = False
         self.problem = ""
-        """Reason why other processes cannot use the directory. Empty if it is complete."""
+        """Reason why other processes cannot use the directory, or ""."""
 
     async def __aenter__(self) -> Self:
-        """Makes the directories, readable by root alone."""
+        """Creates the directories, readable only by root."""
         await asyncio.to_thread(self._make)
         return self
 
     def _make(self) -> None:
         self._root.mkdir(0o700, parents=True, exist_ok=True)
-        # The kubelet makes a missing hostPath directory for everybody (0755).
+        # The kubelet creates a missing hostPath directory with mode 0755.
         self._root.chmod(0o700)
         self._own.mkdir(0o700, exist_ok=True)
 
     async def listen(self) -> socket.socket:
-        """Returns the listening state socket; a stale file of an earlier life of this pod is replaced."""
+        """Returns the listening state socket. Replaces a stale file left by an earlier run of this pod."""
         listening, self._placed = await asyncio.to_thread(self._listen)
         return listening
 
@@ -68,20 +72,20 @@ class RunDirectory:
         try:
             return listen_unix(self.state_socket)
         except FileNotFoundError:
-            # Another instance has taken the directory, while it was empty, for that of a dead one.
+            # Another instance removed the empty directory, taking it for a dead instance's.
             self._make()
             return listen_unix(self.state_socket)
 
     async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Checks at each quiet tick, as :meth:`check` does. Runs for ever."""
+        """Calls :meth:`check` at each quiet tick. Runs forever."""
         while True:
             await self.check(leads=leads(), listen_anew=listen_anew)
             await next_tick()
 
     async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Lets ``state.sock`` lead here when this instance begins to lead, and while it leads nowhere. Raises nothing.
+        """Points the link at this instance when it starts to lead, or if the link is dangling. Does not raise.
 
-        ``listen_anew`` is called if the socket was removed. It must serve what :meth:`listen` returns then.
+        ``listen_anew`` is called if the socket was removed. It must then serve what :meth:`listen` returns.
         """
         try:
             if self._placed is not None and self._placed.is_gone():
@@ -91,7 +95,7 @@ class RunDirectory:
                 await self.become_active()
             self._led, self.problem = leads, ""
         except OSError as error:
-            # Not the whole error: it names a temporary link, another one each time.
+            # Only the reason, since the error names a temporary link that differs each time.
             reason = error.strerror or str(error)
             problem = f"{self._root} cannot be used: {reason}"
             if problem != self.problem:
@@ -99,7 +103,7 @@ class RunDirectory:
             self.problem = problem
 
     async def become_active(self) -> None:
-        """Lets ``state.sock`` lead to this instance; there is no moment without a link."""
+        """Points the link at this instance, atomically."""
         await asyncio.to_thread(self._make)
         async with self.claims_lock.hold(_SWITCH_SECONDS):
             await asyncio.to_thread(self._switch_link)
@@ -113,7 +117,7 @@ class RunDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Removes those of link, socket and directory that are still ours."""
+        """Removes the link, socket and directory if they still belong to this instance."""
         with suppress(OSError):
             async with self.claims_lock.hold(_LEAVE_SECONDS):
                 await asyncio.to_thread(self._remove_link)

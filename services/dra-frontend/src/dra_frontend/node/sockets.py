@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets to listen on. A unix socket is renamed into place once it is bound, and removed only by its creator.
+"""Creates listening unix sockets. A socket is renamed into place once it is bound, and removed only by its creator.
 
-During a rolling update another instance may have put its own socket under the same name (a fixed ``dra.sock``), so a
-file is removed only if it still has the inode of the socket that was placed. All functions here use the file system and
-block, except ``is_gone``.
+During a rolling update another instance may have placed its own socket at the same path (a fixed ``dra.sock``), so a
+file is only removed if it still has the inode of the socket that was placed. All functions here access the file system
+and block, except ``is_gone``.
 """
 
 import os
@@ -18,13 +18,15 @@ from numa_node.addresses import check_socket_path
 
 
 def hidden_name(path: Path) -> Path:
-    """Returns a fresh name beside the path to bind at; the kubelet's watcher passes over names with a leading dot."""
+    """Returns a random hidden name in the same directory. The kubelet's watcher ignores names with a leading dot."""
     return path.with_name(f".{secrets.token_hex(3)}")
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedSocket:
-    """A socket file of ours, known by its inode. The kernel keeps the number while the socket is open."""
+    """A socket file of this process, identified by its inode. The kernel does not reuse the number while the socket is
+    open.
+    """
 
     path: Path
     device: int
@@ -32,7 +34,9 @@ class PlacedSocket:
 
     @classmethod
     def place(cls, bound: Path, path: Path) -> Self:
-        """Renames a bound socket to its final path, over a stale one; FileExistsError where something else lies."""
+        """Renames a bound socket to its final path, replacing a stale socket. Raises FileExistsError for any other file
+        there.
+        """
         there = _status(path)
         if there is not None and not stat.S_ISSOCK(there.st_mode):
             raise FileExistsError(f"{path} exists and is not a socket: remove it, or choose another directory")
@@ -42,16 +46,16 @@ class PlacedSocket:
         return cls(path, status.st_dev, status.st_ino)
 
     def is_gone(self) -> bool:
-        """Returns True if another process has removed the file, or replaced it with something other than a socket.
+        """Returns True if another process removed the file or replaced it with something other than a socket.
 
-        Raises OSError. It does not wait for a disk while the file exists: the kernel keeps the directory entry of a
-        bound socket in memory, and so those of the directories above it (unix_bind() in net/unix/af_unix.c).
+        Raises OSError. This does not wait for a disk while the file exists: the kernel keeps the directory entry of a
+        bound socket, and those of the directories above it, in memory (unix_bind() in net/unix/af_unix.c).
         """
         there = _status(self.path)
         return there is None or not stat.S_ISSOCK(there.st_mode)
 
     def remove(self) -> None:
-        """Removes the file if it still is ours. Call it while the socket is open."""
+        """Removes the file if it still belongs to this process. Requires the socket to be open."""
         there = _status(self.path)
         if there is not None and (there.st_dev, there.st_ino) == (self.device, self.inode):
             self.path.unlink(missing_ok=True)
@@ -65,7 +69,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def listen_unix(path: Path) -> tuple[socket.socket, PlacedSocket]:
-    """Returns a listening, non-blocking socket placed at the path. The caller removes the file, then closes it."""
+    """Returns a listening, non-blocking socket placed at the path. The caller must remove the file before
+    closing it.
+    """
     check_socket_path(path)
     bound = hidden_name(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

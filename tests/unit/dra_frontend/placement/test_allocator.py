@@ -281,16 +281,16 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     ("wish", "count", "taken", "text"),
     [
         (CpuParameters(), 9, "", "9 CPUs wanted, 8 free (0-7)"),
-        (WHOLE, 3, "", "3 CPUs are not a whole number of physical cores; the next amount that is one: 4"),
-        (WHOLE, 10, "", "(fullPhysicalCores: true), 8 free (0-7); its whole cores have 8 CPUs at most, free or not"),
+        (WHOLE, 3, "", "3 CPUs are not a whole number of physical cores; the next possible amount is 4"),
+        (WHOLE, 10, "", "(fullPhysicalCores: true), 8 free (0-7); its whole cores have at most 8 CPUs, free or not"),
         (WHOLE, 6, "0,1", "6 CPUs wanted (fullPhysicalCores: true), 6 free (2-7), of them 4 suitable (2-3,6-7)"),
         (CpuParameters(l3="required"), 4, "0,2", "6 free (1,3-7); no L3 has them together, the fullest has 3"),
-        (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have 4 CPUs in one L3 at most, free or not"),
+        (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have at most 4 CPUs in one L3, free or not"),
         (
             CpuParameters(numa="distribute"),
             5,
             "0,1,4",
-            "cannot be shared out evenly, there are 1 on node 0, 4 on node 1",
+            "cannot be distributed evenly: there are 1 on node 0, 4 on node 1",
         ),
         (CpuParameters(isolcpus="only"), 1, "", "1 CPUs wanted (isolcpus: only), 8 free (0-7), of them 0 suitable"),
         (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
@@ -308,7 +308,9 @@ def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: st
 def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
     """If the machine has no core types or no L3, freeing CPUs would not help, but another parameter would."""
     found = machine(1, has_l3=False)
-    untyped = "this machine does not tell performance from efficiency cores: neither /sys/devices/cpu_core/cpus nor "
+    untyped = (
+        "this machine does not distinguish performance and efficiency cores: neither /sys/devices/cpu_core/cpus nor "
+    )
     uncached = "; the device's CPUs have no L3; use l3: preferred"
     for taken in (NONE, found.online):
         for name, value, text in (
@@ -329,7 +331,7 @@ def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
     try:
         got = allocate(found.online, NONE, count, found, WHOLE)
     except NoCpusError as error:
-        _, named, following = str(error).partition("the next amount that is one: ")
+        _, named, following = str(error).partition("the next possible amount is ")
         assume(named)
         assert len(allocate(found.online, NONE, int(following), found, WHOLE)) > count
     else:

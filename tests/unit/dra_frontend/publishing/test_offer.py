@@ -169,7 +169,7 @@ def test_what_was_gone_before_the_start_is_reported_only() -> None:
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
     ill = health(seen, "hugepages-2m-numa000")
     assert (ill.pool, ill.health) == (f"{NODE}-hugepages-2m", Health.UNHEALTHY)
-    assert ill.message == "this node has no such device any more; claims: ns/a"
+    assert ill.message == "this node no longer has this device; claims: ns/a"
 
 
 def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:

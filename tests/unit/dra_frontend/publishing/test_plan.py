@@ -266,7 +266,7 @@ def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
             ["a.other"],
             True,
             "ResourceSliceFieldsDropped",
-            ["devices are not as this node", "dropped or changed a.other", "report this text"],
+            ["devices differ from this node", "dropped or changed a.other", "report this text"],
         ),
         (
             [],

@@ -247,7 +247,7 @@ def test_a_claim_that_the_scheduler_allocates_and_the_driver_rejects(
     status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
     first, second = outcome["outcomes"]
     assert (status, first["stage"], second["fits"]) == (3, "preparing", True)
-    assert "are not a whole number of physical cores; the next amount that is one: 4" in reasons(outcome)
+    assert "are not a whole number of physical cores; the next possible amount is 4" in reasons(outcome)
     assert second["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes Events: one object per condition, updated with a count."""
+"""Writes Kubernetes Events: one object per condition, updated with a count."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations of conditions, and the events.k8s.io/v1 documents made from them. No I/O.
+"""Observations of conditions, and the events.k8s.io/v1 documents built from them. No I/O.
 
-An Event has a name that is a function of its condition, so a restarted frontend or a second instance finds the Event of
-its predecessor instead of creating another one. The API server lets an existing Event change in ``series`` and
-``metadata`` only; the annotation COUNTED contains the counter that was added to ``series.count`` last.
+The name of an Event is derived from its condition, so a restarted frontend or a second instance finds its predecessor's
+Event instead of creating another one. The API server only allows changes of ``series`` and ``metadata`` in an existing
+Event. The annotation COUNTED contains the counter that was last added to ``series.count``.
 """
 
 import re
@@ -17,15 +17,15 @@ from numa_contract.errors import cut_answer
 
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
-"""Annotation ``source=total``: the source whose total was added last, and that total."""
+"""Annotation ``source=total`` with the source whose total was last added, and that total."""
 _MOST_DIGITS: Final = 9
-"""Maximum number of digits of a total; one with more counts as 0."""
+"""Maximum number of digits of a total. A longer one counts as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
-"""Largest number of a series in the API."""
+"""Maximum count of a series in the API."""
 _MAX_WORD: Final = 128
 """Maximum length of reason, action and reportingInstance in the API."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
-"""UUIDs, also as systemd escapes them in the name of a slice, and the ids of containers and sandboxes."""
+"""UUIDs, including the form that systemd escapes in slice names, and IDs of containers and sandboxes."""
 
 
 class ObjectReference(NamedTuple):
@@ -33,7 +33,7 @@ class ObjectReference(NamedTuple):
 
     kind: str
     namespace: str
-    """Empty for a Node."""
+    """Namespace; empty for a Node."""
     name: str
     uid: str
 
@@ -46,31 +46,32 @@ class Observation:
     reason: str
     note: str
     subject: str = ""
-    """Part of the object that the condition is about. Observations of one subject are the same condition even if their
-    notes differ. If empty, conditions are distinguished by their notes, without the identifiers of containers and
-    pods."""
+    """Part of the object that the condition concerns. Observations with the same subject are the same condition even if
+    their notes differ. If it is empty, conditions are distinguished by their notes, ignoring IDs of containers and
+    pods.
+    """
     source: str = ""
-    """Identity of the counter behind ``total``: a container's id, or an instance of the frontend."""
+    """Identity of the counter behind ``total``: a container's ID, or an instance of the frontend."""
     total: int | None = None
-    """Number of occurrences that the source has counted so far. None: this observation is one more occurrence."""
+    """Number of occurrences that the source has counted so far. If None, this observation is one more occurrence."""
     urgent: bool = False
-    """Whether the Event is written before those of other conditions."""
+    """True if the Event should be written before those of other conditions."""
 
     @property
     def condition(self) -> tuple[str, ...]:
-        """The key by which observations are correlated."""
+        """Key by which observations are correlated."""
         return (*self.regarding, self.reason, self.subject or without_identifiers(self.note))
 
 
 def without_identifiers(text: str) -> str:
-    """Returns a text with identifiers replaced, so that the retries of a container have the same text."""
+    """Returns a text with identifiers replaced, so that retries of a container produce the same text."""
     return _IDENTIFIERS.sub("*", cut_answer(text))
 
 
 def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
     """Returns the namespace and the name of the Event of a condition.
 
-    ``salt`` is the end of the name if the name without it is that of an Event which another author has created.
+    ``salt`` is appended to the name if another author has created an Event with the name.
     """
     # Events about cluster-scoped objects belong in "default".
     namespace = observation.regarding.namespace or "default"
@@ -99,7 +100,7 @@ def new_event(observation: Observation, node: str, count: int, total: int, salt:
 
 
 def count_patch(observation: Observation, version: str, count: int, total: int) -> dict[str, Any]:
-    """Returns the merge patch that sets the count of an Event, which fails if another writer was faster."""
+    """Returns the merge patch that sets the count of an Event. It fails if another writer has changed the Event."""
     return {"metadata": {"resourceVersion": version, "annotations": _counted(observation, total)}} | _series(count)
 
 
@@ -108,7 +109,7 @@ def _counted(observation: Observation, total: int) -> dict[str, str]:
 
 
 def _series(count: int) -> dict[str, Any]:
-    # The API refuses a series of one.
+    # The API rejects a series with a count of one.
     return {"series": {"count": min(count, MAX_COUNT), "lastObservedTime": _now()}} if count > 1 else {}
 
 
@@ -117,9 +118,9 @@ def _regarding(observation: Observation) -> dict[str, str]:
 
 
 def is_event_of(observation: Observation, document: Mapping[str, Any]) -> bool:
-    """Returns True if an Event with the name of a condition is this driver's Event of that condition.
+    """Returns True if an Event with a condition's name was created by this driver for that condition.
 
-    The name can be predicted, so another author may have created an Event with it before.
+    The name is predictable, so another author may have created an Event with it first.
     """
     regarding = {key: value for key, value in _object(document, "regarding").items() if key in ObjectReference._fields}
     own = {"reportingController": CONTROLLER, "reason": observation.reason[:_MAX_WORD], "type": "Warning"}
@@ -131,7 +132,7 @@ def _now() -> str:
 
 
 class Recorded(NamedTuple):
-    """An Event as the API server has it."""
+    """State of an Event as stored by the API server."""
 
     version: str
     occurrences: int
@@ -140,7 +141,7 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(document: Mapping[str, Any]) -> Recorded:
-    """Reads the answer to a create or a patch. Fields that another writer has damaged count as absent."""
+    """Parses the response to a create or a patch. Fields damaged by another writer count as absent."""
     metadata, series = _object(document, "metadata"), _object(document, "series")
     source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
     number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MOST_DIGITS else 0

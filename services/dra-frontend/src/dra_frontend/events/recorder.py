@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes Events: creates one for each condition, and updates its count when the condition is observed again.
+"""Records Events: creates one for each condition, and updates its count when the condition is observed again.
 
-``observe`` never waits. ``write_due`` runs at each tick: it creates the Events of new conditions at once and updates
-the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server a write
-in five minutes. Everything is bounded: conditions in all, by namespace and by object, writes per tick, lines of the
-log, the length of each text. Authors of pods decide how many conditions there are, so namespaces and objects take
-turns, and conditions of the Node are never left out for those of pods.
+``observe`` does not wait. ``write_due`` runs at each tick: it creates the Events of new conditions immediately, and
+updates the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server
+one write in five minutes. Users decide how many conditions their pods cause, so everything is limited:
+
+  conditions        1024 of pods (256 more for namespaces with fewer than 4), 256 a namespace, 25 a pod; 100 of the Node
+  writes            10 per tick, of which 2 each are reserved for the Node and for pods' conditions that are not urgent
+  lines in the log  20 new conditions of pods per minute
+
+Namespaces, and the objects within a namespace, take turns. A condition that is not observed for an hour is forgotten,
+as is its Event by the API server.
 """
 
 import logging
@@ -43,41 +48,45 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Conditions of pods that are remembered; further ones have no Event until one was not observed for an hour."""
+"""Maximum number of tracked conditions of pods. Further ones get no Event until one has not been observed for
+an hour.
+"""
 MAX_PER_NAMESPACE: Final = 256
-"""Conditions of the pods of one namespace."""
+"""Maximum number of tracked conditions of pods in one namespace."""
 SPARE_CONDITIONS: Final = 256
-"""Further conditions, for namespaces that have fewer than FEW_CONDITIONS."""
+"""Additional conditions for namespaces that have fewer than FEW_CONDITIONS."""
 FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Conditions of one pod within an hour; further ones have no Event."""
+"""Maximum number of conditions of one pod within an hour. Further ones get no Event."""
 MAX_OF_NODE: Final = 100
-"""Conditions of the Node within an hour. Their number does not depend on the conditions of pods."""
+"""Maximum number of conditions of the Node within an hour, independent of the conditions of pods."""
 MAX_WRITES: Final = 10
-"""Events written in a tick."""
+"""Maximum number of Events written in a tick."""
 RESERVED_WRITES: Final = 2
-"""Writes of each tick for Events about the Node, and the same number for those of pods that are not urgent."""
+"""Writes of each tick reserved for Events about the Node, and as many for those of pods that are not urgent."""
 MAX_LINES: Final = 20
-"""Conditions of pods that are logged in a minute."""
+"""Maximum number of pods' conditions logged in a minute."""
 FORGET_SECONDS: Final = 3600.0
-"""Time after which a condition that is not observed is forgotten: an API server keeps an Event for an hour after its
-last write."""
+"""Time after which a condition that is no longer observed is forgotten. The API server keeps an Event for an hour after
+its last write.
+"""
 UPDATE_SECONDS: Final = (10.0, 300.0)
-"""Shortest and longest interval between two updates of an Event; it doubles from update to update."""
+"""Shortest and longest interval between two updates of an Event. It doubles with each update."""
 RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
-"""Pauses before a write is retried; the last one repeats."""
+"""Delays before a write is retried; the last one repeats."""
 FORBIDDEN_SECONDS: Final = 600.0
-"""Pause after a write that RBAC denies: it takes a person to change a role."""
+"""Delay after a write that RBAC denies, since only an administrator can change a role."""
 LASTING_SECONDS: Final = (480.0, 720.0)
-"""Shortest and longest interval between two observations of a condition that lasts. Each interval is drawn at random,
-so that nodes that were started together do not write together; a node writes about six times an hour."""
+"""Shortest and longest interval between two observations of a lasting condition. Each interval is random, so that nodes
+started together do not write together. A node writes about six times an hour.
+"""
 _MAX_SOURCES: Final = 4
-"""Maximum number of sources per condition; usually one of them counts at a time."""
+"""Maximum number of sources per condition. Usually one source counts at a time."""
 _log = logging.getLogger(__name__)
 
 
 class EventApi(Protocol):
-    """The calls to the API server. Each raises a KubeError only."""
+    """The calls to the API server. They raise only KubeError."""
 
     async def create_event(self, document: dict[str, Any]) -> dict[str, Any]:
         """Creates an Event. Raises ConflictError if it exists."""
@@ -88,37 +97,39 @@ class EventApi(Protocol):
 
 @dataclass(slots=True)
 class _Condition:
-    """A condition that was observed, and the state of its Event."""
+    """An observed condition and the state of its Event."""
 
     observation: Observation
-    """The first observation, whose note is in the Event, with the source of the latest one."""
+    """First observation, whose note is in the Event, with the source of the latest one."""
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
     """Latest total of each source, newest last."""
     counted: dict[str, int] = field(default_factory=dict)
-    """Part of each total that is in the Event's count."""
+    """Part of each total that is included in the Event's count."""
     recorded: Recorded | None = None
-    """The Event at the last answer of the API server, or None if it is not known to exist."""
+    """Event as of the last response of the API server, or None if it is not known to exist."""
     due: float = 0.0
     """Earliest time of the next write."""
     interval: float = UPDATE_SECONDS[0]
     failures: int = 0
     salt: str = ""
-    """End of the Event's name, if an Event of another author had the name without it."""
+    """Suffix of the Event's name, used if another author created an Event with the name."""
 
     @property
     def namespace(self) -> str:
-        """Namespace of the object; empty for the Node, whose Events do not wait for those of pods in ``default``."""
+        """Namespace of the object. Empty for the Node, whose Events are limited separately from those of pods in
+        ``default``.
+        """
         return self.observation.regarding.namespace
 
     @property
     def total(self) -> int:
-        """The total of the source that was observed last."""
+        """Total of the source that was observed last."""
         return self.totals[self.observation.source]
 
     @property
     def unwritten(self) -> int:
-        """Number of occurrences that are not in the Event's count yet."""
+        """Number of occurrences that are not included in the Event's count yet."""
         return sum(total - self.counted.get(source, 0) for source, total in self.totals.items())
 
     def add(self, observation: Observation, now: float) -> None:
@@ -134,7 +145,7 @@ class _Condition:
         self.observation, self.last_seen = replace(self.observation, source=source), now
 
     def adopt(self, recorded: Recorded) -> None:
-        """Adopts the state of an Event that another process wrote, or this one in a write whose answer was lost."""
+        """Adopts the state of an Event that another process wrote, or this one in a write whose response was lost."""
         already = min(self.totals.get(recorded.source, 0), recorded.total)
         if already > self.counted.get(recorded.source, 0):
             self.counted[recorded.source] = already
@@ -148,17 +159,17 @@ class _Condition:
 
 
 class EventRecorder:
-    """The only writer of Events of a frontend."""
+    """Writes all Events of a frontend."""
 
     def __init__(self, api: EventApi, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._node = node
         self._clock = clock
         self._conditions: dict[tuple[str, ...], _Condition] = {}
-        """By key, the one observed longest ago first."""
+        """Conditions by key, the one observed longest ago first."""
         self._per_object: Counter[ObjectReference] = Counter()
         self._per_namespace: Counter[str] = Counter()
-        """Number of conditions; the namespace of the Node is empty."""
+        """Number of conditions by namespace; the Node's namespace is ""."""
         self._turns: dict[str, float] = {}
         """Time of the last write in each namespace."""
         self._failures = NamespaceFailures(_retry_seconds, clock)
@@ -167,7 +178,7 @@ class EventRecorder:
         self._failed = LimitedLog(_log, 5, 600.0, clock)
 
     def observe(self, observation: Observation) -> None:
-        """Records an observation; the Event is written at a later tick."""
+        """Records an observation. The Event is written at a later tick."""
         now, key = self._clock(), observation.condition
         condition = self._conditions.pop(key, None)
         if condition is None:
@@ -184,7 +195,7 @@ class EventRecorder:
         self._conditions[key] = condition
 
     def _no_room(self, regarding: ObjectReference) -> str:
-        """Returns the limit that another condition of an object would exceed, or an empty text."""
+        """Returns the limit that another condition of an object would exceed, or ""."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
             return "too many different events of an object"
         if not regarding.namespace:
@@ -202,7 +213,7 @@ class EventRecorder:
             _log.warning("event", extra=fields)
 
     async def write_due(self) -> bool:
-        """Writes the Events that are due. Raises nothing. Returns True if more are due now or by the next tick."""
+        """Writes the Events that are due. Does not raise. Returns True if more are due now or by the next tick."""
         self._forget_old(self._clock())
         self._failures.keep(self._per_namespace)
         self._failures.begin()
@@ -214,7 +225,7 @@ class EventRecorder:
         return any(one.due <= soon and one.unwritten for one in self._conditions.values())
 
     async def _attempt(self, condition: _Condition) -> bool:
-        """Writes one Event; returns False if those of other namespaces would fail as well."""
+        """Writes one Event. Returns False if those of other namespaces would fail as well."""
         self._turns[condition.namespace] = self._clock()
         try:
             await self._write(condition)
@@ -224,7 +235,7 @@ class EventRecorder:
                 server_fails = self._failures.fail(condition.namespace, error.retry_after)
                 self._failed.warn("events not written", self._fields(condition, error))
                 return not (server_fails or isinstance(error, UnreachableError))
-        except Exception as error:  # noqa: BLE001 - one Event that cannot be written does not end the frontend
+        except Exception as error:  # noqa: BLE001 - an Event that cannot be written must not end the frontend
             self._failed.warn("event not written", self._fields(condition, error), error)
             condition.due = self._clock() + FORBIDDEN_SECONDS
         else:
@@ -237,7 +248,7 @@ class EventRecorder:
     def _due(self) -> list[_Condition]:
         """Returns the conditions to write in this tick.
 
-        Urgent ones come before others of pods, but leave them, and those of the Node, some writes of each tick.
+        Urgent ones precede other conditions of pods, but leave a few writes of each tick for these and for the Node.
         """
         now = self._clock()
         due = [
@@ -259,7 +270,7 @@ class EventRecorder:
         return ordered[:MAX_WRITES]
 
     def _in_turn(self, conditions: Iterable[_Condition]) -> list[_Condition]:
-        """Orders conditions so that namespaces take turns, and in each namespace its objects."""
+        """Orders conditions so that namespaces take turns, and within each namespace its objects."""
         by_object: Counter[ObjectReference] = Counter()
         rounds: defaultdict[str, list[tuple[int, _Condition]]] = defaultdict(list)
         for one in conditions:
@@ -280,7 +291,7 @@ class EventRecorder:
             except ConflictError:
                 is_own = await self._adopt(condition)
         else:
-            # After a conflict, or an answer that was lost, the API server's count is the one that holds.
+            # After a conflict or a lost response, the API server's count is authoritative.
             is_own = not condition.failures or await self._adopt(condition)
         if not is_own:
             condition.salt = f"-{token_hex(4)}"
@@ -294,12 +305,12 @@ class EventRecorder:
         condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
     async def _adopt(self, condition: _Condition) -> bool:
-        """Reads the Event of a condition as it is now; returns False if it is an Event of another author."""
-        # A patch that changes nothing is answered with the Event: no right to read Events is needed.
+        """Reads the current Event of a condition. Returns False if another author created it."""
+        # An empty patch returns the Event, so no permission to read Events is needed.
         try:
             document = await self._api.patch_event(*event_place(condition.observation, condition.salt), {})
         except ForbiddenError:
-            # The chart's admission policy denies patches of Events that another author has created.
+            # The chart's admission policy denies patches of Events that another author created.
             if condition.recorded is not None:
                 raise
             return False
@@ -322,7 +333,7 @@ class EventRecorder:
         """Decides when a failed write is retried, if at all."""
         now = self._clock()
         if isinstance(error, NotFoundError) and condition.recorded is not None:
-            # The API server has deleted the Event after its hour: the next write creates it again.
+            # The API server deleted the Event after an hour: the next write recreates it.
             condition.recorded = None
         elif error.retriable or isinstance(error, NotFoundError):
             condition.failures += 1
@@ -335,7 +346,7 @@ class EventRecorder:
                 condition.counted = dict(condition.totals)
 
     def _forget_old(self, now: float) -> None:
-        """Forgets conditions that were not observed for an hour."""
+        """Forgets conditions that have not been observed for an hour."""
         while self._conditions:
             key, oldest = next(iter(self._conditions.items()))
             if now - oldest.last_seen < FORGET_SECONDS:
@@ -361,7 +372,7 @@ def _name(observation: Observation) -> str:
 
 
 class NodeCondition(NamedTuple):
-    """A condition of the Node, as :meth:`NodeEvents.notify` accepts it."""
+    """A condition of the Node, as accepted by :meth:`NodeEvents.notify`."""
 
     reason: str
     note: str
@@ -369,17 +380,17 @@ class NodeCondition(NamedTuple):
 
 
 class NodeEvents:
-    """Records Events about the Node of one instance of the frontend."""
+    """Records Events about the Node for one instance of the frontend."""
 
     def __init__(
         self, recorder: EventRecorder, node: str, instance: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # The kubelet's Events have the name of a Node as its UID, too, and kubectl describe selects by it.
+        # The kubelet's Events use the Node's name as its UID as well, and kubectl describe selects by it.
         self._observed = partial(Observation, ObjectReference("Node", "", node, node), source=instance)
         self._recorder = recorder
         self._clock = clock
         self._due: dict[NodeCondition, float] = {}
-        """Time of the next observation of each condition that lasts."""
+        """Time of the next observation of each lasting condition."""
 
     def notify(self, reason: str, note: str, subject: str = "") -> None:
         """Records one more occurrence of a condition of the Node."""
@@ -388,10 +399,10 @@ class NodeEvents:
         self._due[NodeCondition(reason, note, subject)] = self._clock() + spread
 
     def observe_lasting(self, present: Iterable[NodeCondition]) -> None:
-        """Observes the conditions that are new, and the others again after LASTING_SECONDS.
+        """Observes new conditions, and lasting ones again after LASTING_SECONDS.
 
-        The API server deletes an Event an hour after its last write. Repeated observations keep the Event of a
-        condition for as long as the condition lasts. Conditions that are not present have ended.
+        The API server deletes an Event an hour after its last write. Repeated observations keep the Event for as long
+        as the condition lasts. Conditions that are not in ``present`` have ended.
         """
         conditions = set(present)
         self._due = {one: due for one, due in self._due.items() if one in conditions}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs of a topology. Pure; it knows CPUs and parameters, but no claim."""
+"""Chooses CPUs of a topology. Pure; depends on CPUs and parameters, not on claims."""

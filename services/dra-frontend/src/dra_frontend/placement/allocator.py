@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs of a device a claim gets, by its parameters. Exact: a set that keeps them is found if there is one.
+"""Chooses the CPUs of a device for a claim's request. The search is exact: it finds a valid set whenever one exists.
 
-Cores are sets of sibling threads, so nothing here depends on raw core ids, on even sockets or on the number of threads.
-The time grows with the number of CPUs, no faster.
+1. Filter: keep free CPUs of the requested core type and kernel isolation. With ``fullPhysicalCores`` keep whole cores.
+2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes. 3.
+``l3: required`` chooses the best L3 group that can give all CPUs; ``numa: distribute`` gives each NUMA node an equal
+share; otherwise the tree of ``placement/place`` is packed as tightly as possible. 4. ``strategy: spread`` takes one
+thread of each core before the second of any.
+
+Cores are sets of sibling threads, so nothing depends on raw core IDs, equal sockets or the number of threads. The time
+is linear in the number of CPUs. If no set is found, the refusal names the cause that no release of CPUs could remove,
+or else the free CPUs.
 """
 
 from collections import Counter, defaultdict
@@ -38,22 +45,22 @@ _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreTyp
 
 
 class NoCpusError(Exception):
-    """No free set of CPUs keeps what was asked for; the text says what was free."""
+    """Raised if no free set of CPUs satisfies the request. The text contains the free CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the allocator knows of a machine, prepared once."""
+    """Topology of a machine as the allocator needs it, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place with all its CPUs free, and before it those CPUs as a set."""
+    """Each place with all its CPUs free, preceded by the set of its CPUs."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
 
     @classmethod
     def of(cls, machine: Machine) -> "Layout":
-        """Lays out a machine. A core with threads in two places counts as broken in both."""
+        """Computes the layout of a machine. A core with threads in two places counts as partly used in both."""
         cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
         cores = defaultdict(lambda: defaultdict(list))
         threads = Counter(cpu.core for cpu in machine.cpus.values())
@@ -72,15 +79,17 @@ class Layout:
         )
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
-        """Returns the number of sockets and NUMA nodes that CPUs are on."""
+        """Returns the number of sockets and of NUMA nodes that the CPUs are on."""
         mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
         return len({place.package for place in mine}), len({place.node for place in mine})
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
-        """Returns the places that have some of these CPUs, reduced to them, or to their whole cores if ``atomic``."""
+        """Returns the places that contain any of these CPUs, reduced to these CPUs, or to their whole cores if
+        ``atomic``.
+        """
         found = []
         for all_cpus, place in self.places:
-            # A place that is all taken or all free costs two comparisons instead of two for each core.
+            # A place that is completely taken or free costs two comparisons, instead of two for each core.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)
@@ -89,12 +98,15 @@ class Layout:
         return found
 
 
-# Between two prepares the free CPUs of only a few places change, so those of the others are cached, and so are their
+# Between two prepares the free CPUs of only a few places change, so the reduced places are cached, and so are their
 # first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3 times
-# on the machine; the second saves a fifth of one that spreads. 128: all places of such a machine, atomic or not.
+# as long on the machine; the second saves a fifth of an allocation that spreads. 128 fits all places of such a machine,
+# atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    """Returns the place reduced to some CPUs, None if it has none of them; broken cores with few threads first."""
+    """Returns the place reduced to some CPUs, or None if it has none of them. Split cores with few threads come
+    first.
+    """
     whole = [core for core in place.whole if cpus.issuperset(core)]
     broken: list[Core] = []
     if not atomic:
@@ -106,29 +118,29 @@ def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
 
 @lru_cache(128)
 def first_threads(place: Place) -> Place:
-    """Returns the place with one thread of each core; the thread of a whole core counts as whole."""
+    """Returns the place with one thread of each core. The thread of a whole core counts as whole."""
     return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
 
 
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
 ) -> frozenset[int]:
-    """Returns ``count`` free CPUs of a device: those in ``offered`` that are not in ``taken``.
+    """Returns ``count`` free CPUs of a device, out of ``offered`` and without ``taken``.
 
-    The CPUs are of one kind of core, unless only a mix satisfies the request. The same arguments always give the same
-    CPUs. Raises NoCpusError.
+    The CPUs are of one kind of core unless only a mix satisfies the request. The result is deterministic. Raises
+    NoCpusError.
     """
     found = []
     for kind in kinds(offered, layout) if parameters.core_type == "any" else ():
         if parameters.numa != "distribute" or _nodes(kind, layout, parameters) == _nodes(offered, layout, parameters):
             with suppress(NoCpusError):
                 found.append(_allocate(kind, taken, count, layout, parameters))
-    # Prefer the kind that needs fewer sockets and NUMA nodes; if both need as many, the faster kind.
+    # Prefer the kind that needs fewer sockets and NUMA nodes, then the faster kind.
     return min(found, key=layout.spread) if found else _allocate(offered, taken, count, layout, parameters)
 
 
 def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
-    """Returns the CPUs of each kind of core, the fastest first; none if all are of the same kind."""
+    """Returns the CPUs of each kind of core, the fastest first, or an empty list if all are of the same kind."""
     if len(layout.by_type) == 1:
         return []
     found = [offered & layout.by_type[kind] for kind in CoreType if kind in layout.by_type]
@@ -154,7 +166,7 @@ def _allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
 ) -> frozenset[int]:
     search = _Search(offered, taken, count, layout, parameters)
-    # From here on each required parameter narrows the choice, or leaves none.
+    # From here on, each required parameter narrows the choice further.
     if not has(together(search.places), count):
         raise search.refused("")
     if parameters.l3 == "required":
@@ -167,7 +179,7 @@ def _allocate(
 def suitable(
     offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters, chosen: frozenset[int]
 ) -> Sequence[Place]:
-    """Returns the places from which an allocation could choose: their CPUs are free and the parameters allow them.
+    """Returns the places from which an allocation could choose: their CPUs are free and allowed by the parameters.
 
     If the chosen CPUs are of one kind of core, the places contain only CPUs of that kind.
     """
@@ -176,7 +188,7 @@ def suitable(
 
 
 class _Search:
-    """One allocation."""
+    """A single allocation."""
 
     def __init__(
         self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
@@ -190,12 +202,12 @@ class _Search:
         self.places = layout.within(_filtered(self._free, layout, parameters), atomic=self._whole)
 
     def take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
-        """Returns CPUs of places that can give them, by the strategy."""
+        """Returns CPUs of places that can give them, according to the strategy."""
         if self._parameters.l3 == "preferred":
             levels = (*levels, L3)
         if self._parameters.strategy != "spread":
             return build(places, levels).take(need)
-        # Merged before the threads are dealt out: later threads follow in the order of their cores.
+        # Merged before threads are taken in turn, so that later threads follow in the order of their cores.
         places = [merged(group) for group in split(places, levels)]
         taken: list[int] = []
         while True:
@@ -223,7 +235,7 @@ class _Search:
 
     def over_nodes(self) -> list[int]:
         by_node = {group[0].node: group for group in split(self.places, (NODE,))}
-        # Every node on which the device has such CPUs takes its share, also one that is used up at present.
+        # Every node on which the device has allowed CPUs gets its share, even if all its CPUs are taken at present.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
         free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))
@@ -232,19 +244,21 @@ class _Search:
         shares = even_shares([together(group) for group in groups], self._count, widest)
         if shares is None:
             shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
-            raise self.refused(f"; they cannot be shared out evenly, there are {shown}")
+            raise self.refused(f"; they cannot be distributed evenly: there are {shown}")
         shared = zip(groups, shares, strict=True)
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
     def refused(self, detail: str) -> NoCpusError:
-        """Returns why there are none, first what no release of CPUs changes. Only refusals search the whole machine."""
+        """Returns the refusal, preferring causes that no release of CPUs could remove. Only refusals search the whole
+        machine.
+        """
         return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 
     def _none_here(self) -> NoCpusError | None:
-        """Returns what the machine does not have at all."""
+        """Returns a refusal for a property that the machine does not have."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
-                "; this machine does not tell performance from efficiency cores: "
+                "; this machine does not distinguish performance and efficiency cores: "
                 "neither /sys/devices/cpu_core/cpus nor cpu_capacity nor frequencies do"
             )
         places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
@@ -253,7 +267,7 @@ class _Search:
         return None
 
     def _no_multiple(self) -> NoCpusError | None:
-        """Returns that whole cores of the device cannot give the amount even when all are free."""
+        """Returns a refusal if whole cores of the device could not give the amount even if all were free."""
         places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._parameters.l3 == "required"
         groups = _by_l3(places) if one_l3 else [places]
@@ -263,12 +277,12 @@ class _Search:
         more = possible >> self._count
         if not more:
             where = " in one L3" if one_l3 else ""
-            return self._none(f"; its whole cores have {possible.bit_length() - 1} CPUs{where} at most, free or not")
+            return self._none(f"; its whole cores have at most {possible.bit_length() - 1} CPUs{where}, free or not")
         following = self._count + (more & -more).bit_length() - 1
         if following == self._count:
             return None
         return NoCpusError(
-            f"{self._count} CPUs are not a whole number of physical cores; the next amount that is one: {following}"
+            f"{self._count} CPUs are not a whole number of physical cores; the next possible amount is {following}"
         )
 
     def _none(self, detail: str) -> NoCpusError:
@@ -291,9 +305,9 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 
 
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
-    """Returns one share for each giver, as equal as possible; None if they must differ by more than ``widest``.
+    """Returns one share for each bit set, as equal as possible, or None if they must differ by more than ``widest``.
 
-    Each share is one of the amounts of its giver, and they add up to ``need``; the first givers get the larger ones.
+    Each share is an amount in its bit set, they add up to ``need``, and the first bit sets get the larger shares.
     """
     mean = need // len(amounts)
     for width in range(widest + 1):

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a machine, and how CPUs are taken from one so that few sockets, NUMA nodes, L3 groups and cores are used.
+"""Models a machine's CPUs as a tree, and takes CPUs from few sockets, NUMA nodes, L3 groups and cores.
 
-The smallest part that placement separates is a place. Larger ones are a tree: a socket holds NUMA nodes, these hold L3
-groups, these hold cores. A need that one small part can meet takes the part that it fits most tightly; a larger need
-takes the fullest parts whole, and for the rest the part that it fits most tightly.
+The smallest part that placement distinguishes is a :class:`Place`: CPUs that share socket, NUMA node and L3. Larger
+parts are branches of a tree:
 
-The amounts that a part can give are a bit set (bit n: n CPUs are possible). This makes "whole cores only" exact on
-cores of different sizes; otherwise all amounts up to the size are possible.
+  machine -> socket -> NUMA node -> L3 group (place) -> core -> CPU
+
+A request that one small part can satisfy takes the part with the fewest CPUs that is large enough (best fit), so that
+large parts stay free for large requests. A larger request takes the largest parts as a whole, and the rest by best fit.
+Within a place, whole cores are taken first, then partly used cores, then single threads of whole cores.
+
+The amounts that a part can give are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on cores
+of different sizes, not every amount is possible, and the bit sets keep the decision exact.
 """
 
 from collections import defaultdict
@@ -16,9 +21,9 @@ from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 Core = tuple[int, ...]
-"""CPUs of one physical core that may be taken, ascending."""
+"""Available CPUs of one physical core, ascending."""
 Rank = tuple[int, bool, int]
-"""How good a part is for a need, low is good: levels in it, a core is broken, size."""
+"""Sort key of a part for a request, lowest first: levels within it, whether a whole core is split, size."""
 Level = Literal["package", "node", "l3"]
 PACKAGE: Final = "package"
 NODE: Final = "node"
@@ -31,11 +36,11 @@ def up_to(size: int) -> int:
 
 
 def sums(sizes: Sequence[int]) -> int:
-    """Returns the bit set of all sums of some of the sizes."""
+    """Returns the bit set of all sums of any of the sizes."""
     found = 1
     for size in set(sizes):
-        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on of them, and one of the rest, add
-        # up to any number of cores.
+        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on of them, and one of the rest, add up
+        # to any number of cores.
         count, bundle = sizes.count(size), 1
         while count:
             bundle = min(bundle, count)
@@ -51,9 +56,9 @@ def has(amounts: int, amount: int) -> bool:
 
 
 def picked(amounts: Sequence[int], need: int) -> list[int] | None:
-    """Returns one of each giver's amounts so that they add up to ``need``, the first ones as large as possible.
+    """Returns one amount from each bit set so that they add up to ``need``, or None if that is not possible.
 
-    None if no choice adds up.
+    Earlier bit sets give as much as possible.
     """
     choices = [[n for n in range(given.bit_length(), -1, -1) if has(given, n)] for given in amounts]
     rests = [1]
@@ -73,7 +78,9 @@ def picked(amounts: Sequence[int], need: int) -> list[int] | None:
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
-    """Returns ``need`` CPUs: whole cores that fit first, then broken ones, then threads of whole ones."""
+    """Returns ``need`` CPUs: whole cores that fit first, then split cores, then threads of the remaining whole
+    cores.
+    """
     taken: list[int] = []
     spare: list[Core] = []
     for core in whole:
@@ -87,34 +94,34 @@ def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
 
 
 def exactly(cores: Sequence[Core], need: int) -> list[int]:
-    """Returns exactly ``need`` CPUs on whole cores, on the first ones if these add up to it."""
+    """Returns exactly ``need`` CPUs on whole cores, preferring the first ones."""
     shares = picked([1 | 1 << len(core) for core in cores], need) or ()
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
 
-# Compared by identity: what is made of a place is remembered by it, and a hash of all its cores would cost more.
+# Compared by identity: results are cached by place, and hashing all its cores would cost more than computing them.
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """CPUs that may be taken, of cores that have socket, NUMA node and L3 in common; at least one."""
+    """Available CPUs of cores that share socket, NUMA node and L3; at least one."""
 
     package: int
     node: int
     l3: int | None
     whole: tuple[Core, ...]
-    """Cores of which all online threads may be taken, in the order of their lowest CPUs."""
+    """Cores of which all online threads are available, ordered by their lowest CPU."""
     broken: tuple[Core, ...] = ()
-    """What may be taken of other cores, in the order in which they are used up."""
+    """Available threads of partly used cores, in the order in which they are taken."""
     atomic: bool = False
-    """Cores are taken whole or not at all: there are no broken ones."""
+    """True if cores may only be taken as a whole; ``broken`` is then empty."""
     key: int = field(init=False)
-    """The lowest CPU: it decides between parts that are equally good."""
+    """Lowest CPU, which decides between equally good parts."""
     size: int = field(init=False)
     """Number of CPUs."""
     amounts: int = field(init=False)
     """Bit set of the amounts that can be taken."""
 
     def __post_init__(self) -> None:
-        """Adds up what can be taken."""
+        """Computes key, size and amounts."""
         size = sum(map(len, self.whole)) + sum(map(len, self.broken))
         object.__setattr__(self, "key", min(self.whole[:1] + self.broken)[0])
         object.__setattr__(self, "size", size)
@@ -127,31 +134,31 @@ class Place:
 
     @property
     def cpus(self) -> list[int]:
-        """Every CPU of the place."""
+        """All CPUs of the place."""
         return [cpu for core in self.whole + self.broken for cpu in core]
 
     def rest(self) -> "Place | None":
-        """Returns the threads besides the first ones, None if there are none."""
+        """Returns the place without the first thread of each core, or None if nothing is left."""
         rest = [core[1:] for core in self.whole + self.broken if len(core) > 1]
         return self.holding([], rest) if rest else None
 
     def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
-        """Returns the same place with other cores in it."""
+        """Returns the place with other cores."""
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
-        """Returns how good the place is for a need that it can meet, and the place."""
+        """Returns the rank of the place for a number of CPUs that it can give, and the place itself."""
         return (0, not self.atomic and self._breaks(need), self.size), self
 
     def _breaks(self, need: int) -> bool:
-        """Returns True if ``fill`` allocates a part of a whole core."""
+        """Returns True if ``fill`` would allocate only a part of a whole core."""
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)
         return need > sum(map(len, self.broken))
 
     def take(self, need: int) -> list[int]:
-        """Returns ``need`` CPUs; the place must be able to give them."""
+        """Returns ``need`` CPUs. The place must be able to give them."""
         return exactly(self.whole, need) if self.atomic else fill(self.whole, self.broken, need)
 
 
@@ -167,7 +174,7 @@ def together(places: Sequence[Place]) -> int:
 
 
 def merged(places: Sequence[Place]) -> Place:
-    """Returns places as one, as if the cores of all were together."""
+    """Returns one place with the cores of all."""
     if len(places) == 1:
         return places[0]
     one = places[0]
@@ -178,30 +185,32 @@ def merged(places: Sequence[Place]) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A part that is divided."""
+    """A part of the machine that is divided into smaller parts."""
 
     places: Sequence[Place]
-    """All places in it."""
+    """All places in the branch."""
     parts: tuple["Part", ...]
-    """At least two."""
+    """Direct children, at least two."""
     height: int
-    """Number of levels that may separate its places."""
+    """Maximum number of levels between its places."""
     key: int
     size: int
     amounts: int
-    """Key, size and amounts are as in Place."""
+    """Lowest CPU, number of CPUs and possible amounts, as in Place."""
 
     @property
     def whole(self) -> Sequence[Core]:
-        """The whole cores of all places, in the order of their lowest CPUs."""
+        """Whole cores of all places, ordered by their lowest CPU."""
         return merged(self.places).whole
 
     def best(self, need: int) -> tuple[Rank, "Part"]:
-        """Returns the best part that can meet the need alone, and its rank. This one must be able to."""
+        """Returns the rank and the best part in this branch that can give the CPUs alone. The branch must be
+        able to.
+        """
         return best_of(self.parts, need) or ((self.height, False, self.size), self)
 
     def take(self, need: int) -> list[int]:
-        """Returns ``need`` CPUs; the part must be able to give them."""
+        """Returns ``need`` CPUs. The branch must be able to give them."""
         taken: list[int] = []
         left = sorted(self.parts, key=lambda part: (-part.size, part.key))
         while need > left[0].size:
@@ -220,7 +229,7 @@ Part: TypeAlias = Place | Branch
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
-    """Returns the rank and the best part, among these and what is in them, that can meet the need alone, or None."""
+    """Returns the rank and the best of these parts and their descendants that can give the CPUs alone, or None."""
     # Rank and part are found together: otherwise each level below would rank the places of the best part again.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
     if not holding:
@@ -229,7 +238,7 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
-    """Returns the tree of some places, split by one level after another. Places that no level separates are merged."""
+    """Returns the tree of places, divided by one level after another. Places that no level separates are merged."""
     if not levels or len(places) == 1:
         return merged(places)
     parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))
@@ -240,7 +249,7 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
-    """Returns the places grouped by the levels (at least one), in their order."""
+    """Returns the places grouped by one or more levels, in their order."""
     key = attrgetter(*levels)
     groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
     for place in places:

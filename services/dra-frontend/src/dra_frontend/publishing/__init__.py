@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSlices and device health, as the machine is now. Nothing here decides who holds a device."""
+"""Publishes ResourceSlices and device health for the current machine. Nothing here decides which claim gets a
+device.
+"""

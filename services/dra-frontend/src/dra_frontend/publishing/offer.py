@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published devices: those of the present machine, compared with the allocations of claims.
+"""Computes the published devices: the devices of the current machine, compared with the allocations of claims.
 
-Claims outlast hardware: pages are taken back, CPUs go offline, memory fails. Such a device is tainted and reported
-unhealthy. One that is gone stays published as long as a claim holds some of it.
+A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted
+and reported as unhealthy, so that the scheduler and the kubelet react:
+
+  cause                                   taint (new claims avoid it)   health (pods of its claims see it)
+  claims hold more than the device has    yes                           Unhealthy
+  a CPU of a claim is offline             if claims then exceed it      Unhealthy
+  hardware errors above the limit         yes                           Unhealthy
+  hugepages on demand cannot be made      yes                           unchanged
+  enforcement: observe                    yes (attribute and taint)     unchanged
+
+A device that no longer exists stays published, without capacity, as long as a claim holds a part of it.
 """
 
 import logging
@@ -28,7 +37,7 @@ from dra_frontend.publishing.publisher import Publisher
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""(driver, device): device names are unique in a driver, whatever the pool."""
+"""(driver, device). Device names are unique within a driver, whatever the pool."""
 
 _CLAIMS_NAMED: Final = 5
 _NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})
@@ -36,17 +45,17 @@ _NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Holding:
-    """The allocations of claims from one device."""
+    """Allocations of all claims from one device."""
 
     amount: int = 0
-    """CPUs or bytes."""
+    """Number of CPUs or bytes."""
     cpus: frozenset[int] = frozenset()
     claims: set[str] = field(default_factory=set)
     pool: str = ""
-    """Empty if no record of these claims can be read."""
+    """Pool name; empty if no record of these claims can be read."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns what is wrong with the device, of which the machine still has ``left``; empty if nothing is."""
+        """Returns the fault of a device of which the machine still has ``left``, or ""."""
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
         if self.amount > left:
@@ -55,18 +64,18 @@ class Holding:
         return ""
 
     def named(self) -> str:
-        """Returns the claims for a message, the first few by name."""
+        """Returns the claims for a message: the first few by name, then the number of the others."""
         first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
         return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is published of the devices."""
+    """All published state of the devices."""
 
     pools: tuple[Pool, ...] = ()
     health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
-    """By driver."""
+    """Health of devices by driver."""
     holdings: Mapping[_Key, Holding] = field(default_factory=dict, compare=False)
 
     def unhealthy(self) -> list[DeviceHealth]:
@@ -75,19 +84,19 @@ class Snapshot:
         return [health for health in every if health.health is Health.UNHEALTHY]
 
     def faults(self) -> list[str]:
-        """Returns what is wrong with unhealthy devices, one line each."""
+        """Returns a line about each unhealthy device."""
         return [f"{health.device}: {health.message}" for health in self.unhealthy()]
 
 
 @dataclass(slots=True)
 class Offer:
-    """Keeps slices and health true to the machine and the books."""
+    """Keeps published slices and health up to date with the machine and the claims."""
 
     node: str
     boards: Mapping[str, HealthBoard]
     publishers: Mapping[str, Publisher]
     counted: bool = False
-    """Devices say which of the node's allocatable resources they take from (KEP-5517)."""
+    """True if devices declare which of the node's allocatable resources they consume (KEP-5517)."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     _books: tuple[object, ...] = ()
 
@@ -98,14 +107,14 @@ class Offer:
         faults: Sequence[Fault] = (),
         shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
     ) -> None:
-        """Compares machine, books, faults and shortages, and publishes what is different."""
-        # Objects that are replaced when something changes; compared by identity, an idle node pays nothing.
+        """Republishes devices whose inventory, allocations, faults or shortages have changed."""
+        # Objects that are replaced whenever they change. They are compared by identity, so an idle node does no work.
         books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
         before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
-        # Nothing counts as published before all of it could be made.
+        # Stored only now, so that after an exception nothing counts as published.
         self._books, self.snapshot = books, found
         for fault in found.faults():
             if fault not in before.faults():
@@ -123,7 +132,7 @@ class Offer:
 
 
 def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
-    """Returns what claims hold of each device, claims that are being released included."""
+    """Returns the allocations of claims from each device, including those of claims that are being released."""
     found: dict[_Key, Holding] = defaultdict(Holding)
     for file in (*ledger.files.values(), *ledger.releasing.values()):
         record = file.record
@@ -146,7 +155,7 @@ def snapshot(
     faults: Sequence[Fault] = (),
     shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
 ) -> Snapshot:
-    """Returns what to publish now; ``before`` is what was published last."""
+    """Returns the devices to publish. ``before`` is the snapshot that was published last."""
     held, online = _holdings(ledger), inventory.machine.online
     left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
     health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
@@ -162,16 +171,16 @@ def snapshot(
             if inventory.observes:
                 device = replace(device, attributes={**device.attributes, OBSERVE_ATTRIBUTES[pool.driver]: True})
             devices.append(_with_shortage(device, shortages))
-            # Reserved memory counts as present: claims that were prepared before it was reserved keep their part of it.
+            # Reserved memory counts as present: claims prepared before it was reserved keep their part of it.
             there = rest + _reserved(device, inventory)
             fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Gone before this process started: there is no device to publish, but the pods of its claims still see its health.
+    # Gone before this process started: there is no device to publish, but pods of its claims still see its health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
-            fault = f"this node has no such device any more; {holding.named()}"
+            fault = f"this node no longer has this device; {holding.named()}"
             health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), health, held)
 
@@ -198,7 +207,7 @@ def _concerns(fault: Fault, device: Device) -> bool:
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
-    """Adds devices that claims hold and the machine no longer has, each where it was in its pool."""
+    """Adds devices that claims hold and the machine no longer has, at their former positions in the pools."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
         kept = merged.get((pool.driver, pool.name), replace(pool, devices=()))
@@ -213,7 +222,7 @@ def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -
 
 
 def _emptied(device: Device) -> Device:
-    """Returns a device with nothing left, but the least capacity: the server refuses zero."""
+    """Returns the device with the minimum capacity, since the server rejects zero."""
     if device.capacity is None:
         return replace(device, cpus=frozenset())
     least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writes that make the API server hold the desired slices of a pool; nothing is written without need.
+"""Plans the writes that turn the slices stored by the API server into the desired slices of a pool.
 
-Slices have deterministic names. Each is equal, replaced or created; others of the pool are deleted. While one object
-changes, the pool is whole before and after it. If more do, the generation is raised: consumers see the new slices once
-all of them are there, and never a mixture; so what is superseded (such as slices that another writer made under
-generated names) is deleted last.
+Slices have deterministic names. Each desired slice is unchanged, replaced or created; other slices of the pool are
+deleted. How they are written depends on the number of objects that change:
+
+  none         nothing is written
+  one          it is written in the current generation: the pool is complete before and after
+  several      all slices are written with a higher generation
+
+Consumers ignore a pool until all slices of its newest generation exist, so they see either the old or the new slices,
+never a mixture. Superseded slices, such as those that another writer created under generated names, are deleted last.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,18 +21,21 @@ from dra_frontend.api_server.requests import Document
 from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
 
 Accepted = Mapping[str, tuple[Document, Document]]
-"""By slice name, what was sent and what the server made of it: the same is not sent again, else it never ends."""
+"""Slice as sent and as stored by the server, by slice name. A slice that the server alters is not sent again, which
+would never end.
+"""
 _HIGHEST_GENERATION: Final = 1 << 62
-"""Highest generation that is followed by a higher one. The field has 63 bits; the server rejects a larger number."""
+"""Highest generation that is raised further. The field has 63 bits, and the server rejects a larger number."""
 
 
 def plan_pool(
     pool: str, desired: Mapping[str, Document], held: Mapping[str, Document], accepted: Accepted
 ) -> tuple[list[Document], list[Document]]:
-    """Returns what to write and what to delete, in this order; ``desired`` and ``held`` are by slice name.
+    """Returns the documents to write and those to delete, in this order.
 
-    A document with a resourceVersion replaces that version, one without is new. ``held`` is what the server has. A
-    generation that cannot be raised is another writer's; consumers see the new slices when it has been replaced.
+    ``desired`` contains the slices to publish, ``held`` those that the server has, both by slice name. A document with
+    a resourceVersion replaces that version; one without it is created. A generation above the maximum comes from
+    another writer; consumers see the new slices once those have been replaced.
     """
     generations = [document["spec"]["pool"].get("generation") or 0 for document in held.values()]
     highest = max((one for one in generations if one <= _HIGHEST_GENERATION), default=0)
@@ -54,10 +62,10 @@ def _same(desired: Document, stored: Document, accepted: tuple[Document, Documen
 
 
 def canonical(value: Any) -> Any:
-    """Returns a spec, without its pool, in a form in which ``==`` means "the same for every consumer".
+    """Returns a spec without its pool in a form in which ``==`` means that consumers see no difference.
 
-    Nil equals empty; devices are in order; quantities are canonical text on both sides. When a taint was added is the
-    server's to say. Foreign documents may hold anything.
+    Nil equals empty, devices are in order, and quantities are canonical text on both sides. The server sets the time at
+    which a taint was added. Documents of other writers may contain anything.
     """
     if isinstance(value, dict):
         inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}
@@ -66,9 +74,9 @@ def canonical(value: Any) -> Any:
 
 
 def differences(sent: Any, received: Any, path: str = "") -> Iterator[str]:
-    """Yields paths of what was sent and did not come back, or came back changed, of two canonical specs.
+    """Yields the paths of values that are missing or different in ``received``, for two canonical specs.
 
-    List positions are folded to ``[*]``, so a path may come several times.
+    List positions become ``[*]``, so a path may occur several times.
     """
     if isinstance(sent, dict) and isinstance(received, dict):
         for key, value in sent.items():
@@ -86,7 +94,9 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Returns True if a setting requests list attributes. NUMA nodes are listed whenever the server accepts lists."""
+    """Returns True if the configuration requests list attributes. NUMA nodes are listed whenever the server accepts
+    lists.
+    """
     devices = (device for document in documents for device in document["spec"]["devices"])
     return any("strings" in one for device in devices for one in device["attributes"].values())
 
@@ -98,9 +108,9 @@ def _without_mapping(device: Document) -> Document:
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
-# Fields that a server may refuse, by reason of the Event, with the note. A server without the gate of list attributes
-# (KEP-5491) refuses a whole slice because of one. The mapping (KEP-5517) is dropped, or refused if the server expects
-# another form. From 1.37 on it is also refused while the node's kubelet does not count claims.
+# Fields that a server may reject, by Event reason, with the note. A server without the gate of list attributes
+# (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is dropped, or rejected if the server
+# expects a different form. From 1.37 it is also rejected while the node's kubelet does not count claims.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
@@ -131,7 +141,7 @@ _CONDITIONS_NOTE: Final = (
 
 
 def conditional(document: Document) -> Document | None:
-    """Returns a slice for a dry run with the devices that have binding conditions, or None if there are none."""
+    """Returns a slice for a dry run with only the devices that have binding conditions, or None if there are none."""
     devices = [one for one in document["spec"]["devices"] if "bindingConditions" in one]
     pool = {"name": document["spec"]["pool"]["name"], "generation": 1, "resourceSliceCount": 1}
     spec = {**document["spec"], "pool": pool, "devices": devices}
@@ -145,9 +155,10 @@ def unconditional(document: Document) -> Document:
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices as they are, then with one or more of these fields left out, each with the reasons.
+    """Returns the slices as they are, then with one or more of the optional fields omitted, each with the Event
+    reasons.
 
-    A reason is empty if the omitted fields make no difference for users.
+    A reason is "" if the omission makes no difference to users.
     """
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _) in _REFUSED.items():
@@ -161,17 +172,17 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
 
 
 def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = True) -> dict[str, str]:
-    """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server.
+    """Returns notes by Event reason, for fields omitted for the reasons in ``refused`` and for paths that the server
+    dropped.
 
-    A note contains the effect, then the cause and the remedy.
-
-    ``conditions`` is False if the server drops binding conditions, so that their devices are left out.
+    A note contains the effect, the cause and the remedy. ``conditions`` is False if the server drops binding
+    conditions, so that the devices with them are omitted.
     """
     found: dict[str, str] = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
     found |= {reason: _REFUSED[reason][1] for reason in sorted(filter(None, refused))}
     if dropped:
         known = sorted({known for path in dropped for field, known in _DROPPED.items() if field in path})
-        effects = " and ".join(effect for effect, _ in known) or "devices are not as this node describes them"
+        effects = " and ".join(effect for effect, _ in known) or "devices differ from this node's description"
         gates = " and ".join(gate for _, gate in known)
         remedy = f"switch on {gates} in the API server and the scheduler" if known else "report this text"
         text = f"{effects}: the API server dropped or changed {', '.join(dropped)}; {remedy}"

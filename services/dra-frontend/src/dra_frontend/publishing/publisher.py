@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ResourceSlices of one driver on this node in sync with its devices.
 
-One round is: list, write, watch. Changes of the machine are written at once. Changes by another client are repaired
-after a delay, which grows while they continue. The next round begins when the watch has expired or a call has failed.
-Slices are not deleted at the end: the kubelet deletes them if the driver does not register again.
+Works in rounds: list the slices, write what differs, then watch. Changes of the machine are written immediately.
+Changes by another client are repaired after a delay, which grows while they continue. A new round starts when the watch
+has expired or a call has failed. Slices are not deleted at shutdown: the kubelet deletes them if the driver does not
+register again.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
 
-# A restart of the API server takes a second or two and needs no notice.
+# Number of consecutive failures before an Event. A restart of the API server takes a second or two and needs none.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# After a round or watch of this length, or this time without writes by others, the next wait is a short one again.
+# After a round or a watch of this length, or this time without writes by other clients, the delays start over.
 _CALM_SECONDS: Final = 60.0
 
 
 class Publisher:
-    """The slices of one driver on one node: ``set_pools`` says what should be there, ``run`` makes it so for ever."""
+    """Publishes the slices of one driver on one node. ``set_pools`` sets the desired slices, ``run`` writes them."""
 
     def __init__(
         self,
@@ -38,7 +39,9 @@ class Publisher:
         notify: Callable[[str, str], None],
         waits: tuple[float, float] = (1.0, 60.0),
     ) -> None:
-        """``notify`` records an Event: reason and note. ``waits``: the first in a row and the longest, in seconds."""
+        """``notify`` records an Event with a reason and a note. ``waits`` contains the first and the longest delay in
+        seconds.
+        """
         self._client = client
         self._driver = driver
         self._node_name = node_name
@@ -50,30 +53,30 @@ class Publisher:
         self._wake = asyncio.Event()
         self._failures = 0
         self.ready = False
-        """True if the desired slices were written once, and the feature gate was not missing since then."""
+        """True once the desired slices have been written, unless the feature gate was found to be disabled since."""
         self.error = ""
-        """Error of the last round. Empty after a success."""
+        """Error of the last round, or "" after a success."""
         self.reason = StatusCode.SLICES_NOT_PUBLISHED
-        """Code of the status, and reason of the Event, for that error."""
+        """Status code and Event reason for ``error``."""
         self.notes: Mapping[str, str] = {}
-        """Texts about omitted fields of devices, with the remedy, by reason of an Event."""
+        """Notes on device fields that could not be published, with the remedy, by Event reason."""
 
     @property
     def counted(self) -> bool:
-        """Whether claims of the devices are counted against the node (KEP-5517), as far as is known."""
+        """True if claims of the devices are counted against the node (KEP-5517), as far as is known."""
         return self._writer.counted
 
     def set_pools(self, pools: Pools) -> None:
-        """Says which slices each pool should have, all pools at once; while a watch is on it takes effect at once.
+        """Sets the desired slices of all pools. During a watch they are written immediately.
 
-        None at all is not taken for an answer: it would delete the devices of running claims.
+        An empty mapping is ignored, because it would delete the devices of running claims.
         """
         if pools:
             self._pools = dict(pools)
             self._wake.set()
 
     async def run(self) -> None:
-        """Publishes for ever, from the first ``set_pools`` on. Ends by cancellation only."""
+        """Publishes forever, starting with the first call of ``set_pools``. Only cancellation ends it."""
         await self._wake.wait()
         waits = Backoff(*self._waits, calm=_CALM_SECONDS)
         async with asyncio.TaskGroup() as tasks:
@@ -83,17 +86,17 @@ class Publisher:
                     await self._round(tasks)
                 except WatchExpiredError:
                     _log.info("watch expired", extra={"driver": self._driver})
-                except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
+                except Exception as error:  # noqa: BLE001 - no response of a server may stop the service
                     self._failed(error)
                     least = error.retry_after if isinstance(error, KubeError) else 0.0
                 await asyncio.sleep(max(waits.next(), least))
 
     async def _round(self, tasks: asyncio.TaskGroup) -> None:
-        """Lists, writes and watches; raises what ended that."""
+        """Lists, writes and watches. Raises the error that ended the round."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
-        # Not in a TaskGroup of its own: if the watch fails while we are cancelled, that loses the cancellation
+        # Not in a TaskGroup of its own: if the watch fails while this task is being cancelled, the cancellation is lost
         # (CPython gh-116720).
         watch = tasks.create_task(self._watch(version))
         watch.add_done_callback(lambda _: self._wake.set())
@@ -107,7 +110,9 @@ class Publisher:
         raise watch.result()
 
     async def _watch(self, version: str) -> Exception:
-        """Follows what others write; resumes where the watch broke, and returns what ended it for good."""
+        """Follows changes by other clients. Resumes an interrupted watch, and returns the error that ended it
+        for good.
+        """
         loop, due = asyncio.get_running_loop(), 0.0
         waits, repairs = (Backoff(*self._waits, calm=_CALM_SECONDS) for _ in range(2))
         while True:
@@ -115,15 +120,15 @@ class Publisher:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
-                        async with self._writing:  # what we write is known when it is answered, not before
+                        async with self._writing:  # our own writes are known only once they are answered
                             if kind == "BOOKMARK" or not self._writer.see(kind, document):
                                 continue
-                        if due <= loop.time():  # one repair undoes all writes until then
+                        if due <= loop.time():  # one repair covers all changes until then
                             due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
-            except Exception as error:  # noqa: BLE001 - raised by the one who awaits this task
+            except Exception as error:  # noqa: BLE001 - raised by the task that awaits this one
                 return error
             await asyncio.sleep(waits.next())
 
@@ -137,7 +142,7 @@ class Publisher:
         self.ready, self.error, self._failures = True, "", 0
 
     def _failed(self, error: Exception) -> None:
-        """Records a failed round, and notifies of one that will not pass by itself."""
+        """Records a failed round. Records an Event if the error is permanent or repeated."""
         gate_off = isinstance(error, GateOffError)
         self.error = error.detail if isinstance(error, GateOffError) else str(error)
         self._failures += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices of one driver on one node as the API server holds them, and the writes that make them as desired."""
+"""Writes the slices of one driver on one node to the API server, and tracks what the server has stored."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from dra_frontend.publishing.plan import (
 _log = logging.getLogger(__name__)
 
 Pools = Mapping[str, Sequence[Document]]
-"""The desired slices by pool."""
+"""Desired slices by pool."""
 _GATE_OFF: Final = (
     f"the API server drops {' and '.join(SHARING_FIELDS)}, without which a claim would get a whole device; switch on "
     f"the feature gate {SHARING} in the API server and the scheduler (on by default from Kubernetes 1.36)"
@@ -31,11 +31,11 @@ _GATE_OFF: Final = (
 
 
 class GateOffError(KubeError):
-    """The server drops the fields that make our devices shareable: published, they would be given away whole."""
+    """Raised if the server drops the fields that make devices shareable: a claim would then get a whole device."""
 
 
 class SliceWriter:
-    """Knows the server's slices from a list and from the answers to its own writes."""
+    """Tracks the server's slices from a list, watch events and the responses to its own writes."""
 
     def __init__(self, client: KubeClient, driver: str, node_name: str) -> None:
         self._client = client
@@ -44,35 +44,37 @@ class SliceWriter:
         self._held: dict[str, Document] = {}
         self._accepted: dict[str, tuple[Document, Document]] = {}
         self._left_out: dict[str, tuple[str, ...]] = {}
-        """Reasons for which fields are omitted, by pool: the server refused its slices with these fields."""
+        """Reasons for omitted fields by pool: the server rejected the pool's slices with these fields."""
         self._gate_is_on = False
         self._keeps_conditions: bool | None = None
-        """Whether the server stores binding conditions of devices; None until that is known."""
+        """True if the server stores binding conditions of devices; None until that is known."""
 
     @property
     def counted(self) -> bool:
-        """Whether claims of these devices are counted against the node, as far as is known."""
+        """True if claims of these devices are counted against the node, as far as is known."""
         devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
         return not devices or any(ALLOCATABLE in device for device in devices)
 
     def notes(self) -> dict[str, str]:
-        """Returns what the slices are published without, by reason of an Event."""
+        """Returns notes about fields that the published slices lack, by Event reason."""
         accepted = [self._accepted[name] for name in self._held if name in self._accepted]
         dropped = sorted({path for sent, answer in accepted for path in differences(sent, answer)})
         left_out = {reason for reasons in self._left_out.values() for reason in reasons}
         return notes(left_out, dropped, conditions=self._keeps_conditions is not False)
 
     def reset(self, items: Iterable[Document]) -> None:
-        """Takes over a fresh list. What was refused is tried again: a gate may have been switched on meanwhile."""
+        """Replaces the known slices with a fresh list. Rejected fields are retried, since a gate may have been
+        enabled.
+        """
         self._held = {item["metadata"]["name"]: item for item in items}
         self._left_out = {}
         self._keeps_conditions = None
 
     def see(self, kind: str, document: Document) -> bool:
-        """Takes over an event of the watch; False where it tells what we did ourselves, or what is known."""
+        """Applies a watch event. Returns False if it reports our own write or a state that is already known."""
         name = document["metadata"]["name"]
         held = self._held.get(name)
-        # A name is used again, so even a deletion may be of before.
+        # Names are reused, so even a deletion may be of an earlier object.
         if kind == "DELETED" if held is None else _version(document) <= _version(held):
             return False
         if kind == "DELETED":
@@ -82,9 +84,9 @@ class SliceWriter:
         return True
 
     async def write(self, pools: Pools) -> None:
-        """Makes the server hold these pools and no others. One bad pool does not stop the rest.
+        """Writes these pools and deletes all others. An error in one pool does not stop the rest.
 
-        Raises GateOffError after taking everything back, else the KubeError of the first pool that failed.
+        Raises GateOffError after deleting all slices, else the KubeError of the first pool that failed.
         """
         failures = []
         for pool in dict.fromkeys([*pools, *(one["spec"]["pool"]["name"] for one in self._held.values())]):
@@ -101,7 +103,7 @@ class SliceWriter:
             raise failures[0]
 
     async def _write_pool(self, pool: str, documents: Sequence[Document]) -> None:
-        """Writes a pool, without the optional fields that the server refuses."""
+        """Writes a pool without the optional fields that the server rejects."""
         choices = variants(documents)
         refused = set(self._left_out.get(pool, ())) & {reason for _, reasons in choices for reason in reasons}
         refusals: list[KubeError] = []
@@ -115,7 +117,7 @@ class SliceWriter:
             except InvalidError as error:
                 refusals.append(error)
             except ForbiddenError as error:
-                # Kubernetes 1.37 forbids the mapping while the node's kubelet has not declared that it counts claims.
+                # Kubernetes 1.37 forbids the mapping until the node's kubelet declares that it counts claims.
                 if COUNTING not in str(error) or MAPPING_REFUSED in left_out:
                     raise
                 refused.add(MAPPING_REFUSED)
@@ -135,10 +137,10 @@ class SliceWriter:
             _log.info("pool written", extra={"pool": pool, "written": len(writes), "deleted": len(deletes)})
 
     async def _bindable(self, documents: Sequence[Document]) -> list[Document]:
-        """Returns the slices, without devices whose binding conditions the server drops.
+        """Returns the slices without devices whose binding conditions the server drops.
 
-        A pod that is bound at once would wait on the node for pages that may never exist. This is asked with a dry run
-        before the first write: a real one would offer the pages for a moment.
+        A pod bound at once would wait on the node for pages that may never exist. A dry run before the first write
+        finds out, as a real write would briefly offer the pages.
         """
         trials = [one for document in documents if (one := conditional(document)) is not None]
         if trials and self._keeps_conditions is None:
@@ -152,7 +154,7 @@ class SliceWriter:
     async def _write_slice(self, document: Document) -> None:
         shared = any(device.get("allowMultipleAllocations") for device in document["spec"]["devices"])
         if shared and not self._gate_is_on:
-            # Asked with a dry run before the first write: a real one would offer whole devices for a moment.
+            # A dry run before the first write, because a real write would briefly offer whole devices.
             trial = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
             self._check_gate(document, await self._client.create_slice(trial, dry_run=True))
             self._gate_is_on = True
@@ -164,7 +166,7 @@ class SliceWriter:
         self._accepted[answer["metadata"]["name"]] = self._check_gate(document, answer)
 
     def _check_gate(self, sent: Document, answer: Document) -> tuple[Document, Document]:
-        """Returns both specs in canonical form, unless the answer lacks what must be in it."""
+        """Returns both specs in canonical form. Raises GateOffError if the response lacks the sharing fields."""
         both = canonical(sent["spec"]), canonical(answer["spec"])
         if any(path.rpartition(".")[2] in SHARING_FIELDS for path in differences(*both)):
             raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
@@ -176,14 +178,14 @@ class SliceWriter:
         self._held.pop(metadata["name"], None)
 
     async def _owned(self, document: Document) -> Document:
-        """Returns a document that belongs to the Node, and goes with it."""
-        # Read each time: a node object that was made anew has another uid, and slices of the old one are collected.
+        """Returns the document with the Node as its owner, so that it is deleted with the Node."""
+        # Read each time: a recreated Node has a new UID, and slices owned by the old one are garbage-collected.
         node = await self._client.get_node(self._node_name)
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node["metadata"]["uid"]}
         return {**document, "metadata": {**document["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
 
 
 def _version(document: Document) -> int:
-    # Ordered integers in every released API server, by contract since KEP-5504.
+    # Resource versions are ordered integers in every released API server, guaranteed since KEP-5504.
     text = str(document["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() and len(text) < 20 else 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors of devices: the part of CEL that Kubernetes accepts and that is evaluated here (ADR 28). Pure."""
+"""Evaluation of device selectors: the supported part of the CEL dialect of Kubernetes (ADR 28). Pure."""

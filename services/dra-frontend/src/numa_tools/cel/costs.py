@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a function costs besides its operands, in values of the budget, computed before the call is made."""
+"""Costs of function calls beyond those of their operands, in units of the budget, known before the call is made."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -24,7 +24,7 @@ def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
 
 
 def _cost_of_last_index(text: Any, part: Any) -> int:
-    """Returns the cost of a search from the end of a text, which compares each place with the whole part at worst."""
+    """Returns the cost of a search from the end of a text. At worst it compares the whole part at each position."""
     return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
 
 
@@ -33,7 +33,7 @@ def _cost_of_join(items: Any, separator: Any = "") -> int:
 
 
 def _cost_of_sets(one: Any, other: Any) -> int:
-    """Returns the cost of comparing each item with each other one, and of the values inside items that are lists."""
+    """Returns the cost of comparing every item with every other, including the values inside nested lists."""
     if not isinstance(one, list) or not isinstance(other, list):
         return 0
     return 2 * len(one) * sum(weights(other))
@@ -49,4 +49,6 @@ COSTS: Final[Mapping[str, Callable[..., int]]] = {
     "sets.equivalent": _cost_of_sets,
     "sets.intersects": _cost_of_sets,
 }
-"""Values that a call handles beyond those of its operands, to be counted before it is made."""
+"""Functions that compute the number of values a call handles beyond its operands. The budget is charged before the
+call.
+"""

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates the selectors of devices: CEL as Kubernetes configures it, as far as it is written here (ADR 28).
+"""Evaluates device selectors: CEL as Kubernetes configures it, as far as this package supports it (ADR 28).
+
+An expression passes three stages, each bounded because claim authors choose the expression:
+
+  tokens   splits the text, at most 10 KiB                            limits: lengths of literals and numbers
+  parser   turns the tokens into nested Python functions (``nodes``)  limits: depth and number of nested calls
+  nodes    evaluates the functions for one device                     limits: ``Budget``, the number of values handled
+
+The compiled program is cached, since the scheduler evaluates the same selector for every device.
 
 An expression has one of four outcomes: true, false, an error (CelError), or unknown (CelUnsupportedError) if it depends
-on a part that is not understood. As in CEL, ``&&``, ``||``, ``all`` and ``exists`` ignore an error or an unknown part
-if another part decides. Otherwise unknown wins over an error, since the unknown part may decide in the cluster.
+on syntax or a function that this package does not support. As in CEL, ``&&``, ``||``, ``all`` and ``exists`` ignore an
+error or an unknown operand if another operand decides the result. If none decides, unknown takes precedence over an
+error, because the unknown operand may decide in the cluster.
 """
 
 from collections.abc import Mapping
@@ -21,7 +30,7 @@ LONGEST: Final = 10 << 10
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
-    """Returns the program, or the reason that the expression cannot be read. Both are cached for the next device."""
+    """Returns the program, or the reason why the expression cannot be parsed. Both are cached for the next device."""
     if len(expression) > LONGEST:
         return f"has more than {LONGEST} characters"
     try:
@@ -33,7 +42,7 @@ def _compiled(expression: str) -> Program | str:
 def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = None) -> bool:
     """Returns True if a selector matches a device. Raises CelError and CelUnsupportedError.
 
-    The evaluation also counts in ``whole``, the budget that it shares with others.
+    The evaluation is also charged to ``whole``, a budget that several evaluations share.
     """
     program = _compiled(expression)
     if isinstance(program, str):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of CEL that selectors may call: the standard ones, cel-go's strings and sets, and those of Kubernetes.
+"""CEL functions available to selectors: the standard ones, cel-go's strings and sets, and those of Kubernetes.
 
-A function raises TypeError for an overload that CEL does not have, and CelUnsupportedError for one that is not written
-here. Every value that an evaluation can produce is one of the types of :mod:`numa_tools.cel.values`.
+A function raises TypeError for an overload that CEL does not have, and CelUnsupportedError for one that is not
+implemented here. Every value that an evaluation can produce has one of the types of :mod:`numa_tools.cel.values`.
 """
 
 import operator
@@ -55,7 +55,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _by_type(*variants: Function) -> Function:
-    """Returns a function that calls the first variant that accepts its arguments."""
+    """Returns a function that calls the first variant whose types match the arguments."""
 
     def call(*values: Any) -> Any:
         for variant in variants:
@@ -82,7 +82,7 @@ def _includes(place: Any, item: Any) -> bool:
     return any(equal(each, item) for each in place)
 
 
-# Texts: cel-go's ext.Strings, version 2, which counts characters.
+# String functions: cel-go's ext.Strings, version 2, which counts characters.
 def _character(text: str, index: int) -> str:
     if not 0 <= index <= len(text):
         raise CelError(f"index out of range: {index}")
@@ -110,7 +110,7 @@ def _joined(items: list[Any], separator: str) -> str:
     return separator.join(items)
 
 
-# Lists: Kubernetes' lists library.
+# List functions: the lists library of Kubernetes.
 def _index(items: list[Any], item: Any) -> int:
     return next((place for place, each in enumerate(items) if equal(each, item)), -1)
 
@@ -138,7 +138,7 @@ def _sum(items: list[Any]) -> Any:
     return total
 
 
-# Quantities and versions.
+# Quantities and semantic versions.
 def _quantity(text: str) -> Quantity:
     try:
         value = parse_quantity(text if text == text.strip() else "")
@@ -188,7 +188,7 @@ _semver = _by_type(
 )
 
 
-# Conversions.
+# Type conversions.
 def _string(value: Any) -> str:
     if isinstance(value, float):
         raise CelUnsupportedError("string() of a float is not known")
@@ -312,4 +312,4 @@ METHODS: Final[Mapping[str, Function]] = {
     "value": _typed(Maybe)(_value),
 }
 WITHOUT_OFFSET: Final = ("indexOf", "lastIndexOf")
-"""Methods whose form with an offset is not known."""
+"""Methods that are supported only without their optional offset argument."""

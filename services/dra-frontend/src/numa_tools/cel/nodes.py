@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a CEL expression as functions of a scope: calls, fields, variables, macros and ``cel.bind``."""
+"""Nodes of a compiled CEL expression, as functions of a scope: calls, fields, variables, macros and ``cel.bind``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The names that a part of an evaluation knows, and the budget of the whole evaluation."""
+    """Variables that are visible to a part of the expression, and the budget of the whole evaluation."""
 
     names: Mapping[str, Any]
     budget: Budget
 
     def having(self, names: Mapping[str, Any]) -> "Scope":
-        """Returns a scope with more names."""
+        """Returns a scope with additional variables."""
         return Scope({**self.names, **names}, self.budget)
 
 
@@ -37,7 +37,7 @@ Node = Callable[[Scope], Any]
 
 
 class Lazy:
-    """A value that ``cel.bind`` names. It is evaluated at its first use; an error counts only where it is used."""
+    """Value bound by ``cel.bind``. It is evaluated at its first use, so an error in it only matters if it is used."""
 
     __slots__ = ("_failed", "_node", "_scope", "_value")
 
@@ -59,7 +59,7 @@ class Lazy:
 
 
 class Select:
-    """``operand.name``, whose presence ``has`` tests without reading it."""
+    """Node for ``operand.name``. The macro ``has`` tests for the field without reading it."""
 
     def __init__(self, operand: Node, name: str) -> None:
         self.operand, self.name = operand, name
@@ -73,7 +73,7 @@ class Select:
 
 
 class Outcomes:
-    """Results of the terms of ``&&``, ``||``, ``all`` and ``exists``: one may decide whatever the others are."""
+    """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``, any of which may decide the result alone."""
 
     def __init__(self, decisive: bool, what: str) -> None:
         self._decisive, self._what = decisive, what
@@ -81,7 +81,7 @@ class Outcomes:
         self._error: CelError | None = None
 
     def decides(self, node: Node, scope: Scope) -> bool:
-        """Returns True if a term decides; remembers it if it fails. Raises CelCostError."""
+        """Evaluates an operand and returns True if it decides the result. Records a failure. Raises CelCostError."""
         try:
             return boolean(node(scope), self._what) == self._decisive
         except CelCostError:
@@ -93,7 +93,7 @@ class Outcomes:
         return False
 
     def rest(self) -> bool:
-        """Returns the result if no term decided. Raises CelUnsupportedError or CelError if a term failed."""
+        """Returns the result if no operand decided it. Raises CelUnsupportedError or CelError if an operand failed."""
         failed = self._unknown or self._error
         if failed is not None:
             raise failed
@@ -122,7 +122,7 @@ def applied(function: Callable[..., Any], operands: tuple[Node, ...], cost: Call
 
 
 def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
-    """Evaluates ``or`` and ``orValue``; the other value is only evaluated if it is needed."""
+    """Evaluates ``or`` and ``orValue``. The alternative is only evaluated if the optional value is empty."""
     found = target(scope)
     if not isinstance(found, Maybe):
         raise CelUnsupportedError(f"{name}() of a value that is not optional is not understood")
@@ -132,7 +132,7 @@ def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
 
 
 def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -> Iterator[Scope]:
-    """Yields a scope for each element of a list or key of a map, and counts the evaluation of the loop's body."""
+    """Yields a scope for each element of a list or key of a map, and charges the budget for each loop iteration."""
     found = target(scope)
     if not isinstance(found, list | Mapping):
         raise CelError("no such overload: a macro of what is neither a list nor a map")
@@ -196,7 +196,7 @@ MACROS: Final[Mapping[str, tuple[int, ...]]] = {
     "optMap": (1,),
     "optFlatMap": (1,),
 }
-"""Macros that name a variable, and how many expressions follow."""
+"""Macros that declare a variable, with the numbers of expressions that may follow the variable."""
 WITH_TWO: Final = ("all", "exists", "exists_one", "existsOne")
 LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
     "all": partial(_quantified, False),

@@ -26,31 +26,31 @@ from numa_tools.cel.tokens import LITERALS, CelUnsupportedError, tokens
 from numa_tools.cel.values import OPERATORS, CelError, MapLiteral, boolean, member, optional_field, optional_member
 
 _MAX_LEVELS: Final = 60
-"""Maximum depth of parentheses, arguments, branches and signs: the parser makes about nine nested calls for each."""
+"""Maximum nesting depth of parentheses, arguments, branches and signs. Each level costs about nine Python calls."""
 _MAX_HEIGHT: Final = 100
-"""Maximum number of operators and fields applied to each other's result, as in ``1 + 1 + 1``: two nested calls each."""
+"""Maximum number of operators and fields in a chain, as in ``1 + 1 + 1``. Each costs two nested Python calls."""
 _TOO_DEEP: Final = "is nested too deep"
 _LEVELS: Final = (("==", "!=", "<", "<=", ">", ">=", "in"), ("+", "-"), ("*", "/", "%"))
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _SPACES: Final = ("cel", "optional", "sets", "math", "strings", "lists", "regex", "base64", "ip", "cidr", "google")
-"""Names before a dot that begin the name of a function."""
+"""Namespaces of functions, such as ``sets`` in ``sets.contains``."""
 _TYPES: Final = ("bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type", "google")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An expression as a function of its scope."""
+    """A compiled expression: a function of its scope."""
 
     node: Node
     weight: int
-    """Number of tokens: the steps of an evaluation without loops are at most that many."""
+    """Number of tokens, which bounds the evaluation steps of an expression without loops."""
 
 
 class Parser:
-    """Recursive descent over the tokens of one expression.
+    """Recursive-descent parser over the tokens of one expression.
 
-    Both the parser and the function that it returns recurse. Their depth is bounded here, so that no expression reaches
-    the recursion limit of the interpreter.
+    Both the parser and the function that it returns recurse. The depth of both is limited here, so that no expression
+    can reach the interpreter's recursion limit.
     """
 
     def __init__(self, expression: str) -> None:
@@ -72,7 +72,7 @@ class Parser:
         return max((self._heights.get(part, 1) for part in parts), default=0)
 
     def _above(self, node: Node, *parts: Node, added: int = 1) -> Node:
-        """Returns a node whose evaluation evaluates ``parts``. Raises CelUnsupportedError if it goes too deep."""
+        """Returns a node that evaluates ``parts``. Raises CelUnsupportedError if the result is nested too deeply."""
         height = added + self._height(*parts)
         if height > _MAX_HEIGHT:
             raise CelUnsupportedError(_TOO_DEEP)
@@ -83,7 +83,7 @@ class Parser:
         return self._above(applied(function, operands, cost), *operands)
 
     def whole(self) -> Program:
-        """Returns the program of all tokens. Raises CelUnsupportedError."""
+        """Parses all tokens and returns the program. Raises CelUnsupportedError."""
         node = self._ternary()
         if self._place < len(self._tokens):
             raise self._unexpected()
@@ -94,7 +94,7 @@ class Parser:
         return self._tokens[place] if place < len(self._tokens) else ("", "")
 
     def _peek(self, ahead: int = 0) -> str:
-        """Returns the next operator or identifier. Returns "" for literals: a quoted "-" is not an operator."""
+        """Returns the next operator or identifier. Returns "" for literals, so that a quoted "-" is not an operator."""
         kind, text = self._token(ahead)
         return text if kind in ("sign", "name") else ""
 
@@ -122,7 +122,7 @@ class Parser:
 
     @contextmanager
     def _binding(self, *names: str) -> Iterator[None]:
-        """Declares variables for the part that is read inside."""
+        """Declares variables for the subexpression that is parsed inside the context."""
         self._bound += names
         yield
         del self._bound[len(self._bound) - len(names) :]
@@ -205,7 +205,7 @@ class Parser:
         return self._applied(METHODS[name], target, *arguments, cost=COSTS.get(name))
 
     def _unknown(self, what: str) -> Node:
-        """Returns a node without a value; the expression can have one if the other parts decide."""
+        """Returns a node whose value is unknown. The expression may still have a value if other operands decide it."""
 
         def fail(_: Scope) -> Any:
             raise CelUnsupportedError(f"{what} is not understood")
@@ -213,7 +213,7 @@ class Parser:
         return self._above(fail)
 
     def _macro(self, target: Node, name: str) -> Node:
-        """Returns a loop over a list or map: ``target.name(variable, ...)``, read up to its end."""
+        """Parses the rest of a loop macro, ``target.name(variable, ...)``, over a list or map."""
         names = [self._name()]
         self._expect(",")
         if name in WITH_TWO and self._token()[0] == "name" and self._peek(1) == ",":
@@ -288,7 +288,7 @@ class Parser:
         return partial(lookup, name)
 
     def _function_of(self, space: str) -> Node:
-        """Returns a call of a function whose name has two parts."""
+        """Parses a call of a function with a namespace, such as ``sets.contains(...)``."""
         self._expect(".")
         name = f"{space}.{self._name()}"
         if not self._take("("):
@@ -312,5 +312,5 @@ class Parser:
             body = self._ternary()
         self._expect(")")
         node: Node = lambda scope: body(scope.having({name: Lazy(value, scope)}))  # noqa: E731
-        # The value is evaluated inside the body, where its depth adds to that of the place that uses it.
+        # The value is evaluated where the body uses it, so its depth adds to the depth of that place.
         return self._above(node, body, added=1 + self._height(value))

@@ -17,7 +17,7 @@ from numa_tools.cel.tokens import CelUnsupportedError
 
 MOST_INSTRUCTIONS: Final = 2_000
 LONGEST: Final = 4_000
-"""Maximum number of characters of a pattern: a class of many characters is one instruction."""
+"""Maximum length of a pattern in characters. It limits character classes, which are one instruction of any length."""
 _MOST_LEVELS: Final = 40
 _MOST_REPEATS: Final = 1_000
 _HIGHEST: Final = 0x10FFFF
@@ -40,7 +40,7 @@ _POSIX: Final = {
 }
 _CONTROLS: Final = {"a": 7, "f": 12, "t": 9, "n": 10, "r": 13, "v": 11}
 _FOLDED: Final = {"\u212a": "k", "\u017f": "s"}
-"""Characters outside ASCII that RE2 treats as equal to an ASCII letter if case is ignored."""
+"""Non-ASCII characters that RE2 treats as equal to an ASCII letter when case is ignored."""
 
 Ranges = list[tuple[int, int]]
 Tree = tuple[Any, ...]
@@ -56,25 +56,25 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _merged(ranges: Ranges) -> Ranges:
-    """Returns the ranges in ascending order; those that overlap or adjoin are joined."""
+    """Sorts the ranges and joins those that overlap or adjoin."""
     return _complement(_complement(ranges))
 
 
 def _contain(ranges: Ranges, character: int) -> bool:
-    """Returns True if one of ascending ranges contains a character."""
+    """Returns True if one of the sorted ranges contains the character."""
     place = bisect_right(ranges, (character, _HIGHEST))
     return place > 0 and character <= ranges[place - 1][1]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A compiled pattern."""
+    """A compiled pattern: the instructions of a nondeterministic automaton."""
 
     instructions: tuple[tuple[Any, ...], ...]
     fold: bool
 
     def found_in(self, text: str) -> bool:
-        """Returns True if a part of the text matches."""
+        """Returns True if the pattern matches anywhere in the text."""
         if self.fold:
             text = "".join(_FOLDED.get(each, each.lower() if each.isascii() else each) for each in text)
         states: set[int] = set()
@@ -88,7 +88,7 @@ class Pattern:
         return False
 
     def _closure(self, states: set[int], text: str, place: int) -> set[int]:
-        """Returns the states that are reached without another character."""
+        """Returns the states reachable without consuming another character."""
         reached, waiting = set[int](), list(states)
         while waiting:
             state = waiting.pop()
@@ -121,7 +121,7 @@ def _holds(kind: str, text: str, place: int) -> bool:
 
 @lru_cache(64)
 def compiled(pattern: str) -> Pattern | str:
-    """Returns the compiled pattern, or the reason that it is invalid, too large or not in the known part."""
+    """Returns the compiled pattern, or the reason why it is invalid, too large or unsupported."""
     try:
         return _compile(pattern)
     except CelUnsupportedError as error:
@@ -148,14 +148,14 @@ def _compile(pattern: str) -> Pattern:
 
 
 class _Reader:
-    """Recursive descent over a pattern; the depth is limited."""
+    """Recursive-descent parser of a pattern with limited depth."""
 
     def __init__(self, pattern: str, fold: bool) -> None:
         self._pattern, self._fold = pattern, fold
         self.place = self._level = 0
 
     def unreadable(self) -> CelUnsupportedError:
-        """Returns an error that names the place."""
+        """Returns an error that quotes the pattern from the current position."""
         return CelUnsupportedError(f"the pattern cannot be read at {self._pattern[self.place :][:20]!r}")
 
     def _take(self, text: str) -> bool:
@@ -170,7 +170,7 @@ class _Reader:
         return self._pattern[self.place - 1]
 
     def alternatives(self) -> Tree:
-        """Returns the tree of an alternation up to its end or closing parenthesis."""
+        """Parses an alternation up to the end of the pattern or the closing parenthesis."""
         self._level += 1
         if self._level > _MOST_LEVELS:
             raise CelUnsupportedError("the pattern is nested too deep")
@@ -190,7 +190,7 @@ class _Reader:
         bounds = self._bounds()
         if bounds is None:
             return atom
-        self._take("?")  # whether it prefers few or many makes no difference to a match
+        self._take("?")  # lazy or greedy repetition makes no difference to whether a text matches
         if self._bounds() is not None:
             raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds
@@ -239,7 +239,7 @@ class _Reader:
         return self._char(self._escape())
 
     def _escape(self) -> Ranges:
-        """Returns the characters of an escape whose backslash is read."""
+        """Parses the rest of an escape sequence after its backslash and returns its characters."""
         letter = self._next()
         if letter.lower() in _CLASSES:
             ranges = _CLASSES[letter.lower()]
@@ -292,13 +292,13 @@ class _Reader:
         return ("char", _merged(self._folded(ranges) if self._fold else ranges))
 
     def _folded(self, ranges: Ranges) -> Ranges:
-        """Returns the ranges with the lower case of their upper-case letters; the text is folded to lower case."""
+        """Adds the lower-case counterparts of upper-case letters, because the text is folded to lower case."""
         lower = [(max(low, 65) + 32, min(high, 90) + 32) for low, high in ranges if low <= 90 and high >= 65]
         return [*ranges, *lower]
 
 
 def _size(tree: Tree) -> int:
-    """Returns an upper bound of the instructions of a tree and of the steps to emit them; at least 1."""
+    """Returns an upper bound for the number of instructions and emission steps of a tree, at least 1."""
     kind, *operands = tree
     size = 1
     if kind in ("all", "any"):

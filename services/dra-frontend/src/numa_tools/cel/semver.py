@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semantic versions, as ``semver()`` of CEL reads and compares them."""
+"""Semantic versions as parsed and compared by CEL's ``semver()``."""
 
 import re
 from functools import total_ordering
@@ -18,7 +18,7 @@ _VERSION = re.compile(
 
 @total_ordering
 class Semver:
-    """A semantic version. Equality and order ignore the part after ``+``."""
+    """A semantic version. Equality and order ignore the build metadata after ``+``."""
 
     __slots__ = ("key", "text")
 
@@ -35,20 +35,20 @@ class Semver:
         self.text, self.key = text, (numbers, not pre, order)
 
     def __eq__(self, other: object) -> bool:
-        """Returns True for a version of the same precedence."""
+        """Returns True if both versions have the same precedence."""
         return isinstance(other, Semver) and self.key == other.key
 
     def __lt__(self, other: "Semver") -> bool:
-        """Returns True if the precedence is lower."""
+        """Returns True if this version has the lower precedence."""
         return self.key < other.key
 
     def __hash__(self) -> int:
-        """Hashes the text of the numbers, which equal versions share."""
+        """Hashes the version without build metadata, which equal versions share."""
         return hash(tuple(self.key[0]))
 
 
 def normalized(text: str) -> str:
-    """Returns a version with three numbers: missing ones are added as 0, and leading zeros are removed."""
+    """Completes a version to three numbers: appends missing ones as 0 and removes leading zeros."""
     parts = text.removeprefix("v").split(".", 2)
     for place, part in enumerate(parts):
         if len(part) > 1:

@@ -19,31 +19,31 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a
 _ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
 HIGHEST_INT: Final = 2**63
 HIGHEST_UINT: Final = 2**64
-"""First numbers above the range of int and uint. As a literal, 2**63 is accepted, since a minus sign may precede it."""
+"""First values above the ranges of int and uint. The literal 2**63 is accepted because a minus may precede it."""
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 _LONGEST_TEXT: Final = 200
-"""Characters of an error. Names in a selector are as long as its author likes, and errors are in Events and logs."""
+"""Maximum length of an error text. Errors quote user-chosen names and end up in Events and logs."""
 
 
 class CelTextError(Exception):
-    """An error whose text is cut."""
+    """Base class of errors with a truncated text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")
 
 
 class CelUnsupportedError(CelTextError):
-    """Raised if this evaluator cannot determine the value of an expression. The text names the part it cannot read."""
+    """Raised if this evaluator cannot determine the value of an expression. The text quotes the unsupported part."""
 
 
 class Uint(int):
-    """An unsigned integer, which arithmetic does not mix with a signed one."""
+    """An unsigned integer. CEL does not mix it with signed integers in arithmetic."""
 
 
 def tokens(expression: str) -> list[tuple[str, str]]:
-    """Returns the kind (a group of the pattern) and the text of each token. Raises CelUnsupportedError."""
+    """Splits an expression into pairs of token kind (a group of the pattern) and text. Raises CelUnsupportedError."""
     found = []
     place = _end_of_blank(expression, 0)
     while place < len(expression):
@@ -56,7 +56,7 @@ def tokens(expression: str) -> list[tuple[str, str]]:
 
 
 def _end_of_blank(expression: str, place: int) -> int:
-    """Returns the end of the spaces and comments that begin at a place."""
+    """Returns the end of the whitespace and comments that begin at a position."""
     match = _BLANK.match(expression, place)
     return match.end() if match else place
 
@@ -102,4 +102,4 @@ LITERALS: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": _int,
     "uint": _uint,
 }
-"""The conversion to a value for each kind of token that is a literal."""
+"""Conversion functions from token text to value, by kind of literal."""

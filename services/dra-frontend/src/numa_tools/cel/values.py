@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of CEL, the budget of an evaluation, and operators. Values of different types are never equal, but numbers."""
+"""CEL values, operators, and the budget of an evaluation. Except for numbers, values of different types are never
+equal.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,31 +14,31 @@ from numa_contract.errors import shown
 from numa_tools.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelTextError, CelUnsupportedError, Uint
 
 MOST_VALUES: Final = 100_000
-"""Maximum number of values that one evaluation may handle. A selector without loops needs at most a few thousand."""
+"""Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
 _PIECE: Final = 16
-"""Characters of a text that count as one more value."""
+"""Number of characters of a text that cost as much as one value."""
 
 
 class CelError(CelTextError):
-    """The evaluation failed, which ends the attempt to schedule. The text is that of the scheduler's event."""
+    """The evaluation failed. The scheduler then stops scheduling the pod and reports this text in an event."""
 
 
 class CelCostError(CelUnsupportedError):
-    """The evaluation exceeds its budget. Unlike other unsupported parts it ends the evaluation at once."""
+    """The evaluation exceeded its budget. Unlike other unsupported parts, this ends the evaluation at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A resource.Quantity, which methods compare."""
+    """A resource.Quantity of the Kubernetes API, compared by the CEL methods of that type."""
 
     value: Fraction
     whole: bool = field(default=True, compare=False)
-    """False if the text has decimals or a suffix below one: the API's conversion to an integer then has exceptions."""
+    """False if the text has decimals or a sub-unit suffix. The API converts such values to integers with exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """An optional value."""
+    """An optional value of CEL."""
 
     value: Any = None
     present: bool = True
@@ -46,15 +48,15 @@ NONE: Final = Maybe(present=False)
 
 
 class Domains(dict[str, Mapping[str, Any]]):
-    """Attributes or capacities by domain. As in the scheduler, the lookup of a missing domain returns an empty map."""
+    """Attributes or capacities by domain. As in the scheduler, looking up a missing domain returns an empty map."""
 
 
 class MapLiteral(dict[str, Any]):
-    """A map that the expression itself constructs, so that its values count when an operator handles it."""
+    """A map constructed by the expression. Its values are charged to the budget when an operator handles it."""
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields how many values there are, and then the weight of each list, map and long text inside them."""
+    """Yields the number of values, then the weight of each list, map and long text inside them."""
     waiting = [*values]
     yield len(waiting)
     while waiting:
@@ -72,7 +74,10 @@ def weights(values: Iterable[Any]) -> Iterator[int]:
 
 
 class Budget:
-    """Values that an evaluation may still handle: ``cel.bind`` lets a short expression double a list at each step."""
+    """Number of values that an evaluation may still handle.
+
+    Without it, nested ``cel.bind`` could double a list at every step, so that a short expression exhausts memory.
+    """
 
     __slots__ = ("_left", "_most", "_whole", "_whose")
 
@@ -80,9 +85,9 @@ class Budget:
         self._left, self._most, self._whose, self._whole = most, most, whose, whole
 
     def spend(self, operands: Iterable[Any]) -> None:
-        """Counts a step with all values inside its operands. Raises CelCostError if the budget is exceeded.
+        """Charges a step with all values inside its operands. Raises CelCostError if the budget is exceeded.
 
-        A value that a list contains twice counts twice, because it is compared twice.
+        A value that occurs twice in a list is charged twice, because it is compared twice.
         """
         self.take(1)
         for weight in weights(operands):
@@ -90,27 +95,27 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Returns True if the budget was exceeded: no further evaluation can succeed."""
+        """Returns True if the budget is used up, so that no further evaluation can succeed."""
         return self._left < 0
 
     def take(self, values: int) -> None:
-        """Counts a number of values, also in the budget that this one is a part of. Raises CelCostError."""
+        """Charges a number of values to this budget and its parent. Raises CelCostError if either is exceeded."""
         self._left -= values
         if self._left < 0:
-            raise CelCostError(f"costs too much: {self._whose} more than {self._most} values; make its lists shorter")
+            raise CelCostError(f"costs too much: {self._whose} more than {self._most} values; shorten its lists")
         if self._whole:
             self._whole.take(values)
 
 
 def boolean(value: Any, what: str) -> bool:
-    """Returns the value. Raises CelError unless it is true or false."""
+    """Returns the value if it is a boolean. Raises CelError otherwise."""
     if not isinstance(value, bool):
         raise CelError(f"no such overload: {what} of what is neither true nor false")
     return value
 
 
 def get_field(value: Any, name: str) -> Any:
-    """Returns a field of a map. Raises CelError if the map lacks it. A field of an optional value is optional."""
+    """Returns a field of a map. Raises CelError if the field is missing. A field of an optional value is optional."""
     if isinstance(value, Maybe):
         return optional_field(value, name)
     found = optional_field(value, name)
@@ -120,7 +125,7 @@ def get_field(value: Any, name: str) -> Any:
 
 
 def optional_field(value: Any, name: Any) -> Maybe:
-    """Returns a field of a map, or NONE if the map lacks it. Raises CelError if the value is not a map."""
+    """Returns a field of a map, or NONE if the field is missing. Raises CelError if the value is not a map."""
     if isinstance(value, Maybe):
         return optional_field(value.value, name) if value.present else NONE
     if not isinstance(value, Mapping):
@@ -131,7 +136,7 @@ def optional_field(value: Any, name: Any) -> Maybe:
 
 
 def member(value: Any, key: Any) -> Any:
-    """Returns ``value[key]``: by key of a map, by index of a list. Raises CelError."""
+    """Returns ``value[key]``: an entry of a map by key or of a list by index. Raises CelError."""
     if isinstance(value, Maybe):
         return optional_member(value, key)
     found = optional_member(value, key)
@@ -152,12 +157,12 @@ def optional_member(value: Any, key: Any) -> Maybe:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for the three kinds of numbers."""
+    """Returns True for the three numeric types of CEL."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Returns True if two values are equal: numbers by value, others only within their type."""
+    """Returns True if two values are equal. Numbers compare across types, all others only within their type."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -168,7 +173,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Returns a comparison that raises TypeError unless both are numbers, texts or booleans."""
+    """Returns a comparison operator that raises TypeError unless both operands are numbers, texts or booleans."""
 
     def compared(one: Any, other: Any) -> bool:
         alike = any(isinstance(one, kind) and isinstance(other, kind) for kind in (str, bool))
@@ -188,7 +193,7 @@ def _contained(item: Any, place: Any) -> bool:
 
 
 def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns an operation on two numbers of one type. Raises CelError if the result is outside its 64 bits."""
+    """Returns an arithmetic operator for two numbers of one type. Raises CelError if the result exceeds 64 bits."""
 
     def apply(one: Any, other: Any) -> Any:
         if not (is_number(one) and is_number(other)) or type(one) is not type(other):
@@ -208,7 +213,7 @@ def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _quotient(one: Any, other: Any) -> Any:
-    """Returns one divided by the other, for integers without decimals."""
+    """Divides two integers and truncates the quotient toward zero."""
     if isinstance(one, float):
         return one / other
     return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)

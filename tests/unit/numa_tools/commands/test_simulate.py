@@ -339,10 +339,10 @@ def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: 
     # A captured machine rarely has its node's name.
     assert devices(near, free) == {"nic-a", "nic-all"}
     (refusal,) = devices(near, far, either)
-    assert "are of 2 nodes (a, b): say which of them this is, with --node NAME" in refusal
+    assert "belong to 2 nodes (a, b): select one of them with --node NAME" in refusal
     assert "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml" in refusal
     (refusal,) = devices(either, free)
-    assert "are of 2 nodes (a, b)" in refusal
+    assert "belong to 2 nodes (a, b)" in refusal
 
 
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:

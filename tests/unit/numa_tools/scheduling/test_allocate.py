@@ -111,7 +111,7 @@ def test_constraints_hold_together() -> None:
     }
     assert "s: c is allocated to a claim" in missing(search, wish("r"), wish("s", selectors=whole), constraints=same)
     apart = [{"distinctAttribute": "d/node"}]
-    assert "but not all together, with d/node as the constraints say" in missing(
+    assert "but not all together, with d/node as the constraints require" in missing(
         search, wish("r"), wish("s"), wish("t"), constraints=apart
     )
     assert chosen(search, wish("r", **size("8Gi"))) == {"r": ["a"]}
@@ -151,7 +151,7 @@ def selecting(*expressions: str) -> dict[str, Any]:
 def test_a_selector_that_fails_ends_the_attempt() -> None:
     """As in the scheduler, no other device or alternative is tried then."""
     found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
-    assert found.startswith("request r: selectors[0]: device a: no such key: nodes; ask first")
+    assert found.startswith("request r: selectors[0]: device a: no such key: nodes; test for the attribute first")
     second = f"{ON_1} || {FAILS}"
     assert "device a: no such key: nothing" in missing(
         searching(device("a", 0), device("b", 1)), either(alternative("x", second), alternative("y", "true"))
@@ -389,12 +389,12 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
     [
         ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "form of resource.k8s.io/v1beta1"),
         ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
-        ({"requests": [wish("r"), wish("r")]}, "two have the same name"),
+        ({"requests": [wish("r"), wish("r")]}, "two requests have the same name"),
         ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),
-        ({"requests": [wish("r", count=0)]}, "count: must be a number of 64 bits, and more than 0"),
-        ({"requests": [wish("r", count=2**63)]}, "count: must be a number of 64 bits, and more than 0"),
+        ({"requests": [wish("r", count=0)]}, "count: must be a positive 64-bit number"),
+        ({"requests": [wish("r", count=2**63)]}, "count: must be a positive 64-bit number"),
         ({"requests": [{"name": "r", "firstAvailable": []}]}, "has neither exactly nor firstAvailable"),
-        ({"requests": [wish(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API takes 32 at most"),
+        ({"requests": [wish(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API accepts at most 32"),
         ({"requests": [{"name": "r", "firstAvailable": [ONE] * 9}]}, "firstAvailable: has 9 entries"),
         ({"requests": [wish("r", selectors=[SELECTOR] * 33)]}, "selectors: has 33 entries"),
         ({"requests": [wish("r", tolerations=[{"operator": "Exists"}] * 17)]}, "tolerations: has 17 entries"),
@@ -421,7 +421,7 @@ def test_a_claim_has_32_devices_at_most() -> None:
     for count in (17, 2**62):
         found = missing(search, wish("r", count=16), wish("s", count=count))
         total = f"number of requested devices {16 + count} exceeds the claim limit of 32"
-        assert found == f"requests r, s: {total}; make several claims of it"
+        assert found == f"requests r, s: {total}; split it into several claims"
     assert "number of requested devices 60 exceeds" in missing(search, wish("r", allocationMode="All"))
     assert len(search.allocate([read_wanted({"devices": {"requests": [wish("r", count=30)]}})] * 2)) == 60
 
@@ -434,7 +434,7 @@ def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> No
     assert {name: len(devices) for name, devices in either.items()} == {"r/few": 15, "s": 16}
     none = {**few, "selectors": [{"cel": {"expression": "false"}}]}
     found = missing(search, {"name": "r", "firstAvailable": [many, none]}, wish("s", count=16))
-    assert found == "each request can be met, but not all together, of 32 devices for each claim at most"
+    assert found == "each request can be met, but not all together, with at most 32 devices for each claim"
 
 
 def test_a_pod_with_too_many_requests_is_rejected() -> None:
@@ -483,7 +483,7 @@ def test_the_cost_of_a_search_is_limited(
     assert time.thread_time() - began < 20
     simpler = ", or simplify the constraints" if kind else ""
     assert found.startswith("no devices found in ")
-    assert found.endswith(f", and the scheduler may give up as well: ask for fewer devices together{simpler}")
+    assert found.endswith(f", and the scheduler may give up as well: request fewer devices together{simpler}")
     assert search.in_use == InUse()
 
 

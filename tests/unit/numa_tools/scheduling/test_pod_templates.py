@@ -68,7 +68,7 @@ def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
     [
         ({"kind": "Pod", "spec": POD["spec"]}, "Pod: name: is missing"),
         ({"kind": "JobSet", "spec": {"template": POD}}, "JobSet: name: is missing"),
-        ({"kind": "Pod", "metadata": {"generateName": 5}, "spec": {}}, "Pod '5': generateName: must be a text"),
+        ({"kind": "Pod", "metadata": {"generateName": 5}, "spec": {}}, "Pod '5': generateName: must be a string"),
         ({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "n"}, "spec": 5}, "spec: must be a map"),
     ],
 )

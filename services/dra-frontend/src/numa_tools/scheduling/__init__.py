@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-scheduler makes of manifests on this one node: which devices a claim gets, or what is missing. Pure.
+"""Simulation of kube-scheduler on one node: the devices that the claims of a manifest get, or what is missing. Pure.
 
-Which CPUs of a device a claim gets is not decided here, but in ``allocation``.
+This package only chooses devices. ``dra_frontend.allocation`` chooses the CPUs of a device that a claim gets.
 """

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses devices for all claims of a pod at once, as kube-scheduler does: depth first, the first that fit.
+"""Chooses devices for all claims of a pod at once, as kube-scheduler's DRA plugin does.
 
-A selector that cannot be evaluated makes the outcome unknown, unless two searches show otherwise:
+The search is depth first over the requests of all claims in order. For each request it tries every alternative
+(``firstAvailable``), and for each alternative every combination of devices that the selectors admit, in the order of
+the slices. A device is skipped if it lacks capacity, has an untolerated taint, or breaks a constraint of its claim.
+When no device is left, the last choice is undone and the next one tried. The first complete assignment is the result:
 
-* The exact search takes the scheduler's steps. If it ends before it comes to a device for which a selector is unknown,
-  the scheduler ends there as well, and the outcome is certain.
-* Else the generous search lets every unknown selector be what suits the request best, and passes over devices for which
-  a selector fails. If even this search finds no devices, there are none whatever the selectors evaluate to.
+  request a:  dev-0          dev-0          dev-1     (dev-0 undone: no choice for b fits beside it)
+  request b:    dev-0 used     dev-1 breaks   dev-0
+                               constraint     found
 
-Devices that a claim with an unknown outcome may have are disputed: later claims only fit for certain without them.
+Selectors need care, because a selector that this package cannot evaluate makes the outcome unknown. Up to two searches
+resolve that:
+
+* The exact search takes the scheduler's steps. If it ends before it reaches a device for which a selector is unknown,
+  the scheduler ends there as well, so the outcome is certain.
+* Otherwise the generous search assumes for every unknown selector the value that suits the request best, and skips
+  devices for which a selector fails. If even this search finds no devices, none fit, whatever the selectors evaluate
+  to.
+
+Devices that a claim with an unknown outcome might be allocated are disputed: a later claim certainly fits only if it
+does without them.
 """
 
 from collections import Counter
@@ -26,15 +38,15 @@ from numa_tools.scheduling.published import Key, Published
 from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
-# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to some seconds.
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to a few seconds.
 _MOST_EFFORT: Final = 2_000_000
 _MOST_TOGETHER: Final = 640
-"""Maximum sum of devices and requests of all claims: the search recurses once for each of them."""
+"""Maximum sum of devices and requests of all claims, because the search recurses once for each of them."""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
 class UnschedulableError(Exception):
-    """No devices of this node meet all requests; ``reasons`` name the missing devices, one for each request."""
+    """Raised if the node's devices do not meet all requests. ``reasons`` has one entry for each unmet request."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
@@ -42,7 +54,7 @@ class UnschedulableError(Exception):
 
 
 class UndecidedError(Exception):
-    """It is unknown whether the devices of this node meet all requests; ``reasons`` contain the cause."""
+    """Raised if it is unknown whether the node's devices meet all requests. ``reasons`` contains the cause."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
@@ -50,7 +62,7 @@ class UndecidedError(Exception):
 
 
 class _TooManyStepsError(UndecidedError):
-    """The search ended before it was complete."""
+    """Raised if the search exceeds its limit before it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +70,21 @@ class Choice:
     """A device that is allocated to a claim."""
 
     claim: int
-    """Index of the claim among those of the pod."""
+    """Index of the claim among the pod's claims."""
     wish: Wish
     device: Published
     consumed: Mapping[str, Fraction] | None
 
 
 class Search:
-    """Search on one node: its devices, the cluster's classes, and the devices in use."""
+    """Search on one node, with its devices, the cluster's classes, and the devices in use."""
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
-        # Shared by all calls of verdicts(), since explain makes one for each request.
+        # Shared by all calls of verdicts(), because explain makes one call for each request.
         self._budget = budget()
         self._requests: list[Asked] = []
         self._room: list[int] = []
@@ -85,10 +97,10 @@ class Search:
         self._disputed: set[Key] = set()
 
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
-        """Returns devices for every request, which are in use from then on.
+        """Allocates devices to every request and marks them as in use.
 
-        Raises UnschedulableError if there are none, and UndecidedError if that is unknown. The devices in use are then
-        as before.
+        Raises UnschedulableError if the requests cannot be met, and UndecidedError if that is unknown. In both cases
+        the devices in use are unchanged.
         """
         self._claims = claims
         try:
@@ -105,13 +117,13 @@ class Search:
             raise
 
     def _allocatable(self) -> set[Key]:
-        """Returns the devices that the requests may be allocated, each by itself."""
+        """Returns every device that some request could be allocated, ignoring the other requests."""
         ways = [way for request in self._requests for way in request.ways]
         tried = ((way.wish, one.device) for way in ways for one in way.found if one.usable)
         return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
 
     def _certain(self) -> list[Choice]:
-        """Returns the devices that the scheduler finds. Raises UnschedulableError and UndecidedError.
+        """Returns the devices that the scheduler chooses. Raises UnschedulableError and UndecidedError.
 
         Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
         """
@@ -131,7 +143,7 @@ class Search:
         raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
-        """Returns True if the requests can be met together. With ``keep`` the devices are then in use."""
+        """Returns True if the requests can be met together. With ``keep``, their devices are then in use."""
         self._steps, self._effort, self._limited = 0, Effort(), False
         self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
         self._chosen, self._taken, self._exact = [], Counter(), exact
@@ -144,11 +156,11 @@ class Search:
         return done
 
     def _check_size(self) -> None:
-        """Raises UndecidedError if there are too many requests and devices to search for them together."""
+        """Raises UndecidedError if the requests and devices are too many for one search."""
         most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
         if most > _MOST_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
-            raise UndecidedError([f"{many} are more than can be simulated together; make several pods of it"])
+            raise UndecidedError([f"{many} are more than can be simulated together; split them into several pods"])
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
         """Returns the verdict on each device that the selectors admit or may admit.
@@ -162,7 +174,7 @@ class Search:
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
-        """Returns True if the requests from a place on can be met; their devices are in use then."""
+        """Returns True if all requests from an index on can be met. Their devices are then in use."""
         if place == len(self._requests):
             return True
         request = self._requests[place]
@@ -175,7 +187,7 @@ class Search:
         return False
 
     def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
-        """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
+        """Tries the devices of one request in ascending order, so that it never gets a shared device twice."""
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
             one = verdict(wish, found[index].device, self.in_use)
@@ -184,13 +196,14 @@ class Search:
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
-        # The scheduler also evaluates the selectors of the last devices, although too few are left for the request.
+        # The scheduler also evaluates the selectors of the remaining devices, although they are too few for the
+        # request.
         for other in found[max(start, len(found) - left + 1) :]:
             self._check_certain(other)
         return False
 
     def _check_certain(self, candidate: Candidate) -> None:
-        """Raises UndecidedError if the selectors are unknown for a device, UnschedulableError if they fail."""
+        """Raises UndecidedError if a selector is unknown for the device, and UnschedulableError if it fails."""
         if not self._exact:
             return
         if candidate.failed:
@@ -199,13 +212,13 @@ class Search:
             raise UndecidedError([candidate.unknown])
 
     def _check_undisputed(self, one: Verdict) -> None:
-        """Raises UndecidedError if a device that meets a request may be allocated to an undecided claim."""
+        """Raises UndecidedError if a suitable device may be allocated to an earlier, undecided claim."""
         if self._exact and not one.why and one.device.key in self._disputed:
             text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
             raise UndecidedError([text])
 
     def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
-        """Allocates a device and returns True, unless a verdict or a constraint of the claim excludes it."""
+        """Allocates a device and returns True, unless its verdict or a constraint of the claim rules it out."""
         self._count(one.device)
         if one.why or not self._agreements[claim].add(wish.name, one.device):
             return False
@@ -221,25 +234,25 @@ class Search:
         self._agreements[last.claim].remove(last.wish.name, last.device)
 
     def _count(self, device: Published) -> None:
-        """Counts one combination and its cost. Raises UndecidedError if all combinations together cost too much."""
+        """Adds the cost of one combination. Raises UndecidedError if the search becomes too expensive."""
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
         if self._effort.spent > _MOST_EFFORT:
             simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
             text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
-            raise _TooManyStepsError([f"{text}: ask for fewer devices together{simpler}"])
+            raise _TooManyStepsError([f"{text}: request fewer devices together{simpler}"])
 
     def _limits(self) -> str:
-        """Returns the constraints and limits that requests must meet together, as the end of a message."""
+        """Returns the constraints and limits that the requests must meet together, as the end of a message."""
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
-        with_that = f", with {' and '.join(shared)} as the constraints say" if shared else ""
-        return with_that + (f", of {MOST_RESULTS} devices for each claim at most" if self._limited else "")
+        with_that = f", with {' and '.join(shared)} as the constraints require" if shared else ""
+        return with_that + (f", with at most {MOST_RESULTS} devices for each claim" if self._limited else "")
 
 
 def allocated(
     claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
 ) -> dict[str, Any]:
-    """Returns the claim as the scheduler writes it to the API server; ``choices`` are those of this claim."""
+    """Returns the claim with its allocation, as the scheduler writes it. ``choices`` are those of this claim."""
     results: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
     for index, one in enumerate(choices):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of all claims of a pod, each with the devices of its class that its selectors admit or may admit."""
+"""The requests of all claims of a pod, each with the devices that its class and selectors admit or may admit."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to meet a request."""
+    """One alternative of a request, with the devices that may meet it."""
 
     wish: Wish
     found: Sequence[Candidate]
@@ -22,14 +22,14 @@ class Way:
 
     @property
     def wants_all(self) -> bool:
-        """True if all devices are requested, so that the scheduler evaluates the selectors for all of them."""
+        """True for a request for all devices, for which the scheduler evaluates the selectors of every device."""
         return self.wish.count is None
 
     @property
     def possible(self) -> Sequence[Candidate]:
-        """Returns the devices with which the request is easiest to meet, whatever unknown selectors evaluate to.
+        """Devices with which the request is easiest to meet, whatever the unknown selectors evaluate to.
 
-        A request for all devices is easiest to meet if no unknown selector admits one more.
+        A request for all devices is easiest to meet if the unknown selectors admit no further device.
         """
         usable = [one for one in self.found if one.usable]
         certain = [one for one in usable if not one.unknown]
@@ -37,24 +37,25 @@ class Way:
 
     @property
     def unknown(self) -> str:
-        """Returns a selector that cannot be evaluated for some device, or "" if there is none."""
+        """A selector that cannot be evaluated for some device, or "" if there is none."""
         return next((one.unknown for one in self.found if one.unknown), "")
 
     @property
     def failed(self) -> str:
-        """Returns a selector that fails for some device, or "" if there is none."""
+        """A selector whose evaluation fails for some device, or "" if there is none."""
         return next((one.failed for one in self.found if one.failed), "")
 
     @property
     def count(self) -> int:
-        """Minimum number of devices that this way requires; 0 if it requests all devices and none is possible."""
+        """Minimum number of devices that this alternative requires; 0 if it requests all devices and none is
+        possible."""
         if self.wish.count is not None:
             return self.wish.count
         possible = self.possible
         return 1 if possible and possible[0].unknown else len(possible)
 
     def missing(self, in_use: InUse) -> str:
-        """Returns the reason why this way cannot be used even without the other requests, or ""."""
+        """Returns the reason why this alternative fails even without the other requests, or ""."""
         verdicts = [verdict(self.wish, one.device, in_use) for one in self.possible]
         reason = named(self.wish, self.count, verdicts)
         return reason and (self.failed or f"request {self.wish.name}: {reason}")
@@ -62,10 +63,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request."""
+    """One request of a claim with its alternatives."""
 
     claim: int
-    """The place of its claim."""
+    """Index of the claim among the pod's claims."""
     name: str
     ways: tuple[Way, ...]
 
@@ -76,7 +77,9 @@ class Asked:
 
 
 def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
-    """Returns all requests in order. Raises ManifestError if a class is missing, which is an error of the scheduler."""
+    """Returns all requests in order. Raises ManifestError if a class is missing, as the scheduler reports an error
+    then.
+    """
     requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
         for wish in request.wishes:
@@ -97,12 +100,12 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
         if (least := sum(one.least for one in own)) > MOST_RESULTS:
             names = ", ".join(one.name for one in own)
             limit = f"number of requested devices {least} exceeds the claim limit of {MOST_RESULTS}"
-            reasons.append(f"requests {names}: {limit}; make several claims of it")
+            reasons.append(f"requests {names}: {limit}; split it into several claims")
     return reasons
 
 
 def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
-    """Returns what is missing for each request that cannot be met even by itself."""
+    """Returns a reason for each request that cannot be met even without the others."""
     reasons: list[str] = []
     for request in requests:
         missing = [way.missing(in_use) for way in request.ways]
@@ -111,9 +114,9 @@ def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
 
 
 def room(requests: Sequence[Asked]) -> list[int]:
-    """Returns how many devices each request and the earlier ones of its claim may have together.
+    """Returns, for each request, the maximum number of devices of it and the earlier requests of its claim together.
 
-    The later requests of the claim need the rest of the maximum for a claim.
+    The rest of the claim's maximum is reserved for the minimum needs of the claim's later requests.
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of one claim have in common as they are chosen one by one and given back in reverse.
+"""Checks the constraints of a claim while its devices are chosen one by one and given back in reverse order.
 
-No constraint that fails can hold again with more devices, so each device is looked at once, when it is chosen.
+A constraint that fails for some devices also fails for any larger set. Therefore each device is checked once, when it
+is chosen, against the values that the devices chosen before it have in common or in use.
 """
 
 from collections.abc import Iterable
@@ -12,26 +13,26 @@ from numa_tools.scheduling.published import Published, Values
 from numa_tools.scheduling.wanted import Constraint
 
 _PIECE: Final = 8
-"""Values of a list attribute that cost as much to compare as one by itself."""
+"""Number of values in a list attribute that cost as much to compare as one single value."""
 
 
 @dataclass(slots=True)
 class Effort:
-    """What a search has cost so far, in comparisons of one value."""
+    """Cost of a search so far, in comparisons of one value."""
 
     spent: int = 0
 
 
 class _Held(Protocol):
     def add(self, values: Values) -> bool:
-        """Takes the values of one more device, unless the constraint fails with them."""
+        """Adds the values of one more device and returns True, or returns False if the constraint would fail."""
 
     def remove(self, values: Values) -> None:
-        """Takes back the last ones."""
+        """Removes the values that were added last."""
 
 
 class _Common:
-    """All devices share a value."""
+    """A matchAttribute constraint: all devices have a value in common."""
 
     def __init__(self) -> None:
         self._shared: list[Values] = []
@@ -47,7 +48,7 @@ class _Common:
 
 
 class _Distinct:
-    """No two devices share a value."""
+    """A distinctAttribute constraint: no two devices have a value in common."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[type, object]] = set()
@@ -73,13 +74,13 @@ class Agreement:
         self._covering: dict[str, list[tuple[str, _Held]]] = {}
 
     def _of(self, request: str) -> list[tuple[str, _Held]]:
-        """Returns those for a request, by its name with its subrequest, with the attribute that each is about."""
+        """Returns the constraints that apply to a request or subrequest, each with its attribute."""
         if request not in self._covering:
             self._covering[request] = [(one.attribute, held) for one, held in self._all if one.covers(request)]
         return self._covering[request]
 
     def add(self, request: str, device: Published) -> bool:
-        """Takes a device for a request, unless a constraint fails with it; counts what that costs."""
+        """Adds a device to a request and returns True, or returns False if a constraint fails. Counts the cost."""
         covering = self._of(request)
         for place, (attribute, held) in enumerate(covering):
             values = device.values(attribute)
@@ -90,7 +91,7 @@ class Agreement:
         return True
 
     def remove(self, request: str, device: Published) -> None:
-        """Takes back the last device."""
+        """Removes the device that was added last."""
         self._remove(self._of(request), device)
 
     def _remove(self, covering: Iterable[tuple[str, _Held]], device: Published) -> None:

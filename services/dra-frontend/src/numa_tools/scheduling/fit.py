@@ -18,14 +18,14 @@ from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
-"""Beginning of the message about a request with an unknown class."""
+"""First words of the message about a request with an unknown class."""
 _MOST_VALUES: Final = 10_000_000
 _MOST_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
-"""Beginning of the names of this driver's DeviceClasses for hugepages."""
+"""Name prefix of this driver's DeviceClasses for hugepages."""
 _EXHAUSTED: Final = "the selectors before it cost too much"
 _MOST_SHOWN: Final = 400
-"""Characters of a selector in a message."""
+"""Maximum length of a selector in a message, in characters."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 
@@ -34,12 +34,12 @@ class InUse:
     """Allocations of devices to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices that are allocated to one claim as a whole."""
+    """Devices that are entirely allocated to one claim."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
     """Consumed amount of each capacity of shared devices."""
 
     def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
-        """Adds a result, or removes it with ``sign`` -1. If ``consumed`` is None, it is the whole device."""
+        """Adds an allocation, or removes it if ``sign`` is -1. If ``consumed`` is None, it is the whole device."""
         if consumed is None:
             (self.whole.add if sign > 0 else self.whole.discard)(key)
             return
@@ -65,12 +65,12 @@ class Verdict:
     why: Callable[[], str] | None = None
     """Function that returns the reason why the device does not meet the request, or None if it does.
 
-    A search needs the text of few verdicts, so it is made on demand.
+    A search needs the text of only a few verdicts, so the text is created on demand.
     """
     consumed: Mapping[str, Fraction] | None = None
     """Amounts that the request consumes of a shared device, or None if it is allocated the whole device."""
     unknown: str = ""
-    """The selector that decides and cannot be evaluated, or ""."""
+    """Selector that decides but cannot be evaluated, or ""."""
 
     @property
     def missing(self) -> str:
@@ -79,37 +79,37 @@ class Verdict:
 
 
 def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
-    """Returns the class that a request names. Raises ManifestError if it is unknown."""
+    """Returns the class that a request names. Raises ManifestError if it does not exist."""
     if wish.device_class not in classes:
         raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return classes[wish.device_class]
 
 
 def budget() -> Budget:
-    """Returns the budget that the selectors of one pod share. It corresponds to some seconds."""
+    """Returns the budget that the selectors of one pod share. It corresponds to a few seconds."""
     return Budget(_MOST_VALUES, "with all selectors before it, it handles")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that the selectors of class and request may admit, or for which one of them fails."""
+    """A device that the selectors of class and request admit, may admit, or fail for."""
 
     device: Published
     unknown: str = ""
-    """The selector whose value for this device is unknown, or "" if the device is admitted."""
+    """Selector whose value for this device is unknown, or "" if the device is admitted."""
     failed: str = ""
-    """The selector that fails for this device, which ends the attempt once the scheduler comes to it, or ""."""
+    """Selector that fails for this device, or "". The scheduler stops with an error when it reaches the device."""
     excluded: bool = False
-    """True if the request cannot be met with this device whatever the unknown selector evaluates to."""
+    """True if the device cannot meet the request, whatever the unknown selector evaluates to."""
 
     @property
     def usable(self) -> bool:
-        """True if the device can be allocated, for some value of the unknown selector."""
+        """True if some value of the unknown selector allows the allocation."""
         return not (self.failed or self.excluded)
 
 
 def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
-    """Returns the devices that the selectors of class and request do not exclude; the selectors share a budget."""
+    """Returns the devices that the selectors of class and request do not exclude. All selectors share a budget."""
     selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
     selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
     if whole.exhausted and selectors:
@@ -119,10 +119,10 @@ def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published]
 
 
 def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
-    """Evaluates the selectors in the scheduler's order, which ends at the first that is false or fails.
+    """Evaluates the selectors in the scheduler's order until one is false or fails.
 
-    A selector after an unknown one that is false or fails excludes the device. The device stays in the list all the
-    same: the unknown selector may fail in the cluster, which ends the attempt as soon as the scheduler comes to it.
+    After an unknown selector, one that is false or fails excludes the device. The device still stays in the list: the
+    unknown selector may fail in the cluster, which makes the scheduler stop with an error when it reaches the device.
     """
     unknown = ""
     for where, expression in selectors:
@@ -130,7 +130,11 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
             if not selected(expression, device.in_cel, whole):
                 return Candidate(device, unknown, excluded=True) if unknown else None
         except CelError as error:
-            remedy = '; ask first, with: "name" in device.attributes["domain"]' if "no such key" in str(error) else ""
+            remedy = (
+                '; test for the attribute first: "name" in device.attributes["domain"]'
+                if "no such key" in str(error)
+                else ""
+            )
             failed = "" if unknown else f"{where}: device {device.name}: {error}{remedy}"
             return Candidate(device, unknown, failed, excluded=True)
         except CelUnsupportedError as error:
@@ -141,7 +145,7 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
 
 
 def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
-    """Returns the verdict on a device that the selectors admit."""
+    """Compares the request with a device that the selectors admit."""
     for key, said, effect in device.taints:
         tolerated = any(
             one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
@@ -201,7 +205,7 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
 
 
 def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
-    """Returns the devices that a request of ``count`` devices lacks by itself, or "" if it can be met."""
+    """Describes the devices that a request of ``count`` devices lacks by itself, or returns "" if it can be met."""
     if not verdicts:
         text = f"no device of this node is of class {wish.device_class}"
         if wish.selectors:
@@ -218,7 +222,7 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
 
 
 def _hugepages_of_class(name: str) -> str:
-    """Returns the page size of a DeviceClass of this driver for local hugepages, such as ``2Mi``; "" for others."""
+    """Returns the page size of this driver's DeviceClass for local hugepages, such as ``2Mi``, else ""."""
     if not name.startswith(_HUGEPAGES):
         return ""
     try:

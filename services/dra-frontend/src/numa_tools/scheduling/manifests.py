@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary manifests: claims, templates, classes, slices, pods and every object with pod templates."""
+"""Reads manifests: claims, templates, classes, slices, pods, and every object that contains pod templates."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ _PARENTS: Final = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Kinds of Kubernetes itself, which must have a pod template at this place."""
+"""Built-in kinds of Kubernetes, which must contain a pod template at this path."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
-"""Beginnings of the ``apiVersion`` of these kinds; other groups also have a Job."""
+"""Prefixes of the ``apiVersion`` of these kinds, since other API groups also define a Job."""
 _MOST_PODS: Final = 4096
-"""Maximum number of pods and pod templates of all files."""
+"""Maximum number of pods and pod templates in all files."""
 _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
@@ -36,23 +36,23 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to simulate: an object of its own, made from a template, or made for extended resources."""
+    """A claim to simulate: a ResourceClaim, one made from a template, or one made for extended resources."""
 
     namespace: str
     name: str
     wanted: Wanted
     users: tuple[str, ...] = ()
-    """Containers of the pod that use it at the same time."""
+    """Containers of the pod that use the claim at the same time."""
 
     @property
     def document(self) -> dict[str, Any]:
-        """The object before it is allocated."""
+        """The ResourceClaim before its allocation."""
         return {"metadata": {"namespace": self.namespace, "name": self.name}}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Claims that must fit together: those of a pod, or one by itself."""
+    """Claims that must fit together: all claims of a pod, or a single claim."""
 
     name: str
     claims: tuple[Claim, ...]
@@ -62,19 +62,19 @@ class Workload:
 
 @dataclass(slots=True)
 class Manifests:
-    """Objects of the files."""
+    """Objects of all files."""
 
     claims: dict[Name, Claim] = field(default_factory=dict)
     templates: dict[Name, Claim] = field(default_factory=dict)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     slices: list[Mapping[str, Any]] = field(default_factory=list)
     pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
-    """Pods and pod templates with the name of their object."""
+    """Pods and pod templates with the name of the object that contains them."""
     generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
-    """Number of objects of each kind and generated name."""
+    """Number of objects for each kind and generated name."""
 
     def add(self, document: Any) -> None:
-        """Adds one document, or each item of a list. Raises ManifestError that names the object."""
+        """Adds a document, or each item of a list. Raises ManifestError with the name of the object."""
         if document is None:
             return
         if not isinstance(document, dict):
@@ -108,7 +108,7 @@ class Manifests:
                 self.slices.append(document)
 
     def _numbered(self, kind: str, name: Name) -> Name:
-        """Returns a name, with a number if it is generated and an earlier object has it."""
+        """Returns a unique name: a generated name that is already taken gets a number."""
         if not name[1].endswith("*"):
             return name
         self.generated[kind, name] += 1
@@ -132,7 +132,7 @@ class Manifests:
             raise ManifestError(f"the files have more than {_MOST_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
-        """Returns the objects of both."""
+        """Merges the objects of both."""
         return Manifests(
             self.claims | other.claims,
             self.templates | other.templates,
@@ -142,11 +142,11 @@ class Manifests:
         )
 
     def of_claims(self) -> list[Workload]:
-        """Returns each claim and each template by itself."""
+        """Returns a workload for each claim and each claim template."""
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
-        """Returns the pods with their claims from ``definitions``. Raises ManifestError that names the pod."""
+        """Returns the pods with their claims from ``definitions``. Raises ManifestError with the name of the pod."""
         found = []
         for name, template in self.pods:
             try:
@@ -158,20 +158,20 @@ class Manifests:
 
 
 def _number(template: PodTemplate) -> Iterable[str]:
-    """Yields a note on the number of pods of a template, of which one is simulated."""
+    """Yields a note if a template has several pods, of which one is simulated."""
     if template.pods > 1:
         yield f"one of the {template.pods} pods of its template is simulated; -n N simulates N on this node"
 
 
 def _named(document: Mapping[str, Any]) -> str:
-    """Returns the name of an object for an error, with a space before it, or "" if it has none."""
+    """Returns the object's name for an error, preceded by a space, or "" if it has none."""
     metadata = document.get("metadata")
     name = metadata.get("name", metadata.get("generateName")) if isinstance(metadata, dict) else None
     return "" if name is None else f" {name if isinstance(name, str) else shown(name)}"
 
 
 def _name_of(metadata: Mapping[str, Any]) -> str:
-    """Returns the name of an object. Where the API server completes ``generateName``, it ends with ``*``."""
+    """Returns the object's name. For ``generateName``, which the API server completes, the name ends with ``*``."""
     generated = value(metadata, "generateName", str, "")
     return value(metadata, "name", str, f"{generated}*" if generated else None)
 
@@ -188,7 +188,7 @@ def _workload(
         except ManifestError as error:
             raise ManifestError(f"container {value(container, 'name', str, '')}: resources.{error}") from error
     extended, notes = _extended(containers, classes)
-    # An init container gives its claims back when it ends, unless it is a sidecar.
+    # An init container releases its claims when it ends, unless it is a sidecar.
     lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
     claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
     if claims and not any(map(_requests, (spec, *containers))):
@@ -198,7 +198,7 @@ def _workload(
 
 
 def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the containers that use a claim at the same time; ``containers`` have their fields checked."""
+    """Returns the containers that use a claim at the same time. The fields of ``containers`` are already validated."""
     return tuple(
         value(container, "name", str, "")
         for container in containers
@@ -207,7 +207,7 @@ def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ..
 
 
 def _requests(document: Mapping[str, Any]) -> bool:
-    """Returns True if a container, or a pod for all of them, requests resources that determine the QoS class."""
+    """Returns True if the pod or one of its containers requests resources that determine the QoS class."""
     resources = mapping(document, "resources")
     return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
 
@@ -233,7 +233,7 @@ def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
 
 
 def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
-    """Returns what the scheduler makes of extended resources (KEP-5004), and notes on those that no class serves."""
+    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and notes on unserved resources."""
     requests, notes = [], []
     for index, container in enumerate(containers):
         resources = mapping(container, "resources")

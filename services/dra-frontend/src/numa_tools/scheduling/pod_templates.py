@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pods that an object of any kind makes, by one rule for all kinds.
+"""Finds the pods that an object creates, by one rule for all kinds.
 
 A pod template is a map with a list ``spec.containers`` or ``spec.resourceClaims``, under a key ``template`` or one that
-ends with ``Template``. The rule needs no knowledge of the kind: it finds the pods of JobSet, LeaderWorkerSet, MPIJob,
-RayCluster, Kueue's Workload and others. A whole Pod inside another object counts as well. The number of pods of a
-template is known if the maps around it have the usual fields.
+ends with ``Template``. The rule needs no knowledge of the kind, so it covers JobSet, LeaderWorkerSet, MPIJob,
+RayCluster, Kueue's Workload and others. A complete Pod inside another object counts as well. The number of pods of a
+template is known if the maps around it have the usual fields for replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +19,18 @@ _MOST_LEVELS: Final = 64
 _MOST_VALUES: Final = 100_000
 _MOST_PODS: Final = 1_000_000
 _UNNAMED: Final = ("spec", "template", "items")
-"""Keys that do not distinguish the templates of an object."""
+"""Keys that do not help to tell the templates of an object apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
-    """The specification of pods inside an object."""
+    """A pod specification inside an object."""
 
     part: str
-    """The part of the object that distinguishes this template from its others, such as the name of a replica group."""
+    """Part of the object that tells this template from its others, such as the name of a replica group."""
     spec: Mapping[str, Any]
     pods: int
-    """Number of pods that exist at the same time, as far as the object contains it; else 1."""
+    """Number of pods that run at the same time if the object specifies it, else 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Place:
 
 
 def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
-    """Returns the pod templates of an object, in their order. Raises ManifestError if it is too large or too deep."""
+    """Returns the pod templates of an object in order. Raises ManifestError if it is too large or nested too deeply."""
     found: list[PodTemplate] = []
     waiting = [_Place(document, "", "", 1, 0)]
     for _ in range(_MOST_VALUES):
@@ -74,7 +74,7 @@ def _is_pod(place: _Place) -> bool:
 
 
 def _below(place: _Place) -> Iterator[_Place]:
-    """Yields the maps and lists inside a map or list. Raises ManifestError if they are too deep."""
+    """Yields the maps and lists inside a map or list. Raises ManifestError if they are nested too deeply."""
     inner: list[tuple[str, str, Any]] = []
     if isinstance(place.value, dict):
         inner = [(str(key), "" if str(key) in _UNNAMED else str(key), one) for key, one in place.value.items()]
@@ -99,10 +99,10 @@ def _name(entry: Any) -> str:
 
 
 def _replicas(place: Any, key: str) -> int:
-    """Returns how many times a map has the pods under one of its keys."""
+    """Returns the number of copies that a map requests of the pods under one of its keys."""
     if not isinstance(place, dict):
         return 1
-    # A Job and a group of replicas count the pods of the template that they contain, and nothing else.
+    # The replica counts of a Job or a replica group apply only to the template that it contains.
     if "template" in key.lower():
         times = _count(place, "replicas") * _count(place, "count")
         together = _count(place, "parallelism")
@@ -113,7 +113,7 @@ def _replicas(place: Any, key: str) -> int:
 
 
 def _of_group(place: Mapping[str, Any], key: str) -> int:
-    """Returns the pods of a template in each group of a LeaderWorkerSet: one leader, the others are workers."""
+    """Returns the pods of a template in each group of a LeaderWorkerSet: one leader, all others workers."""
     if key != "workerTemplate" or "size" not in place:
         return 1
     return max(1, _count(place, "size") - ("leaderTemplate" in place))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices as ResourceSlices publish them, whoever their driver is, and how much of one a request consumes."""
+"""Devices of all drivers as published in ResourceSlices, and the amounts that requests consume of shared devices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ from numa_tools.cel.values import CelError, Domains, Quantity
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantity, value
 
 Key = tuple[str, str, str]
-"""Driver, pool and name of a device, as an allocation result says them."""
+"""Driver, pool and name of a device, as in an allocation result."""
 Values = frozenset[tuple[type, Any]]
-"""Of an attribute, each with its type: values of different types are never the same."""
+"""Values of an attribute, each with its type, because values of different types never match."""
 _NONE: Final[Values] = frozenset()
 _MOST_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A capacity, and what becomes of requests for a part of it."""
+    """A capacity of a device, with its policy for requests of a part of it."""
 
     value: Fraction
     default: Fraction
-    """What a request has that asks for none."""
+    """Amount for a request that specifies none."""
     minimum: Fraction | None = None
     maximum: Fraction | None = None
     step: Fraction | None = None
     choices: tuple[Fraction, ...] = ()
-    """The only amounts that there are, ascending; none: a range."""
+    """Valid amounts in ascending order. If empty, the range from minimum to maximum applies."""
     binary: bool = False
 
     def consumed(self, asked: Fraction | None) -> Fraction | None:
-        """Returns the amount by the request policy; None where it allows none that is enough."""
+        """Rounds the requested amount up by the request policy. Returns None if no valid amount is large enough."""
         amount = self.default if asked is None else asked
         if self.choices:
             return next((one for one in self.choices if one >= amount), None)
@@ -48,48 +48,50 @@ class Share:
         return None if self.maximum is not None and amount > self.maximum else amount
 
     def amount(self, text: str) -> Fraction:
-        """Returns what an allocation result says that it consumes; raises ManifestError."""
+        """Parses the consumed amount in an allocation result. Raises ManifestError."""
         return quantity(text)
 
     def text(self, amount: Fraction) -> str:
-        """Returns an amount in the unit of the capacity: bytes as ``2Gi``."""
+        """Formats an amount in the unit of the capacity, such as ``2Gi`` for bytes."""
         return format_quantity(amount, binary=self.binary)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A device."""
+    """A published device."""
 
     driver: str
     pool: str
     name: str
     attributes: Mapping[str, Any]
-    """Values by name with its domain. A list is a Python list, a version a Semver."""
+    """Values by name with domain. A list is a Python list, a version a Semver."""
     capacity: Mapping[str, Share]
-    """By name as published."""
+    """Capacities by name as published."""
     shared: bool
-    """Claims take parts of it until its capacity is used up; else one has all of it."""
+    """True if claims can consume parts of the device until its capacity is used up."""
     taints: tuple[tuple[str, str, str], ...] = ()
-    """Key, value and effect."""
+    """Triples of key, value and effect."""
 
     @property
     def key(self) -> Key:
-        """What an allocation result names."""
+        """Driver, pool and name, as in an allocation result."""
         return self.driver, self.pool, self.name
 
     def values(self, attribute: str) -> Values:
-        """Returns a list attribute as a set (KEP-5491), another as a set of one; none where the device lacks it."""
+        """Returns the values of a list attribute (KEP-5491), the single value of another, or an empty set if it is
+        missing.
+        """
         return self.listed.get(attribute, _NONE)
 
     @cached_property
     def listed(self) -> Mapping[str, Values]:
-        """Every attribute as :meth:`values` returns it."""
+        """All attributes in the form of :meth:`values`."""
         listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
         return {name: frozenset(map(_comparable, all_of_it)) for name, all_of_it in listed.items()}
 
     @cached_property
     def in_cel(self) -> Mapping[str, Any]:
-        """The device as selectors see it."""
+        """The device as a CEL selector sees it."""
         return {
             "driver": self.driver,
             "attributes": _by_domain(self.driver, self.attributes),
@@ -99,7 +101,7 @@ class Published:
 
 
 def _comparable(one: Any) -> tuple[type, Any]:
-    """Returns a value with its type. The scheduler compares the texts of versions."""
+    """Pairs a value with its type. Versions are compared as texts, as in the scheduler."""
     return type(one), one.text if isinstance(one, Semver) else one
 
 
@@ -112,9 +114,10 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 
 
 def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns the slices of one node and those of no single one; raises ManifestError.
+    """Returns the slices of one node and those that belong to no single node. Raises ManifestError.
 
-    Where all are of one node, that is this one: a machine that was captured seldom has its name.
+    If the slices name only one node, they are used whatever its name: a captured machine rarely carries the node's
+    name.
     """
     named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
     if len(named) < 2:
@@ -123,21 +126,21 @@ def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
         some = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
         alone = "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml"
         raise ManifestError(
-            f"the ResourceSlices are of {len(named)} nodes ({some}): say which of them this is, with --node NAME, "
-            f"or give its own alone ({alone})"
+            f"the ResourceSlices belong to {len(named)} nodes ({some}): select one of them with --node NAME, "
+            f"or pass only its own slices ({alone})"
         )
     specs = [(one, mapping(one, "spec")) for one in documents]
     return [{**one, "spec": _part(spec, node)} for one, spec in specs if value(spec, "nodeName", str, node) == node]
 
 
 def _nodes(spec: Mapping[str, Any]) -> set[str]:
-    """Returns the nodes that a slice names: its own, or those of its devices."""
+    """Returns the nodes that a slice or its devices name."""
     places = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
     return {value(one, "nodeName", str, "") for one in places} - {""}
 
 
 def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
-    """Returns a slice without the devices that only other nodes reach."""
+    """Returns the slice without the devices that are only available on other nodes."""
     if not spec.get("perDeviceNodeSelection"):
         return spec
     devices = items(spec, "devices", lambda one: one)
@@ -145,7 +148,7 @@ def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
 
 
 def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
-    """Returns the devices of slices in the scheduler's order, of each pool the newest generation; ManifestError."""
+    """Reads the devices of the newest generation of each pool, in the scheduler's order. Raises ManifestError."""
     named = sorted(((value(mapping(one, "metadata"), "name", str), one) for one in documents), key=lambda one: one[0])
     specs = [(name, mapping(one, "spec")) for name, one in named]
     pools: dict[tuple[str, str], list[tuple[int, str, Mapping[str, Any]]]] = {}
@@ -181,7 +184,7 @@ def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
 
 
 def _attribute(name: str, found: Any) -> Any:
-    """Returns the value of an attribute, or its list of values; raises ManifestError."""
+    """Reads the value of an attribute, or its list of values. Raises ManifestError."""
     said = list(found.values()) if isinstance(found, dict) else []
     each = said[0] if said and isinstance(said[0], list) else said
     if len(said) != 1 or not all(isinstance(one, str | int) for one in each):

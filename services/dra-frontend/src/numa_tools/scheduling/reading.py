@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of API objects that a person wrote: each has its kind, or the fault is named by its place."""
+"""Reads fields of hand-written API objects. Each field has a type, and errors contain the path of the field."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -9,9 +9,9 @@ from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
 MOST_ITEMS: Final = 1024
-"""Maximum number of entries of a list. Lists of the API are shorter."""
+"""Maximum number of entries of a list. The API's own limits are lower."""
 _KINDS: Final[Mapping[type, str]] = {
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     list: "a list",
     dict: "a map",
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class ManifestError(Exception):
-    """A manifest that the API server would not take, or that is not simulated; names the object and the field."""
+    """Raised for a manifest that the API server would reject or that is not simulated. Names object and field."""
 
 
 def value(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Returns a field; absent or null it is the default. Raises ManifestError."""
+    """Returns a field, or the default if it is absent or null. Raises ManifestError."""
     found = document.get(key)
     if found is None:
         if default is None:
@@ -37,7 +37,7 @@ def value(document: Mapping[str, Any], key: str, kind: type[T], default: T | Non
 
 
 def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Returns a map inside of maps, an empty one where there is none; raises ManifestError."""
+    """Returns the map at a path of keys, or an empty map if there is none. Raises ManifestError."""
     for key in keys:
         document = value(document, key, dict, {})
     return document
@@ -46,10 +46,10 @@ def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 def items(
     document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MOST_ITEMS
 ) -> tuple[T, ...]:
-    """Returns what is read of each map of a list of at most so many; raises ManifestError with the place."""
+    """Applies ``read`` to each map of a list of at most ``most`` entries. Raises ManifestError with the path."""
     found = value(document, key, list, [])
     if len(found) > most:
-        raise ManifestError(f"{key}: has {len(found)} entries; the API takes {most} at most")
+        raise ManifestError(f"{key}: has {len(found)} entries; the API accepts at most {most}")
     result = []
     for place, item in enumerate(found):
         try:
@@ -62,15 +62,15 @@ def items(
 
 
 def texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Returns a list of texts; raises ManifestError."""
+    """Returns a list of strings. Raises ManifestError."""
     found = value(document, key, list, [])
     if len(found) > MOST_ITEMS or not all(isinstance(one, str) for one in found):
-        raise ManifestError(f"{key}: must be a list of texts")
+        raise ManifestError(f"{key}: must be a list of strings")
     return tuple(found)
 
 
 def quantity(found: Any) -> Fraction:
-    """Returns an amount; raises ManifestError."""
+    """Parses a quantity. Raises ManifestError."""
     if isinstance(found, bool) or not isinstance(found, str | int | float):
         raise ManifestError(f"must be a quantity, not {shown(found)}")
     try:
@@ -80,7 +80,7 @@ def quantity(found: Any) -> Fraction:
 
 
 def quantities(document: Mapping[str, Any], key: str) -> dict[str, Fraction]:
-    """Returns a map of amounts; raises ManifestError."""
+    """Parses a map of quantities. Raises ManifestError."""
     found = {}
     for name, amount in value(document, key, dict, {}).items():
         try:

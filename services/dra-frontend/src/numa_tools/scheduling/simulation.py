@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node in memory on which claims are scheduled, and prepared by the code that answers the kubelet."""
+"""Simulates a node in memory: schedules claims on it, and prepares them with the service's own allocation code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ Row = dict[str, Any]
 
 
 def own_devices(inventory: Inventory, node: str) -> list[Published]:
-    """Returns the devices of this node as the API server has them."""
+    """Returns the devices that this driver publishes for the node, as the scheduler reads them."""
     return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
 
 
 def in_use(ledger: Ledger, devices: Sequence[Published]) -> InUse:
-    """Returns what prepared claims have of the devices, whatever their pools were called."""
+    """Returns the device allocations of prepared claims, matching devices by driver and name only, not by pool."""
     by_name = {(device.driver, device.name): device for device in devices}
     used = InUse()
     for record in ledger.records:
@@ -48,25 +48,29 @@ def in_use(ledger: Ledger, devices: Sequence[Published]) -> InUse:
 
 @dataclass(slots=True)
 class Simulation:
-    """A node that exists in memory alone."""
+    """A node that exists only in memory."""
 
     inventory: Inventory
     config: Config
     classes: Mapping[str, DeviceClass]
     files: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Of the claims that are prepared."""
+    """Claim files of the prepared claims."""
     others: Sequence[Published] = ()
     """Devices of other drivers."""
     search: Search = field(init=False)
     _made: int = 0
 
     def __post_init__(self) -> None:
-        """Offers what the claims that are prepared have left."""
+        """Makes the devices available that prepared claims do not use."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 
     def run(self, workload: Workload, name: str) -> Row:
-        """Returns the devices that its claims get, why they do not fit, or why that is unknown (``fits`` is None)."""
+        """Schedules and prepares a workload and returns a row for its report.
+
+        The row contains the devices of each claim, the reasons why the claims do not fit, or the reason why that is
+        unknown (``fits`` is None).
+        """
         row: Row = {"name": name, "fits": True}
         if workload.notes:
             row["notes"] = list(workload.notes)
@@ -82,13 +86,13 @@ class Simulation:
             try:
                 given, records = self._prepared(claim, own)
             except Refused as error:
-                # The devices stay allocated, as in a cluster, where the scheduler does not try others: the pod waits.
+                # The devices stay allocated. In a cluster the scheduler does not try others either: the pod waits.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
             row["claims"].append(given)
             if len(claim.users) > 1 and any(record.sharing != "pod" for record in records):
                 who = " and ".join(claim.users)
-                text = f"containers {who} use claim {claim.name}: one is refused, unless the claim says sharing: pod"
+                text = f"containers {who} use claim {claim.name}: one is rejected, unless the claim sets sharing: pod"
                 row.setdefault("notes", []).append(text)
         return row
 
@@ -109,7 +113,7 @@ class Simulation:
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
-        """Returns the CPUs of containers without a claim: the reserved ones that are online if no other is left."""
+        """Returns the CPUs of containers without a claim: the online reserved CPUs if no others are left."""
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
         return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
 

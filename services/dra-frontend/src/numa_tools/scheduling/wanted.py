@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the spec of a ResourceClaim asks for, and the DeviceClasses that it names, read from resource.k8s.io/v1."""
+"""Reads the spec of ResourceClaims and DeviceClasses (resource.k8s.io/v1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dra_frontend.allocation.claim import MOST_CONSTRAINTS, covers
 
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
-# Limits of lists that the API server sees to (resource.k8s.io, DeviceRequestsMaxSize and so on).
+# Limits of lists that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
 _MOST_REQUESTS: Final = 32
 _MOST_ALTERNATIVES: Final = 8
 _MOST_SELECTORS: Final = 32
@@ -21,31 +21,31 @@ _HIGHEST_COUNT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """Taints that a request puts up with; "" is every key, every effect."""
+    """Taints that a request tolerates. An empty key or effect matches all."""
 
     key: str
     value: str | None
-    """None: any value (operator Exists)."""
+    """Value to match, or None for any value (operator Exists)."""
     effect: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One way to meet a request: so many devices of a class."""
+    """One alternative of a request: a number of devices of a class."""
 
     name: str
-    """``request`` or ``request/subrequest``, as allocation results say it."""
+    """``request`` or ``request/subrequest``, as in allocation results."""
     device_class: str
     selectors: tuple[str, ...]
     capacity: Mapping[str, Fraction]
     count: int | None
-    """None: all devices that match."""
+    """Number of devices, or None for all devices that match."""
     tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, with its alternatives in the order in which they are tried (``firstAvailable``)."""
+    """One request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
 
     name: str
     wishes: tuple[Wish, ...]
@@ -53,21 +53,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the devices of some requests have in common, or must not have."""
+    """An attribute that the devices of some requests must have in common, or must not."""
 
     requests: frozenset[str]
-    """None at all: all."""
+    """Names of the requests to which it applies; if empty, all requests."""
     attribute: str
     distinct: bool
 
     def covers(self, request: str) -> bool:
-        """Returns True if it applies to a result of that name, with or without the subrequest."""
+        """Returns True if it applies to results of a request, given with or without the subrequest."""
         return covers(self.requests, request)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The spec of a claim."""
+    """The parsed spec of a claim."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...]
@@ -84,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """A DeviceClass."""
+    """A parsed DeviceClass."""
 
     name: str
     selectors: tuple[str, ...]
@@ -93,7 +93,7 @@ class DeviceClass:
 
 
 def read_class(document: Mapping[str, Any]) -> DeviceClass:
-    """Reads a DeviceClass; raises ManifestError."""
+    """Parses a DeviceClass. Raises ManifestError."""
     spec = mapping(document, "spec")
     return DeviceClass(
         name=value(mapping(document, "metadata"), "name", str),
@@ -104,7 +104,7 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
 
 
 def read_wanted(spec: Mapping[str, Any]) -> Wanted:
-    """Reads the ``spec`` of a ResourceClaim; raises ManifestError."""
+    """Parses the ``spec`` of a ResourceClaim. Raises ManifestError."""
     devices = mapping(spec, "devices")
     requests = items(devices, "requests", _request, _MOST_REQUESTS)
     names = [request.name for request in requests]
@@ -112,9 +112,9 @@ def read_wanted(spec: Mapping[str, Any]) -> Wanted:
     known = {*names, *(wish.name for request in requests for wish in request.wishes)}
     for place, constraint in enumerate(constraints):
         if unknown := sorted(constraint.requests - known):
-            raise ManifestError(f"constraints[{place}].requests: there is no request {unknown[0]}")
+            raise ManifestError(f"constraints[{place}].requests: the claim has no request {unknown[0]}")
     if len(set(names)) < len(names):
-        raise ManifestError("requests: two have the same name")
+        raise ManifestError("requests: two requests have the same name")
     return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MOST_CONFIGS))
 
 
@@ -132,7 +132,7 @@ def _request(document: Mapping[str, Any]) -> Request:
         return Request(name, items(document, "firstAvailable", wish, _MOST_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
-        form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside of exactly" if old else ""
+        form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside exactly" if old else ""
         raise ManifestError(f"{name}: has neither exactly nor firstAvailable" + (f": {form}" if form else ""))
     return Request(name, (_wish(name, mapping(document, "exactly")),))
 
@@ -145,7 +145,7 @@ def _wish(name: str, document: Mapping[str, Any]) -> Wish:
         raise ManifestError(f"{name}: adminAccess: is not simulated; such a request allocates no device")
     count = value(document, "count", int, 1)
     if not 1 <= count <= _HIGHEST_COUNT:
-        raise ManifestError(f"{name}: count: must be a number of 64 bits, and more than 0")
+        raise ManifestError(f"{name}: count: must be a positive 64-bit number")
     return Wish(
         name=name,
         device_class=value(document, "deviceClassName", str),
@@ -165,7 +165,7 @@ def _toleration(document: Mapping[str, Any]) -> Toleration:
 def _constraint(document: Mapping[str, Any]) -> Constraint:
     kinds = [kind for kind in ("matchAttribute", "distinctAttribute") if document.get(kind) is not None]
     if len(kinds) != 1:
-        raise ManifestError("must have one of matchAttribute and distinctAttribute")
+        raise ManifestError("must have either matchAttribute or distinctAttribute")
     attribute = value(document, kinds[0], str)
     if not all(attribute.partition("/")):
         raise ManifestError(f"{kinds[0]}: must have a domain, such as resource.kubernetes.io/numaNode")

@@ -170,7 +170,7 @@ async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
     (finding,) = found["kubelet.cpu-manager"].findings
     assert "although the kubelet's CPU manager is none" in finding.what
     assert "remove the other NRI plugin" in finding.remedy
-    assert "claims keep theirs" in finding.why
+    assert "claims take precedence" in finding.why
     assert found["kubelet.memory-manager"].result == "good"
 
 

@@ -369,7 +369,7 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
     "no TOML": (None, "[", "not TOML"),
     "a deep text": (None, "a = " + "[" * 100_000, "not TOML"),
     "a pattern with brackets": (None, 'imports = ["[ab]*.toml"]\n', "does not expand"),
-    "a path with NUL": (None, 'imports = ["a\\u0000b"]\n', "no path"),
+    "a path with NUL": (None, 'imports = ["a\\u0000b"]\n', "not a valid path"),
     "imports that are no list": (None, 'imports = "a"\n', "does not start"),
     "another spelling": (None, 'Imports = ["a"]\n', "another spelling"),
 }
@@ -455,8 +455,8 @@ def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported
     [
         (printed("2.1"), CRIO_1_34, "the kubelet uses CRI-O"),
         ("[crio]\n", CONTAINERD_2, "the kubelet uses containerd"),
-        (printed("1.7"), CONTAINERD_2, "not of containerd 2.1.4"),
-        (printed("2.3"), CONTAINERD_2, "not of containerd 2.1.4"),
+        (printed("1.7"), CONTAINERD_2, "not from containerd 2.1.4"),
+        (printed("2.3"), CONTAINERD_2, "not from containerd 2.1.4"),
         (printed("2.1", plugin_dir=""), None, "2.0.0 to 2.0.5"),
         (printed("2.0", plugin_dir=""), Reported(CONTAINERD, (2, 0, 5), ""), "2.0.0 to 2.0.5"),
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_1]}), CONTAINERD_2, "without CRI service"),

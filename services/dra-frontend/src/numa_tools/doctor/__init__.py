@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with this node, and what to do about it. Reads only, and works while the service is down.
+"""Diagnoses this node and suggests remedies. Only reads, and works while the service is down.
 
-``sources`` has the edges: each reads one thing, within bounds, and gives an ``Unread`` where it cannot. ``facts`` says
-what they give. ``checks`` judge facts, and are pure: a check never guesses what its source could not read. ``table``
-lists all checks. Nothing here starts, repairs or writes anything.
+``sources`` reads the node and the cluster. Each module reads one place, within limits, and returns an ``Unread`` if
+that fails. ``facts`` defines the values that they return. ``checks`` derive findings from facts and are pure: a check
+never guesses what its source could not read. ``table`` lists all checks. Nothing in this package starts, repairs or
+writes anything.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sources read of a node, as values. Pure."""
+"""Values that the sources read from a node. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,26 +20,26 @@ from numa_tools.doctor.runtime_settings import RuntimeConfig
 
 Document = dict[str, Any]
 Right = tuple[str, str, str, str]
-"""Verb, API group, resource and name ("" for any), as RBAC has them."""
+"""Verb, API group, resource and name ("" for any), as in an RBAC rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the kernel says of itself below /proc and /sys."""
+    """Kernel facts from /proc and /sys."""
 
     release: tuple[int, int]
     """Major and minor number."""
     nohz_full: frozenset[int]
     rcu_nocbs: frozenset[int]
-    """As the boot line has it."""
+    """CPUs of the boot option ``rcu_nocbs``."""
     clocksource: str
-    """Empty where the kernel does not say."""
+    """Current clock source, or "" if the kernel does not report it."""
     workqueues: frozenset[int]
-    """CPUs of unbound kernel workers; empty where the kernel does not say."""
+    """CPUs of unbound kernel workers. Empty if the kernel does not report them."""
     open_files: tuple[int, int]
-    """In use and the most, of the whole node."""
+    """Number of open files on the node, and the maximum."""
     interrupts: Mapping[int, frozenset[int]]
-    """CPUs at which each interrupt of a device arrives now."""
+    """Effective CPU affinity of each device interrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,22 @@ class Cgroups:
 
     root: str
     controllers: frozenset[str] | None
-    """None where the tree is not version 2."""
+    """Available controllers, or None if the tree is not version 2."""
     passed_on: frozenset[str]
-    """``cgroup.subtree_control`` of the root."""
+    """Content of ``cgroup.subtree_control`` at the root."""
     pods: Mapping[str, frozenset[str]]
-    """``cgroup.subtree_control`` of the groups that all pods are below, by path."""
+    """Content of ``cgroup.subtree_control`` by path, for the cgroups above all pods."""
     can_kill: bool
-    """Whether cgroups have ``cgroup.kill`` (Linux 5.14)."""
+    """True if cgroups have ``cgroup.kill`` (Linux 5.14)."""
     partitions: bool
-    """Whether cgroups have ``cpuset.cpus.exclusive`` (Linux 6.7)."""
+    """True if cgroups have ``cpuset.cpus.exclusive`` (Linux 6.7)."""
     options: frozenset[str]
-    """Of the mount."""
+    """Mount options."""
     slices: Mapping[str, frozenset[int]]
-    """CPUs on which the processes of ``system.slice`` and its like may run; those without processes are left out."""
+    """CPUs that the processes of ``system.slice`` and similar cgroups may use. Cgroups without processes are
+    omitted."""
     host_pages: Mapping[PageKey, int] | None
-    """Hugepages in use by no pod; None where the kernel does not tell what pods use."""
+    """Hugepages that no pod uses, or None if the kernel does not report the usage of pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +72,38 @@ class KubeletConfig:
 
     source: str
     cpu_manager: str
-    """Policy that runs now; that of the files if no state file was found."""
+    """Policy in use, or the configured policy if no state file was found."""
     memory_manager: str
     topology_manager: str
     gates: Mapping[str, bool]
     reserved_cpus: frozenset[int] | None
-    """``reservedSystemCPUs``; None where it is not set."""
+    """CPUs of ``reservedSystemCPUs``, or None if it is not set."""
     reserved_memory: tuple[Document, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
     """File or command line that sets each setting."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policies of the managers (``cpu``, ``memory``) in their state files."""
     configured: Mapping[str, str] = field(default_factory=dict)
-    """Policies of the managers in files and flags, as far as these were seen."""
+    """Policies of the managers in the files and flags that were seen."""
     runtime_endpoint: str = ""
-    """``containerRuntimeEndpoint``; empty if it is not set, or if a part that was not seen may set it."""
+    """``containerRuntimeEndpoint``. Empty if it is not set, or may be set in a part that was not seen."""
     unseen: Unread | None = None
-    """Reason why an absence proves nothing: a part of the configuration was not seen."""
+    """Set if a part of the configuration was not seen, so that a missing setting may be set there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
-    """Something that the driver's pod lacks."""
+    """A resource that the driver's pod lacks."""
 
     what: str
     remedy: str
     fatal: bool
-    """Whether the service cannot work without it."""
+    """True if the service cannot work without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the service of this pod reports on its state socket."""
+    """Documents that this pod's service returns on its state socket."""
 
     status: StatusDocument
     """``/v1/status``: the version, problems and warnings."""
@@ -114,18 +115,18 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Reasons why no claim can run here, whatever it requests; those of the backend as soon as they are known."""
+        """Reasons why no claim can run here, whatever it requests. Includes those of the backend once known."""
         return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is left of a file system."""
+    """Free space of a file system."""
 
     path: str
     free_bytes: int
     free_files: int | None
-    """None where the file system does not count them."""
+    """Number of files that can still be created, or None if the file system does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,9 @@ class RunDirectory:
     path: str
     mode: int
     active: str | None
-    """Pod UID to which ``state.sock`` leads; None without a link."""
+    """Pod UID to which ``state.sock`` points, or None if the link is missing."""
     instances: Mapping[str, bool]
-    """Pod UIDs with a state socket, and whether a process listens on it."""
+    """Pod UIDs with a state socket, each with True if a process listens on it."""
     journal_problem: str
     space: Space
 
@@ -148,32 +149,32 @@ class Claims:
 
     files: Mapping[ClaimKey, ClaimFile]
     problems: Mapping[str, str]
-    """By file name; "" is the directory itself."""
+    """Problems by file name. The name "" stands for the directory itself."""
     detached: bool
-    """True if the directory was replaced on the node, so that no other process uses the one that is mounted here."""
+    """True if the directory was replaced on the node, so that no other process uses the one mounted here."""
     space: Space
 
     @property
     def records(self) -> list[AllocationRecord]:
-        """Returns every readable record, ordered by driver and claim."""
+        """Returns all readable records, ordered by driver and claim."""
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the API server made of a slice with every field that this node may publish, in a dry run."""
+    """Result of a dry run that creates a slice with every field that this node may publish."""
 
     dropped: tuple[str, ...]
-    """Paths that were sent and did not come back."""
+    """Paths of fields that the API server dropped."""
     refused: tuple[str, ...]
-    """Feature gates without which it accepted the slice only without their fields."""
+    """Feature gates whose fields had to be removed before the API server accepted the slice."""
     server_ahead: float
-    """Seconds by which the server's clock is ahead of this node's; its own has whole seconds."""
+    """Seconds by which the server's clock is ahead of this node's. The server reports whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that is known of a node. A source that could not be read is an Unread."""
+    """All facts about a node. A source that could not be read is an Unread."""
 
     config: Config
     node_name: str
@@ -183,7 +184,7 @@ class Facts:
     kubelet: KubeletConfig | Unread
     runtime: RuntimeConfig | Unread
     sockets: Mapping[str, str] | Unread
-    """By driver, why the kubelet cannot reach it at its sockets; empty where it can."""
+    """Reasons why the kubelet cannot reach the drivers at their sockets, by driver; "" if it can."""
     pod: tuple[PodFault, ...]
     """Directories and mounts of the node that the driver's pod lacks."""
     service: Service | Unread
@@ -191,7 +192,7 @@ class Facts:
     run_directory: RunDirectory | Unread
     claims: Claims | Unread
     open_files: tuple[int, int]
-    """Files that a process of this container may have open: soft and hard limit."""
+    """Limits of open files for a process of this container: soft and hard."""
     server: str | Unread
     """The API server's version, ``v1.36.1``."""
     classes: frozenset[str] | Unread
@@ -200,4 +201,4 @@ class Facts:
     trial: Trial | Unread
     slices: tuple[Document, ...] | Unread
     api_claims: Mapping[str, Document | None] | Unread = field(default_factory=dict)
-    """By UID of each record, the claim as the API server has it; None where there is none of that name and UID."""
+    """Claim in the API server for the UID of each record, or None if no claim has that name and UID."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads every source once. The service may be down, and the API server away."""
+"""Reads every source once. Works while the service or the API server is down."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ from numa_tools.doctor.sources.runtimes import ELSEWHERE, read_given_runtime, re
 
 
 def read_machine(settings: Settings) -> Inventory | Unread:
-    """Returns what this node can offer by machine and configuration. Blocks. Raises ConfigError for the overlay."""
+    """Returns the devices that this node can offer with its configuration. Blocks. Raises ConfigError for the
+    overlay."""
     try:
         return build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
     except (HostTreeError, InventoryError) as error:
@@ -35,10 +36,10 @@ def read_machine(settings: Settings) -> Inventory | Unread:
 
 
 async def gather(settings: Settings, kubelet_config: str = "", runtime_config: str = "") -> Facts:
-    """Returns the facts; takes a few seconds where a source does not answer. Raises ConfigError.
+    """Returns the facts. Takes a few seconds if a source does not answer. Raises ConfigError.
 
-    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it, and
-    ``runtime_config`` one with what the container runtime prints of its own.
+    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it.
+    ``runtime_config`` is a file with the configuration that the container runtime prints.
     """
     config, name = settings.config, settings.node_name
     given = await asyncio.to_thread(read_given_kubelet, kubelet_config, name) if kubelet_config else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the kubelet's command line, as far as it decides settings that the doctor examines. Pure."""
+"""Parses the flags on the kubelet's command line that determine settings the doctor examines. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ FLAGS: Final = {
     "featureGates": "--feature-gates",
     "reservedMemory": "--reserved-memory",
 }
-"""Flag of each setting."""
+"""Flag for each setting."""
 _PLACES: Final = ("config", "config-dir", "root-dir")
 _KNOWN: Final = frozenset((*_TEXTS, *_PLACES, "feature-gates", "reserved-memory"))
-"""Flags that are read. All of them take a value."""
-# The spellings of Go's strconv.ParseBool.
+"""Flags that are evaluated. All of them take a value."""
+# Spellings accepted by Go's strconv.ParseBool.
 _BOOLS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
@@ -33,7 +33,7 @@ _RESERVATION: Final = re.compile(r"\s*(\d{1,5})\s*:(.+)", re.ASCII)
 
 
 class FlagError(Exception):
-    """A flag has a value with which the kubelet does not start."""
+    """Raised if a flag has a value that the kubelet rejects at startup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Command:
     config_dir: str = ""
     root_dir: str = ""
     settings: Document = field(default_factory=dict)
-    """Settings by flags, in the form of a KubeletConfiguration."""
+    """Settings from flags, in the form of a KubeletConfiguration."""
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
-    """Returns the settings of a command line without the program's name. Raises FlagError."""
+    """Parses a command line without the program's name. Raises FlagError."""
     flags = _flags(arguments)
     settings: Document = {key: flags[flag][-1] for flag, key in _TEXTS.items() if flag in flags}
     if "feature-gates" in flags:
@@ -60,9 +60,9 @@ def parse_command(arguments: Sequence[str]) -> Command:
 
 
 def _flags(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the values of each known flag, in their order.
+    """Returns the values of each known flag in order.
 
-    pflag accepts ``--name=value`` and ``--name value``; the kubelet takes ``_`` for ``-``.
+    pflag accepts ``--name=value`` and ``--name value``, and the kubelet treats ``_`` in a name as ``-``.
     """
     found: dict[str, list[str]] = {}
     rest = iter(arguments)

@@ -3,7 +3,7 @@
 
 The kubelet reads the file of ``--config``, applies each drop-in of ``--config-dir`` as a JSON merge patch (RFC 7396) in
 the order of a directory walk, and finally parses its command line over the result (mergeKubeletConfigurations and
-kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part wins, maps are merged and lists
+kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part wins, maps are merged, and lists
 are replaced. Feature gates of the command line are added to those of the files.
 """
 
@@ -33,7 +33,7 @@ SETTINGS: Final = (*POLICIES.values(), "topologyManagerPolicy", _GATES, _RESERVE
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One document of the configuration, in the form of a KubeletConfiguration."""
+    """One source of the configuration, in the form of a KubeletConfiguration."""
 
     origin: str
     """Path of the file, or the process or unit whose command line sets the fields."""
@@ -47,26 +47,26 @@ class Merged:
 
     settings: Document
     origins: Mapping[str, str]
-    """Origin of each setting that a part sets; feature gates have the names ``featureGates.GATE``.
+    """Origin of each setting that a part sets. Feature gates have the names ``featureGates.GATE``.
 
-    That of a setting on a command line begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
+    The origin of a command-line setting begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Everything that was found of a kubelet's configuration without asking the kubelet."""
+    """The kubelet's configuration as found on the node, without asking the kubelet."""
 
     parts: tuple[Part, ...] = ()
-    """In the order in which the kubelet applies them."""
+    """Parts in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
-    """Policy by manager (``cpu``, ``memory``), from the state files that the running kubelet wrote."""
+    """Policies in use by manager (``cpu``, ``memory``), from the state files of the running kubelet."""
     unseen: str = ""
-    """Reason why the parts may not be all; empty if they are."""
+    """Reason why parts may be missing, or "" if the reading is complete."""
 
 
 def merge(parts: Iterable[Part]) -> Merged:
-    """Returns the settings after every part was applied to those before it."""
+    """Applies the parts one after the other and returns the resulting settings."""
     settings: Any = {}
     origins: dict[str, str] = {}
     for part in parts:
@@ -90,7 +90,7 @@ def _covers(name: str, other: str) -> bool:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Returns a value after a JSON merge patch. The parser has limited the nesting of both."""
+    """Applies a JSON merge patch to a value. The parser has limited the nesting depth of both."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
@@ -103,17 +103,17 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def misspelled(settings: Document) -> list[str]:
-    """Returns the keys that differ from a known setting in upper and lower case only.
+    """Returns the keys that differ from a known setting only in case.
 
     The kubelet ignores them in the file of ``--config``. In a drop-in they may hide the correctly spelled key, because
-    Go's JSON decoder compares names without regard to case.
+    Go's JSON decoder compares names case-insensitively.
     """
     known = {name.lower(): name for name in SETTINGS}
     return sorted(key for key in map(str, settings) if known.get(key.lower(), key) != key)
 
 
 def kubelet_config(settings: object, source: str) -> KubeletConfig:
-    """Returns a KubeletConfiguration as values. Raises ConfigError and MalformedError."""
+    """Parses a KubeletConfiguration. Raises ConfigError and MalformedError."""
     if not isinstance(settings, dict):
         raise ConfigError(source, ["is not a map"])
     reserved, gates, memory = (settings.get(key) for key in (_RESERVED_CPUS, _GATES, _RESERVED_MEMORY))
@@ -127,7 +127,7 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
         memory_manager=memory_manager,
         topology_manager=str(settings.get("topologyManagerPolicy") or "none"),
         gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
-        # configz reports an empty text if the file has no such key.
+        # configz reports an empty string if the file has no such key.
         reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
         reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
         configured={"cpu": cpu, "memory": memory_manager},
@@ -136,10 +136,10 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
 
 
 def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
-    """Returns what a reading says of the kubelet, or None if nothing at all was found.
+    """Returns the configuration in a reading, or None if the node had no trace of a kubelet.
 
-    ``remedy`` is the remedy of checks that an incomplete reading leaves open. A value that the kubelet would refuse
-    makes the reading incomplete, too.
+    ``remedy`` is the remedy for checks that an incomplete reading leaves open. A value that the kubelet would reject
+    also makes the reading incomplete.
     """
     if not reading.parts and not reading.running:
         return None
@@ -163,14 +163,14 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         origins=merged.origins,
         running=reading.running,
         configured=configured,
-        # A part that was not seen may set another one.
+        # A part that was not seen may set another endpoint.
         runtime_endpoint="" if unseen else found.runtime_endpoint,
         unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
     )
 
 
 def archived(kubelet: KubeletConfig) -> Document:
-    """Returns the document of an archive for a kubelet's configuration. It contains no field that may be a secret."""
+    """Returns a kubelet's configuration as a document for an archive, without any field that may be secret."""
     settings = {
         **{POLICIES[manager]: policy for manager, policy in kubelet.configured.items()},
         "topologyManagerPolicy": kubelet.topology_manager,
@@ -190,9 +190,9 @@ def archived(kubelet: KubeletConfig) -> Document:
 
 
 def unarchived(document: object) -> KubeletConfig:
-    """Returns the configuration of an archive's document. Raises ConfigError and MalformedError."""
+    """Parses the configuration in an archive's document. Raises ConfigError and MalformedError."""
     if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
-        raise ConfigError("kubelet.json", ["is not what gather writes"])
+        raise ConfigError("kubelet.json", ["was not written by gather"])
     settings, running = document["settings"], _texts(document.get("running"))
     found = kubelet_config(settings, str(document.get("source")))
     unseen = _texts(document.get("unseen"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of the kubelet's configuration in distributions. Pure.
+"""Paths of the kubelet's configuration in common distributions. Pure.
 
-The places are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
+The paths are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
 openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.
 """
 
@@ -11,25 +11,25 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file of ``--config`` and a directory of ``--config-dir`` that belong together."""
+    """The file of ``--config`` and the directory of ``--config-dir`` of a distribution."""
 
     config: str
     drop_ins: str = ""
 
 
 ROOT: Final = "ROOT"
-"""Stands for the kubelet's root directory, which is configurable."""
+"""Placeholder for the kubelet's root directory, which is configurable."""
 PLACES: Final = (
-    # kubeadm; the drop-in directory is the one that the Kubernetes documentation proposes.
+    # kubeadm. The Kubernetes documentation proposes this drop-in directory.
     Place(f"{ROOT}/config.yaml", "/etc/kubernetes/kubelet.conf.d"),
     # EKS: nodeadm (Amazon Linux 2023) and bootstrap.sh (Amazon Linux 2).
     Place("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/config.json.d"),
     Place("/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet/kubelet-config.json.d"),
     # Talos.
     Place("/etc/kubernetes/kubelet.yaml"),
-    # OpenShift. A file of this name on a node of kubeadm is a kubeconfig.
+    # OpenShift. On a node of kubeadm, a file of this name is a kubeconfig.
     Place("/etc/kubernetes/kubelet.conf", "/etc/openshift/kubelet.conf.d"),
-    # k0s: newer releases and older ones.
+    # k0s, newer and older releases.
     Place("/run/k0s/kubelet/config.yaml"),
     Place("/var/lib/k0s/kubelet-config.yaml"),
     # GKE.
@@ -45,7 +45,7 @@ ENVIRONMENT_FILES: Final = (
 )
 """Environment files with flags, in the order in which kubeadm's unit passes them."""
 VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
-"""Prefixes of the variables in them that contain flags."""
+"""Prefixes of the variables that contain flags in these files."""
 UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -53,20 +53,20 @@ UNIT_DIRECTORIES: Final = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""Directories of systemd units, those that win first."""
+"""Directories of systemd units, in order of precedence."""
 MICROK8S_ARGUMENTS: Final = "/var/snap/microk8s/current/args/kubelet"
 
 
 @dataclass(frozen=True, slots=True)
 class Rancher:
-    """A distribution that starts the kubelet with ``kubelet-arg`` of its own configuration."""
+    """A distribution whose own configuration passes ``kubelet-arg`` to the kubelet."""
 
     name: str
     units: tuple[str, ...]
 
     @property
     def configuration(self) -> str:
-        """Path of its configuration file; drop-ins are in the directory of this name with ``.d``."""
+        """Path of its configuration file. Drop-ins are in the directory of the same name with ``.d``."""
         return f"/etc/rancher/{self.name}/config.yaml"
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check is, and what it finds. Pure."""
+"""Definitions of a check and its findings. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,48 +8,48 @@ from typing import Any, TypeVar
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     PROBLEM = "problem"
-    """Something does not work, or will not keep a promise."""
+    """A function fails, or a guarantee is not kept."""
     NOTE = "note"
-    """Worth knowing; the node works as it is configured."""
+    """Information; the node works as configured."""
     UNKNOWN = "unknown"
     """The check could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a node, with one remedy. Each text has no line break."""
+    """A fault of a node with its remedy. No text contains a line break."""
 
     level: Level
     what: str
-    """The cause, one sentence or two."""
+    """Cause, in one or two sentences."""
     why: str
     """Consequence of the fault. For UNKNOWN, the reason why the check could not be made."""
     remedy: str
     evidence: tuple[str, ...] = ()
-    """Facts that show the cause, where ``what`` does not contain them: one for each part of the node."""
+    """Facts that prove the cause if ``what`` does not contain them, such as one for each affected NUMA node."""
 
 
 def problem(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:
-    """Returns a finding that needs a person."""
+    """Returns a finding that needs action."""
     return Finding(Level.PROBLEM, what, why, remedy, tuple(evidence))
 
 
 def note(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:
-    """Returns a finding that is good to know."""
+    """Returns an informational finding."""
     return Finding(Level.NOTE, what, why, remedy, tuple(evidence))
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Stands for what a source could not read."""
+    """Placeholder for the facts of a source that could not be read."""
 
     why: str
     remedy: str
     on_purpose: bool = False
-    """True if the source was not read on purpose, so that this is not a problem."""
+    """True if the source was skipped deliberately, so that its absence is not a problem."""
 
 
 def unknown(source: Unread) -> Finding:
@@ -61,33 +61,33 @@ _Read = TypeVar("_Read")
 
 
 def known(source: _Read | Unread) -> _Read | None:
-    """Returns what a source has read, None where it could not."""
+    """Returns the facts of a source, or None if it could not be read."""
     return None if isinstance(source, Unread) else source
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule."""
+    """A rule for a healthy node, and the function that checks it."""
 
     id: str
-    """Group and name, ``kernel.cgroup-v2``."""
+    """Group and name, such as ``kernel.cgroup-v2``."""
     rule: str
-    """What holds on a good node, as a sentence."""
+    """Condition of a healthy node, as a sentence."""
     reads: tuple[str, ...]
-    """Fields of Facts that must have been read; they are the first arguments of ``judge``."""
+    """Required fields of Facts, the first arguments of ``judge``."""
     judge: Callable[..., Iterable[Finding]]
     also: tuple[str, ...] = ()
-    """Fields of Facts that add evidence; they are the last arguments of ``judge``, and each may be an Unread."""
+    """Optional fields of Facts, the last arguments of ``judge``. Each may be an Unread."""
     always: bool = False
-    """Whether ``judge`` is also given an Unread: what could not be read is what it judges."""
+    """True if ``judge`` also receives an Unread, because it checks whether the source is readable."""
 
     @property
     def group(self) -> str:
-        """Returns the first part of the id."""
+        """First part of the id."""
         return self.id.partition(".")[0]
 
     def run(self, facts: Any) -> list[Finding]:
-        """Returns the findings; none on a good node. Raises nothing."""
+        """Returns the findings, none on a healthy node. Never raises."""
         sources = [getattr(facts, name) for name in self.reads]
         for source in sources:
             if isinstance(source, Unread) and not self.always:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime that the kubelet uses, among those whose files are on a node. Pure.
+"""Determines which of the container runtimes on a node the kubelet uses. Pure.
 
-A node may have the files of several runtimes: Docker's containerd beside that of k3s, or what a removed distribution
-left. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend is
-connected to; the runtimes that run; the socket in the kubelet's configuration; a containerd without CRI service; and
-the sockets that exist. If more than one runtime remains, the checks are unknown, and the finding names all of them.
+A node may have the files of several runtimes: Docker's containerd next to that of k3s, or leftovers of a removed
+distribution. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend
+is connected to; the running processes; the socket in the kubelet's configuration; a containerd without CRI service; and
+the existing sockets. If more than one runtime remains, the checks are unknown, and the finding names all of them.
 """
 
 import re
@@ -30,9 +30,9 @@ from numa_tools.doctor.runtime_settings import (
 CRIO_STATUS: Final = "crio status config"
 _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
-# The first release of containerd 2 whose dump contains the settings that stand under names of 1.7.
+# First release of containerd 2 whose dump contains the settings under their names in 1.7.
 _WHOLE_DUMPS: Final = (2, 0, 6)
-# Releases of containerd by the version of their dump: from the first to before the second.
+# containerd releases by the version of their dump: the first release, and the first later one without it.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
@@ -43,9 +43,9 @@ class Place:
     owner: str
     software: str
     config: str
-    """Its configuration file."""
+    """Path of its configuration file."""
     socket: str
-    """Socket on which it serves the kubelet; empty if it is not known."""
+    """Socket on which it serves the kubelet, or "" if unknown."""
     program: str = "containerd"
     """Program on the node that prints the settings in use."""
 
@@ -87,7 +87,7 @@ PLACES: Final = (
     Place("Talos", CONTAINERD, "/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),
     Place(CRI_O, CRI_O, "/etc/crio/crio.conf", "/run/crio/crio.sock", "crio"),
 )
-"""Distributions whose places are known; their pages and units name them."""
+"""Distributions with known paths, from their documentation and systemd units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +96,46 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """Its files in the order in which it reads them."""
+    """Configuration files in the order in which the runtime reads them."""
     fault: str = ""
-    """Reason why these files do not determine its settings; empty if they do."""
+    """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""
-    """What to do about the fault; empty if the command that prints the settings answers."""
+    """Remedy for the fault, or "" if printing the settings resolves it."""
     runs: bool = False
     stray: tuple[str, ...] = ()
-    """Drop-ins that mention NRI or CDI and that no file imports."""
+    """Drop-ins that mention NRI or CDI but are not imported by any file."""
 
     @property
     def path(self) -> str:
-        """Returns its first file."""
+        """Path of the main configuration file."""
         return self.documents[0][0] if self.documents else self.place.config
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRuntimes:
-    """The runtimes of a node, as far as its files and processes show them."""
+    """Runtimes of a node, as found in its files and processes."""
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Sockets of known places and of the candidates that exist."""
+    """Existing sockets of known distributions and of the candidates."""
     endpoint: str = ""
-    """Runtime endpoint that the kubelet uses, with or without ``unix://``; empty if it was not seen."""
+    """Runtime endpoint of the kubelet, with or without ``unix://``, or "" if it was not seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The runtime as the kubelet or the runtime itself reports it."""
+    """Runtime as reported by the kubelet or the runtime itself."""
 
     software: str
-    """CONTAINERD, CRI_O, or the name of a runtime that this command does not know."""
+    """CONTAINERD, CRI_O, or the name of an unsupported runtime."""
     release: Release | None
-    """None if it is not a number that can be compared."""
+    """Release, or None if it cannot be compared."""
     suffix: str
     """Text after the release, such as ``-k3s1``."""
 
 
 def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> Reported | None:
-    """Returns the runtime that the Node's status names, else the one that the backend is connected to, else None."""
+    """Returns the runtime in the Node's status, else the one that the backend is connected to, else None."""
     texts = []
     if not isinstance(node, Unread):
         info = (node.get("status") or {}).get("nodeInfo") or {}
@@ -151,16 +151,16 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
 
 
 def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
-    """Returns the runtimes with the endpoint of the kubelet's configuration, which includes its command line.
+    """Adds the endpoint of the kubelet's configuration, which includes its command line.
 
-    Without one, the endpoint on the command line of a running kubelet remains.
+    If the configuration has none, the endpoint on the command line of a running kubelet stays.
     """
     configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
     return replace(found, endpoint=configured or found.endpoint)
 
 
 def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> RuntimeConfig | Unread:
-    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy where no file is visible."""
+    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy if its files are not visible."""
     left = _of_the_kubelet(found, reported)
     if not left:
         return _nothing_seen(found, reported, elsewhere)
@@ -174,14 +174,14 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
     if len(useful) > 1:
         owners = " and ".join(f"{one.place.owner} ({one.path})" for one in useful)
         return Unread(
-            f"which runtime the kubelet uses cannot be determined: there are files of {owners}",
+            f"which runtime the kubelet uses cannot be determined: the node has files of {owners}",
             " or ".join(dict.fromkeys(_dump_remedy(one.place.command) for one in useful)),
         )
     return _config_of(useful[0], reported)
 
 
 def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Returns the settings of a text that the runtime printed. Raises RuntimeConfigError for another text."""
+    """Parses the settings that the runtime printed. Raises RuntimeConfigError for any other text."""
     software, settings, dump = printed_settings(text)
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
@@ -195,7 +195,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
         command,
         settings,
         reported.release if reported else None,
-        incomplete="the files that the runtime does not read are not in it",
+        incomplete="it does not show the files that the runtime does not read",
         remedy=_NO_DUMP,
     )
 
@@ -204,13 +204,13 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
     """Returns the reason why a dump does not show the settings of the kubelet's containerd, or None."""
     first, end = _DUMP_OF[dump.version]
     if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
-        why = "the given dump is of a containerd without CRI service, which is not the kubelet's"
-        return Unread(why, f"name the configuration of the kubelet's containerd by --config; or {_NO_DUMP}")
+        why = "the given dump is from a containerd without CRI service, which the kubelet cannot use"
+        return Unread(why, f"pass the configuration of the kubelet's containerd with --config; or {_NO_DUMP}")
     if release is not None and not first <= release < end:
-        why = f"the given dump is not of containerd {'.'.join(map(str, release))}, which the kubelet uses"
+        why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"
         return Unread(why, f"run the containerd that the kubelet uses; or {_NO_DUMP}")
     if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
-        why = "containerd 2.0.0 to 2.0.5 prints a dump without the settings that have the names of 1.7"
+        why = "the dump of containerd 2.0.0 to 2.0.5 lacks settings that are given under their names in 1.7"
         return Unread(why, f"update containerd; or {_NO_DUMP}")
     return None
 
@@ -219,11 +219,13 @@ _NO_DUMP: Final = "run the doctor with --host-root, without --runtime-config (do
 
 
 def _dump_remedy(command: str) -> str:
-    return f"on the node as root, run {command} >FILE, and give FILE to the doctor by --runtime-config (docs/doctor.md)"
+    return (
+        f"on the node as root, run {command} >FILE, and pass FILE to the doctor with --runtime-config (docs/doctor.md)"
+    )
 
 
 def remedy_of(runtime: RuntimeConfig) -> str:
-    """Returns the remedy for settings that the runtime's files, or its output, leave open."""
+    """Returns the remedy for settings that the runtime's files or its output leave open."""
     return runtime.remedy or _dump_remedy(runtime.command)
 
 
@@ -235,27 +237,29 @@ def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: st
         )
         return Unread(why, "docs/runtime.md lists the settings that the driver needs")
     others = [one.path for one in found.candidates]
-    why = f"the files that are there are of another runtime: {', '.join(others)}"
+    why = f"the existing files belong to another runtime: {', '.join(others)}"
     commands = dict.fromkeys(one.command for one in places if one.owner in (CONTAINERD, CRI_O, *_K3S))
     if reported is None:
         commands = dict.fromkeys((_PLAIN.command, CRIO_STATUS))
     return Unread(
         "the configuration of the container runtime that the kubelet uses is not visible from here: "
         + (why if others else f"there is no {', '.join(one.config for one in places)}"),
-        f"on the node as root, run {' or '.join(commands)}, and give its output by --runtime-config (docs/doctor.md); "
+        f"on the node as root, run {' or '.join(commands)}, and pass the output with --runtime-config "
+        "(docs/doctor.md); "
         f"or {elsewhere}",
     )
 
 
 def _may_be(place: Place, reported: Reported | None) -> bool:
-    """Returns True if a place can be that of the reported runtime. The containerd of k3s and RKE2 has a suffix."""
+    """Returns True if the reported runtime may be the one of a distribution. containerd of k3s and RKE2 has a
+    suffix."""
     return reported is None or (
         place.software == reported.software and (place.owner in _K3S) == ("k3s" in reported.suffix)
     )
 
 
 def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Candidate]:
-    """Returns the candidates that no evidence rules out."""
+    """Returns the candidates that the evidence does not rule out."""
     left = [one for one in found.candidates if _may_be(one.place, reported)]
     if any(one.runs for one in found.candidates):
         left = [one for one in left if one.runs]
@@ -267,7 +271,7 @@ def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Can
 
 
 def _path_of(endpoint: str) -> str:
-    """Returns the path of a socket. The kubelet parses an endpoint as a URL, and accepts a bare path."""
+    """Returns the socket path of an endpoint. Like the kubelet, accepts a URL or a bare path."""
     return f"/{endpoint.removeprefix('unix:').lstrip('/')}"
 
 

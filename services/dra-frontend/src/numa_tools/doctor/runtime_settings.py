@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a container runtime that matter to the driver, from its files or from the text that it prints. Pure.
+"""Extracts the runtime settings that the driver depends on, from configuration files or from the runtime's output.
+Pure.
 
-A setting has a value only if every release that may be running reads the files to this value. Otherwise it is Unclear,
-and the checks that need it report "unknown". The settings are in :mod:`numa_node.runtimes.settings`, containerd's rules
-in :mod:`numa_node.runtimes.containerd`. CRI-O has one rule since 1.30: each file replaces the keys that it has
-(UpdateFromDropInFile in pkg/config).
+A setting has a value only if every release that may be running reads the files to that value. Otherwise it is Unclear,
+and the checks that need it report "unknown". :mod:`numa_node.runtimes.settings` defines the settings and
+:mod:`numa_node.runtimes.containerd` the rules of containerd. CRI-O has had one rule since 1.30: each file replaces the
+keys that it contains (UpdateFromDropInFile in pkg/config).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,20 +29,20 @@ from numa_node.runtimes.containerd import (
 from numa_node.runtimes.settings import CONTAINERD, CRI_O, OLDEST, REQUIRE_PLUGIN, SETTINGS, VALIDATING, Setting
 from numa_node.toml_text import parse_toml
 
-# The last release of CRI-O that is known.
+# Newest CRI-O release whose rules are known.
 _LAST_CRI_O: Final = (1, 37)
 
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Stands for a setting that cannot be determined."""
+    """Placeholder for a setting that cannot be determined."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """The settings of the runtime that the kubelet uses."""
+    """Settings of the runtime that the kubelet uses."""
 
     software: str
     """CONTAINERD or CRI_O."""
@@ -50,15 +51,15 @@ class RuntimeConfig:
     command: str
     """Command on the node that prints the settings in use."""
     settings: Mapping[str, Any]
-    """By name, the value or Unclear."""
+    """Value of each setting by name, or Unclear."""
     release: Release | None = None
     files: tuple[str, ...] = ()
     stray: tuple[str, ...] = ()
-    """Drop-ins that mention NRI or CDI and that no file imports."""
+    """Drop-ins that mention NRI or CDI but are not imported by any file."""
     incomplete: str = ""
-    """Reason why not all files of the runtime were read; empty if they were."""
+    """Reason why not all files of the runtime were read, or "" if they were."""
     remedy: str = ""
-    """What makes unclear settings clear; empty if the command does."""
+    """Remedy for unclear settings, or "" if ``command`` resolves them."""
 
     def value(self, name: str) -> Any:
         """Returns a setting. Raises UndeterminedError."""
@@ -69,7 +70,7 @@ class RuntimeConfig:
 
 
 def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
-    """Returns the settings as plain values, for JSON; one that cannot be determined is a map with the reason."""
+    """Returns the settings as plain values for JSON. An unclear setting is a map with the reason."""
     settings = {
         name: {"unclear": value.reason} if isinstance(value, Unclear) else value
         for name, value in runtime.settings.items()
@@ -85,15 +86,15 @@ def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
 
 
 _OPTIONAL: Final = (*REQUIRE_PLUGIN, "hugetlb")
-"""Settings that the output of a release may lack."""
+"""Settings that some releases do not print."""
 
 
 class NotTheKubeletsError(ValueError):
-    """The files are of a containerd without CRI service, which no kubelet can use."""
+    """Raised for files of a containerd without CRI service, which no kubelet can use."""
 
 
 def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
-    """Returns the settings that follow from files, each a value or Unclear. Raises NotTheKubeletsError."""
+    """Returns the settings in containerd's files, each a value or Unclear. Raises NotTheKubeletsError."""
     outcomes: dict[str, Effective] = {}
     refusals: list[str] = []
     for rules in rules_for(release):
@@ -103,24 +104,24 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
             refusals.append(str(error))
     if not outcomes:
         number = ".".join(map(str, release or ()))
-        return unclear("; ".join(refusals) or f"how containerd {number} reads its files is not known to this release")
-    # A release for which the files switch the CRI service off is not the one that runs.
+        return unclear("; ".join(refusals) or f"this release does not know how containerd {number} reads its files")
+    # A release for which the files disable the CRI service cannot be the running one.
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
-        raise NotTheKubeletsError("disabled_plugins switches the CRI service off")
+        raise NotTheKubeletsError("disabled_plugins disables the CRI service")
     return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in SETTINGS}
 
 
 def unclear(reason: str) -> dict[str, Any]:
-    """Returns settings that are all Unclear, with one reason."""
+    """Returns all settings as Unclear for one reason."""
     return {one.name: Unclear(reason) for one in SETTINGS}
 
 
 def crio_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
-    """Returns the settings that follow from CRI-O's files, each a value or Unclear."""
+    """Returns the settings in CRI-O's files, each a value or Unclear."""
     if release is not None and not OLDEST[CRI_O][:2] <= release[:2] <= _LAST_CRI_O:
         number = ".".join(map(str, release))
-        return unclear(f"how CRI-O {number} reads its files is not known to this release")
+        return unclear(f"this release does not know how CRI-O {number} reads its files")
     found = {one.name: _in_crio(one, documents, one.default) for one in SETTINGS}
     if release is None or release < VALIDATING[CRI_O]:
         found |= {name: _before_validator(name, found[name], release) for name in REQUIRE_PLUGIN}
@@ -128,16 +129,16 @@ def crio_settings(documents: Documents, release: Release | None) -> dict[str, An
 
 
 def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
-    """Returns the runtime, its settings and containerd's dump. Raises RuntimeConfigError.
+    """Parses the output of ``containerd config dump`` or ``crio status config``.
 
-    The text is the output of ``containerd config dump`` or of ``crio status config``.
+    Returns the runtime, its settings and containerd's dump. Raises RuntimeConfigError.
     """
     try:
         document = parse_toml(text)
     except ValueError as error:
         raise RuntimeConfigError(f"it is not TOML: {error}") from error
     if isinstance(document.get("crio"), dict):
-        absent = Unclear("the text lacks the key: it must be what crio status config prints")
+        absent = Unclear("the text lacks the key: it must be the output of crio status config")
         known = {one.name: one.default if not one.crio or one.name in _OPTIONAL else absent for one in SETTINGS}
         return CRI_O, {one.name: _in_crio(one, [("it", document)], known[one.name]) for one in SETTINGS}, None
     dump = read_dump(text)
@@ -161,7 +162,7 @@ def _found(setting: Setting, read: Effective) -> Any:
     if setting.name == "nri" and not read.has_nri:
         return False
     if setting.name == "hugetlb" and read.on_by_default:
-        return True  # the key matters on 1.7 alone
+        return True  # the key only matters on 1.7
     default = setting.default if read.on_by_default else setting.former
     section = read.cri if setting.cri else read.nri
     return _checked(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
@@ -183,7 +184,7 @@ def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative
 
 
 def _agreed(found: Mapping[str, Any]) -> Any:
-    """Returns the value that all releases find, or Unclear."""
+    """Returns the value on which all releases agree, or Unclear."""
     values = list(found.values())
     faults = [one for one in values if isinstance(one, Unclear)]
     if faults:
@@ -194,7 +195,7 @@ def _agreed(found: Mapping[str, Any]) -> Any:
 
 
 def _differing(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each distinct value with the releases that find it."""
+    """Yields each distinct value with the releases that read it."""
     values = list(found.values())
     for value in (one for number, one in enumerate(values) if one not in values[:number]):
         text = str(value).lower() if isinstance(value, bool) else shown(value)
@@ -220,7 +221,7 @@ def _in_crio(setting: Setting, documents: Documents, default: Any) -> Any:
 def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         if not isinstance(found, dict):
-            raise UndeterminedError(f"{path} has something else than a table in the place of {key}")
+            raise UndeterminedError(f"{path} has a {key} that is not a table")
         if any(one != key and one.casefold() == key for one in found):
             raise UndeterminedError(f"{path} has {key} in another spelling, which CRI-O accepts")
         if (found := found.get(key)) is None:

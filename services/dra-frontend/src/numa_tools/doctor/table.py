@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks, causes before what they cause, and what they say of a node. Pure."""
+"""The table of all checks, ordered so that causes precede their effects. Runs them on facts. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,20 +22,20 @@ CHECKS: Final[tuple[Check, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check says."""
+    """Findings of one check."""
 
     check: Check
     findings: tuple[Finding, ...]
 
     @property
     def result(self) -> str:
-        """``good``, or the gravest level of the findings."""
+        """``good``, or the most severe level of the findings."""
         levels = {one.level for one in self.findings}
         return next((level.value for level in (Level.PROBLEM, Level.UNKNOWN, Level.NOTE) if level in levels), "good")
 
 
 def examine(facts: Facts) -> list[Verdict]:
-    """Returns what every check says of a node."""
+    """Runs every check and returns its verdict."""
     return [Verdict(check, tuple(check.run(facts))) for check in CHECKS]
 
 

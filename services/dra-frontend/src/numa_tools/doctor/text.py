@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dra-frontend doctor`` prints: findings by group, then what could not be checked. Pure."""
+"""Text output of ``dra-frontend doctor``: the findings by group, then the checks that could not be made. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ _MOST_NAMES: Final = 12
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
-    """Returns the findings for a person: three lines each, one more for each fact, and one line that counts them."""
+    """Formats findings: three lines each, one more for each piece of evidence, and a final line of totals."""
     lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
     return "\n".join(map(printable, lines))
 
 
 def rules_text(checks: Sequence[Check]) -> str:
-    """Returns the checks for a person: one line each, what holds on a good node."""
+    """Formats the list of checks, one line each with its rule."""
     return "\n".join(f"{check.id:<32} {check.rule}" for check in checks)
 
 
@@ -46,7 +46,7 @@ def _lines(name: str, finding: Finding) -> Iterator[str]:
 
 
 def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """One source that cannot be read keeps many checks from being made: it is named once."""
+    """Groups the checks that could not be made by reason, so that an unreadable source is reported only once."""
     sources: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         for one in verdict.findings:
@@ -62,7 +62,7 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Returns the names of checks that were not made for one reason, with their number if there are several."""
+    """Formats the names of checks that were not made for one reason, with their number if there are several."""
     if len(names) == 1:
         return names[0]
     left_out = len(names) - _MOST_NAMES

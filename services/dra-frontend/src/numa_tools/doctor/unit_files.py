@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses systemd units and environment files, to learn with which arguments a service runs. Pure.
+"""Parses systemd units and environment files to determine a service's arguments. Pure.
 
 The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
-``$NAME`` as a word is split into words, ``${NAME}`` is replaced within a word, an unset variable is empty. Of the
-specifiers, those that depend on the name of the unit alone are replaced: the units of k3s and RKE2 read the file
-``/etc/default/%N``.
+``$NAME`` as a word is split into words, ``${NAME}`` is replaced within a word, an unset variable is empty. Only the
+specifiers that depend on the unit's name are replaced: the units of k3s and RKE2 read the file ``/etc/default/%N``.
 """
 
 import re
@@ -21,7 +20,7 @@ _MOST_WORDS: Final = 4096
 
 
 class UnitError(Exception):
-    """The arguments of a service are not in its unit; the text is the reason."""
+    """Raised if a unit does not determine the arguments of its service. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +28,19 @@ class Service:
     """The ``[Service]`` section of a unit with its drop-ins."""
 
     commands: tuple[str, ...]
-    """``ExecStart``."""
+    """Values of ``ExecStart``."""
     variables: tuple[str, ...]
-    """``Environment``, one word for each variable."""
+    """Values of ``Environment``, one word for each variable."""
     files: tuple[str, ...]
-    """``EnvironmentFile``; a leading ``-`` means that it may be missing."""
+    """Values of ``EnvironmentFile``. A leading ``-`` means that the file may be missing."""
     sets_environment: bool
-    """Whether variables may come from outside these files, by PassEnvironment or ``systemctl set-environment``."""
+    """True if variables may come from elsewhere: PassEnvironment or ``systemctl set-environment``."""
 
 
 def parse_service(texts: Sequence[str], unit: str) -> Service:
-    """Returns the service of a unit's fragment and its drop-ins, in the order of systemd. Raises UnitError.
+    """Parses a unit's fragment and its drop-ins, in the order of systemd. Raises UnitError.
 
-    ``unit`` is the name of the unit, with its suffix.
+    ``unit`` is the name of the unit with its suffix.
     """
     lists: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
     sets_environment = False
@@ -63,7 +62,7 @@ def parse_service(texts: Sequence[str], unit: str) -> Service:
 
 
 def _specified(value: str, unit: str) -> str:
-    """Returns a value with the specifiers replaced that the name of the unit determines; others remain."""
+    """Replaces the specifiers that depend on the unit's name; others remain."""
     name = unit.removesuffix(".service")
     known = {"%": "%", "n": unit, "N": name, "p": name}
     return _SPECIFIER.sub(lambda match: known.get(match[1], match[0]), value)
@@ -80,7 +79,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _logical_lines(text: str, joint: str) -> Iterator[str]:
-    """Yields lines without comments. A line that ends in a backslash is joined with the next by ``joint``."""
+    """Yields lines without comments. A line that ends in a backslash is joined to the next with ``joint``."""
     joined: list[str] = []
     for line in text.splitlines():
         if line.lstrip().startswith(("#", ";")) or (not line.strip() and not joined):
@@ -94,7 +93,7 @@ def _logical_lines(text: str, joint: str) -> Iterator[str]:
 
 
 def parse_environment(text: str) -> dict[str, str]:
-    """Returns the variables of an environment file. Raises UnitError."""
+    """Parses the variables of an environment file. Raises UnitError."""
     found: dict[str, str] = {}
     for line in _logical_lines(text, ""):
         name, equals, value = line.partition("=")
@@ -102,7 +101,7 @@ def parse_environment(text: str) -> dict[str, str]:
         quote = value[:1]
         if quote and quote in "\"'":
             if len(value) < 2 or value[-1] != quote:
-                raise UnitError(f"the value of {name.strip()[:80]} has a quote that does not end on its line")
+                raise UnitError(f"the value of {name.strip()[:80]} has an unclosed quote")
             value = value[1:-1].replace('\\"', '"') if quote == '"' else value[1:-1]
         if equals:
             found[name.strip().removeprefix("export ").strip()] = value
@@ -110,7 +109,7 @@ def parse_environment(text: str) -> dict[str, str]:
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a line. Raises UnitError for a quote without an end and for too many words."""
+    """Splits a line into words. Raises UnitError for an unclosed quote and for too many words."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
@@ -123,10 +122,10 @@ def words(text: str) -> list[str]:
 
 
 def arguments_of(service: Service, environment: Mapping[str, str], program: str) -> tuple[str, ...]:
-    """Returns the arguments after the word of ``ExecStart`` that names a program, with variables replaced.
+    """Returns the arguments after the program's name in ``ExecStart``, with variables replaced.
 
-    A wrapper that is given the program is passed over. Raises UnitError if no command names it, or if a variable may
-    have a value that no file contains.
+    The name may follow a wrapper program. Raises UnitError if no command contains it, or if a variable may have a value
+    that no file contains.
     """
     if not service.commands:
         raise UnitError("it has no ExecStart")

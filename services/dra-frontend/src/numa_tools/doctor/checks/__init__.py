@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks by subject: functions from facts to findings, and a tuple CHECKS in each module. Pure."""
+"""The checks, by subject. Each module has functions from facts to findings and lists its checks in CHECKS. Pure."""

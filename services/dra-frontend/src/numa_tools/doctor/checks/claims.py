@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether claims, their records, and the containers that use them agree. Pure."""
+"""Checks that claims, their records and the containers that use them agree. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -47,7 +47,7 @@ def _readable(claims: Claims) -> Iterator[Finding]:
             remedy = "mount the node's cdiDir into the driver's pod (the chart's volume cdi), or correct cdiDir"
             yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
             continue
-        why = "the CPUs and the memory in it stay held, and the pod of the claim cannot be started again"
+        why = "its CPUs and memory stay allocated, and the pod of the claim cannot be restarted"
         remedy = f"delete the pod of the claim: {_find(name)}; a copy of the file is in quarantine/ of runDir"
         yield problem(f"The claim file {name} cannot be used: {text}.", why, remedy)
 
@@ -62,8 +62,8 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
     for one, other in Ledger(claims.files).overlaps():
         both = format_cpu_list(one.cpus_of() & other.cpus_of())
         yield problem(
-            f"{_name(one)} and {_name(other)} both hold CPUs {both}.",
-            "two containers were promised to be alone on them",
+            f"{_name(one)} and {_name(other)} are both allocated CPUs {both}.",
+            "two containers have been promised exclusive use of them",
             f"delete one of the pods: {_pods(one)} or {_pods(other)}",
         )
     if isinstance(service, Unread):
@@ -74,8 +74,9 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
         if name not in claims.problems:
             record = named.get(name)
             yield problem(
-                f"The record in {name} was taken out of use: {text}.",
-                "it contradicted the record of another claim, and is rebuilt; a container of it may run on CPUs of the "
+                f"The record in {name} was quarantined: {text}.",
+                "it contradicted the record of another claim and is being rebuilt; its containers may run on CPUs of "
+                "the "
                 "other claim",
                 f"delete the pod {_pods(record)}" if record else f"delete the pod of the claim: {_find(name)}",
             )
@@ -90,9 +91,9 @@ def _pods(record: AllocationRecord) -> str:
 def _attached(claims: Claims) -> Iterator[Finding]:
     if claims.detached:
         yield problem(
-            "The CDI directory was replaced on the node; what is mounted here is the former one.",
-            "the runtime does not see claim files that are written now",
-            "the containers restart by themselves to mount the new one; delete the pod if they do not",
+            "The CDI directory was replaced on the node; the driver's pod still has the previous one mounted.",
+            "the runtime does not see newly written claim files",
+            "the driver's containers restart by themselves to mount the new one; delete the pod if they do not",
         )
 
 
@@ -100,22 +101,22 @@ def _beyond_reserves(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if both := record.cpus_of() & machine.reserved_cpus:
             why = "reservedCPUs was changed after the claim was prepared, so these CPUs are not available to the system"
-            remedy = f"delete the pod {_pods(record)}: its next claim is prepared by the present configuration"
-            yield problem(f"{_name(record)} holds reserved CPUs {format_cpu_list(both)}.", why, remedy)
+            remedy = f"delete the pod {_pods(record)}: its next claim is prepared with the current configuration"
+            yield problem(f"{_name(record)} is allocated reserved CPUs {format_cpu_list(both)}.", why, remedy)
 
 
 def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if gone := record.cpus_of() - machine.machine.online:
             yield problem(
-                f"{_name(record)} holds CPUs {format_cpu_list(gone)}, which are offline.",
-                "its containers run on the remaining CPUs; if all are offline, they share the pool and none is started",
-                "take them online: echo 1 > /sys/devices/system/cpu/cpuN/online for each",
+                f"{_name(record)} is allocated CPUs {format_cpu_list(gone)}, which are offline.",
+                "its containers run on the remaining CPUs; if all are offline, they use the pool and no new one starts",
+                "bring each of them online: echo 1 > /sys/devices/system/cpu/cpuN/online",
             )
 
 
 def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
-    # Of plain memory all that there is: what is kept of it for the system changes with the kubelet's reserves.
+    # For plain memory, the total counts: the part reserved for the system changes with the kubelet's reservations.
     amounts = {memory_device_name(None, node.id): node.memory_bytes for node in machine.machine.numa_nodes.values()}
     amounts |= {one.name: one.amount for one in _memory_devices(machine) if one.hugepages}
     for name, size in Ledger(claims.files).claimed_bytes().items():
@@ -123,8 +124,8 @@ def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
             held, there = (format_quantity(one, binary=True) for one in (size, amounts.get(name, 0)))
             huge = name.startswith("hugepages-")
             yield problem(
-                f"Claims hold {held} of {name}, which has {there}.",
-                "a claim may find less than it was promised: a hugepage that is not there is a killed process",
+                f"Claims are allocated {held} of {name}, which has {there}.",
+                "a claim may get less than it was promised, and a process that touches a missing hugepage is killed",
                 f"{_ALLOCATE if huge else _ONLINE}, or delete a pod with a claim of it",
             )
 
@@ -139,8 +140,8 @@ def _used(service: Service) -> Iterator[Finding]:
     if idle:
         names = ", ".join(sorted({_name(record) for record in idle})[:_MOST_SHOWN])
         yield note(
-            f"No container runs of claims that are prepared: {names}.",
-            "their CPUs and memory are held and not used; a pod that is just starting, or crashing, looks the same",
+            f"No container runs for the prepared claims {names}.",
+            "their CPUs and memory are allocated but unused; a pod that is starting or crashing looks the same",
             "see the Events of their pods: kubectl describe pod",
         )
 
@@ -151,8 +152,9 @@ def _recorded(service: Service) -> Iterator[Finding]:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MOST_SHOWN])
             yield problem(
                 f"{_pod(one)} names claims without a record: {uids}.",
-                "its allocation is not known for certain; no new claim gets CPUs until it is",
-                f"wait: the record is rebuilt from the API server; if that lasts, delete pod {one.pod_namespace}/"
+                "its allocation is uncertain, and no new claim gets CPUs until it is known",
+                "wait: the record is rebuilt from the API server; if that does not happen, delete pod "
+                f"{one.pod_namespace}/"
                 f"{one.pod_name}",
             )
 
@@ -167,9 +169,9 @@ def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
     daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay"
     for one in [one for one in _running(service) if one.pooled][:_MOST_SHOWN]:
         yield problem(
-            f"The kernel does not keep the CPUs of {_pod(one)}: {one.pooled}.",
+            f"The kernel does not isolate the CPUs of {_pod(one)}: {one.pooled}.",
             f"the shared pool keeps containers off them; {daemons}",
-            f"{cause_of(one.pooled_code).remedy}. The driver tries again each minute",
+            f"{cause_of(one.pooled_code).remedy}. The driver retries every minute",
         )
 
 
@@ -178,8 +180,8 @@ def _quality(service: Service) -> Iterator[Finding]:
         if one.claims and "besteffort" in one.cgroup.lower():
             yield problem(
                 f"{_pod(one)} has a claim, and its pod is BestEffort.",
-                "such pods are evicted first and killed first; the node counts nothing of the claim",
-                "give its containers requests of cpu and memory: docs/workloads.md",
+                "such pods are evicted and killed first, since the kubelet does not count the claim",
+                "set requests for cpu and memory in its containers: docs/workloads.md",
             )
 
 
@@ -187,9 +189,7 @@ def _kills(service: Service) -> Iterator[Finding]:
     for one in service.containers:
         if one.memory_kills:
             what = f"The kernel killed {one.memory_kills} processes of {_pod(one)} because they were out of memory."
-            yield note(
-                what, "its memory claim, or limit, was too small for it", "claim more; see the Events of the pod"
-            )
+            yield note(what, "its memory claim or limit is too small", "claim more memory; see the Events of the pod")
 
 
 def _on_their_cpus(service: Service) -> Iterator[Finding]:
@@ -206,29 +206,43 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
 def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
-            why = "no pod can use it any more, and its CPUs and memory are still held"
-            remedy = "wait: it is released once its containers have ended; else see the log of the container frontend"
-            yield problem(f"{_name(record)} ({record.claim.uid}) is gone from the API server.", why, remedy)
+            why = "no pod can use it any more, and its CPUs and memory are still allocated"
+            remedy = (
+                "wait: it is released when its containers have ended; otherwise see the log of the container frontend"
+            )
+            yield problem(f"{_name(record)} ({record.claim.uid}) was deleted from the API server.", why, remedy)
 
 
 CHECKS: Final = (
-    Check("claims.readable", "Each claim file can be used.", ("claims",), _readable),
-    Check("claims.directory", "The CDI directory is the one that the runtime sees.", ("claims",), _attached),
-    Check("claims.apart", "No CPU is in two claims, or was until now.", ("claims",), _apart, also=("service",)),
-    Check("claims.reserves", "No claim holds a reserved CPU.", ("claims", "machine"), _beyond_reserves),
+    Check("claims.readable", "Every claim file is usable.", ("claims",), _readable),
+    Check("claims.directory", "The CDI directory is the one that the runtime reads.", ("claims",), _attached),
+    Check(
+        "claims.apart",
+        "No CPU is allocated to two claims, and no such conflict is being repaired.",
+        ("claims",),
+        _apart,
+        also=("service",),
+    ),
+    Check("claims.reserves", "No claim is allocated a reserved CPU.", ("claims", "machine"), _beyond_reserves),
     Check("claims.online", "Claimed CPUs are online.", ("claims", "machine"), _online),
-    Check("claims.memory", "Claims hold no more memory than there is.", ("claims", "machine"), _memory_there),
-    Check("claims.in-use", "Containers run of each prepared claim.", ("service",), _used),
-    Check("claims.recorded", "Each claim that a container names has a record.", ("service",), _recorded),
+    Check(
+        "claims.memory", "Claims are allocated no more memory than the node has.", ("claims", "machine"), _memory_there
+    ),
+    Check("claims.in-use", "Every prepared claim has running containers.", ("service",), _used),
+    Check("claims.recorded", "Every claim that a container names has a record.", ("service",), _recorded),
     Check("claims.refused", "No container was refused.", ("service",), _started),
     Check(
         "claims.kept-by-kernel",
-        "The kernel keeps CPUs of claims where it should.",
+        "The kernel isolates the CPUs of claims where the configuration requires it.",
         ("service", "config"),
         _exclusive,
     ),
     Check("claims.best-effort", "No pod with a claim is BestEffort.", ("service",), _quality),
-    Check("claims.memory-kills", "No container with a memory claim was killed for memory.", ("service",), _kills),
-    Check("claims.pinned", "Containers run on the CPUs of their claims alone.", ("service",), _on_their_cpus),
-    Check("claims.known", "The API server knows each prepared claim.", ("claims", "api_claims"), _known_to_the_server),
+    Check(
+        "claims.memory-kills", "No container with a memory claim was killed for lack of memory.", ("service",), _kills
+    ),
+    Check("claims.pinned", "Containers run only on the CPUs of their claims.", ("service",), _on_their_cpus),
+    Check(
+        "claims.known", "Every prepared claim exists in the API server.", ("claims", "api_claims"), _known_to_the_server
+    ),
 )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the API server serves what the driver needs, lets it, and holds what it has published. Pure."""
+"""Checks that the API server serves and permits what the driver needs, and that its published slices are intact.
+Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,8 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MOST_SECONDS: Final = 30.0
-"""By which clocks may differ. Tokens are valid from the moment at which they were made."""
-_ON: Final = "switch it on in API server, scheduler, controller manager and kubelet"
+"""Maximum difference between clocks. Tokens are valid from the moment they are issued."""
+_ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
 
 
@@ -40,7 +41,7 @@ def _release(server: str) -> Iterator[Finding]:
 def _served(slices: object) -> Iterator[Finding]:
     if isinstance(slices, Unread) and "is resource.k8s.io/v1 served?" in slices.why:
         why = "devices cannot be published and claims cannot be read"
-        remedy = "take resource.k8s.io/v1=false out of --runtime-config of the API server"
+        remedy = "remove resource.k8s.io/v1=false from the API server's --runtime-config"
         yield problem("The API server does not serve resource.k8s.io/v1.", why, remedy)
     elif isinstance(slices, Unread):
         yield unknown(slices)
@@ -51,29 +52,29 @@ def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
     if gates.SHARING in lost:
         yield problem(
             f"The API server drops the fields that let several claims share a device (feature gate {gates.SHARING}).",
-            "each device would be given away whole, so nothing is published",
+            "each device would be allocated whole, so nothing is published",
             f"{_ON}; it is on by default from Kubernetes 1.36",
         )
     if gates.TAINTS in lost:
-        why = "a device of which claims hold more than the machine has left still looks free to the scheduler"
-        yield note(f"The API server drops taints of devices (feature gate {gates.TAINTS}).", why, _ON)
+        why = "an overcommitted device (the machine has lost some of its resources) still looks free to the scheduler"
+        yield note(f"The API server drops device taints (feature gate {gates.TAINTS}).", why, _ON)
     if gates.COUNTING in lost and config.publish_node_allocatable_resource_mapping:
         yield problem(
-            "The API server does not accept what publishNodeAllocatableResourceMapping adds to devices (feature gate "
+            "The API server does not accept the fields that publishNodeAllocatableResourceMapping adds (feature gate "
             f"{gates.COUNTING}).",
-            "claims do not count against the node, though the configuration asks for it",
+            "claims do not count against the node's allocatable resources, although the configuration requires it",
             f"{_ON}, from Kubernetes 1.37 on; or set publishNodeAllocatableResourceMapping: false",
         )
     if gates.LISTS in lost:
         yield problem(
-            f"The API server refuses list attributes (feature gate {gates.LISTS}).",
-            "devices are published without the PCIe roots that exposePCIeRoots asks for",
+            f"The API server rejects list attributes (feature gate {gates.LISTS}).",
+            "devices are published without the PCIe roots that exposePCIeRoots enables",
             f"{_ON}, or set exposePCIeRoots: false",
         )
 
 
 def _gates_off(trial: Trial) -> set[str]:
-    """Returns the feature gates whose fields the server has dropped or refused."""
+    """Returns the feature gates whose fields the server dropped or rejected."""
     lost = set(trial.refused)
     for path in trial.dropped:
         if path.rpartition(".")[2] in gates.SHARING_FIELDS:
@@ -89,7 +90,7 @@ def _clock(trial: Trial) -> Iterator[Finding]:
     if abs(trial.server_ahead) > _MOST_SECONDS:
         yield problem(
             f"The clocks of this node and of the API server differ by {abs(trial.server_ahead):.0f} s.",
-            "tokens and certificates may count as expired or not yet valid, and times of Events mislead",
+            "tokens and certificates may seem expired or not yet valid, and times of Events are misleading",
             "run a time service (chrony, systemd-timesyncd) on both",
         )
 
@@ -100,12 +101,12 @@ def _classes(classes: frozenset[str], machine: Inventory) -> Iterator[Finding]:
     for node in nodes:
         far = node.tier == FAR_TIER
         wanted |= {memory_class_name(None, far=far)} if node.memory_bytes else set()
-        # The kernel has a pool of every size that it knows; most are empty.
+        # The kernel has a pool for every supported page size, and most pools are empty.
         wanted |= {memory_class_name(pool.page_bytes, far=far) for pool in node.hugepages if pool.total}
     if missing := sorted(wanted - classes):
         yield problem(
-            f"There is no DeviceClass {', '.join(missing)}.",
-            "no claim can ask for these devices of this node by the names that the documentation uses",
+            f"The cluster has no DeviceClass {', '.join(missing)}.",
+            "claims cannot request these devices by the class names that the documentation uses",
             "dra-frontend classes | kubectl apply -f -, or deviceClasses.create: true in the chart",
         )
 
@@ -120,15 +121,15 @@ def _node(node: object, server: object) -> Iterator[Finding]:
 
 
 _EFFECTS: Final = {
-    "resourceslices": "devices are not published, or not kept right",
+    "resourceslices": "devices are not published, or not kept up to date",
     "resourceclaims": "no claim can be prepared",
     "resourceclaims/status": "status.devices of claims stay empty",
     "resourceclaims/driver": "status.devices of claims stay empty from Kubernetes 1.36 on",
-    "nodes": "slices cannot be given to their Node, so none is written",
-    "deviceclasses": "explain and doctor cannot tell which classes there are",
+    "nodes": "slices cannot be owned by their Node, so none is written",
+    "deviceclasses": "explain and doctor cannot determine which classes exist",
     "events": "pods and node get no Events of the driver",
 }
-"""By resource, the effect of a right that is missing."""
+"""Effects of missing rights, by resource."""
 
 
 def _rights(rights: Mapping[Right, bool]) -> Iterator[Finding]:
@@ -163,8 +164,8 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
     if evidence:
         yield problem(
             "The ResourceSlices of this node are not those that the driver writes.",
-            "the scheduler sees other devices than the driver offers, and uses none of a pool that is not whole",
-            "see driver.status: the driver writes its slices again within a minute; if they change again, find the "
+            "the scheduler sees other devices than the driver offers, and ignores incomplete pools",
+            "see driver.status: the driver rewrites its slices within a minute; if they change again, find the "
             "other writer: kubectl get resourceslices -o yaml --show-managed-fields",
             evidence,
         )
@@ -173,7 +174,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
 
 
 def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
-    """Yields the devices that slices lack, or still have."""
+    """Yields the devices that the slices lack and those that they should no longer contain."""
     if service is None:
         return
     served = {
@@ -188,7 +189,7 @@ def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[s
 
 
 def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
-    """Yields the pools of which not all slices of the newest generation are there, or older ones are."""
+    """Yields the pools with missing slices of the newest generation, or with leftover older slices."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for one in slices:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])
@@ -209,27 +210,27 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
     ]
     if strange:
         yield problem(
-            f"Slices {', '.join(strange)} do not belong to the Node object that there is.",
-            "the garbage collector deletes slices of a Node that is gone",
-            f"kubectl delete resourceslice {' '.join(strange)}: the driver writes them again, with the present owner",
+            f"Slices {', '.join(strange)} do not belong to the current Node object.",
+            "the garbage collector deletes slices whose Node no longer exists",
+            f"kubectl delete resourceslice {' '.join(strange)}: the driver writes them again with the current owner",
         )
 
 
 CHECKS: Final = (
     Check("api.reachable", "The API server answers.", ("server",), _reachable, always=True),
     Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
-    Check("api.node", "There is a Node object of this name.", ("node", "server"), _node, always=True),
-    Check("api.release", "The API server is of Kubernetes 1.34 or later.", ("server",), _release),
-    Check("api.gates", "It keeps every field that the driver publishes.", ("trial", "config"), _gates),
-    Check("api.clock", f"Its clock is within {_MOST_SECONDS:.0f} s of this node's.", ("trial",), _clock),
-    Check("api.classes", "There is a DeviceClass for each kind of device.", ("classes", "machine"), _classes),
-    Check("api.rights", "RBAC grants the driver all that it does.", ("rights",), _rights),
+    Check("api.node", "The Node object of this name exists.", ("node", "server"), _node, always=True),
+    Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),
+    Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
+    Check("api.clock", f"The API server's clock is within {_MOST_SECONDS:.0f} s of this node's.", ("trial",), _clock),
+    Check("api.classes", "A DeviceClass exists for each kind of device.", ("classes", "machine"), _classes),
+    Check("api.rights", "RBAC grants the driver all rights that it needs.", ("rights",), _rights),
     Check(
         "api.slices",
-        "The slices have the devices that the driver offers, and each pool is whole.",
+        "The slices contain the devices that the driver offers, and each pool is complete.",
         ("slices",),
         _published,
         also=("service",),
     ),
-    Check("api.owner", "The slices belong to this Node object.", ("slices", "node"), _owned),
+    Check("api.owner", "The slices belong to the current Node object.", ("slices", "node"), _owned),
 )

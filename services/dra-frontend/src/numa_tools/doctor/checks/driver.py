@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the driver itself runs, is whole, and is one. Pure."""
+"""Checks that exactly one complete driver runs. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -25,17 +25,17 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
-        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the sentence names")
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the text names")
 
 
 def _endpoint(service: object) -> Iterator[Finding]:
     if isinstance(service, Unread):
-        why = "nothing is prepared and nothing released on this node; containers keep what they have"
+        why = "no claim is prepared or released on this node; running containers keep their resources"
         yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
 
 
 def _status(service: Service) -> Iterator[Finding]:
-    """Reports problems and warnings of the service, those with the same remedy together."""
+    """Reports the service's problems and warnings, grouped by remedy."""
     found: dict[tuple[Level, str, str], list[str]] = {}
     for level, notices in ((Level.PROBLEM, service.status.problems), (Level.NOTE, service.status.warnings)):
         for one in notices:
@@ -45,17 +45,17 @@ def _status(service: Service) -> Iterator[Finding]:
         if len(texts) == 1:
             yield Finding(level, f"The driver reports: {_joined(texts)}.", why, remedy)
         else:
-            yield Finding(level, "The driver reports several things of one kind.", why, remedy, tuple(texts))
+            yield Finding(level, "The driver reports several problems with the same remedy.", why, remedy, tuple(texts))
 
 
 def _effect(notice: Notice, level: Level) -> str:
     if level is Level.NOTE:
-        return "the driver works, without what the text names"
+        return "the driver works, except for what the text names"
     if notice.code in PREVENTS_PREPARE:
         return "a claim is prepared only while it can be enforced"
     if notice.unready:
         return "the pod is not ready: claims are not prepared, or the scheduler does not see the devices"
-    return "something is not enforced or not offered as it should be"
+    return "something is not enforced or offered as it should be"
 
 
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
@@ -64,10 +64,10 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     cause, reason = cause_of(backend.exclusivity_code), _joined([backend.exclusivity_reason])
     if config.cpu_exclusivity == "partition":
         what = f"CPU claims for one container are refused: {reason}."
-        yield problem(what, "cpuExclusivity: partition demands partitions of the kernel", _other_mode(cause))
+        yield problem(what, "cpuExclusivity: partition requires kernel partitions", _other_mode(cause))
         return
     what = f"Claims are enforced by the shared pool and not by the kernel: {reason}."
-    why = "new plain containers run on claimed CPUs while the driver is down"
+    why = "new containers without claims run on claimed CPUs while the driver is down"
     remedy = cause.remedy
     if not config.host_slices:
         why = f"host daemons stay on claimed CPUs, and {why}"
@@ -76,7 +76,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
 
 
 def _other_mode(cause: Cause) -> str:
-    """Returns the remedy with the mode that needs no partition, where the remedy does not contain it already."""
+    """Adds the mode that needs no partition to a remedy that does not mention it."""
     return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
 
@@ -85,7 +85,7 @@ def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]
     if backend.software and len({backend.software, frontend, __version__}) > 1:
         yield note(
             f"The frontend is {frontend}, the backend {backend.software}, this command {__version__}.",
-            "neighbouring releases work together, as in a roll-out",
+            "adjacent releases work together, as during a roll-out",
             "use images of one release in the chart",
         )
 
@@ -94,14 +94,14 @@ def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
     active, where = run_directory.active, f"{run_directory.path}/state.sock"
     if not run_directory.instances.get(active or "", False):
         leads = f"leads to {active}, which does not answer" if active else "is not there"
-        why = "people and tools that ask the node ask nobody; the active instance should have set it within 2 s"
+        why = "queries to the node's state endpoint fail; the active instance should have set the link within 2 s"
         yield problem(f"The link {where} {leads}.", why, f"see driver.status; {_LOG}")
 
 
 def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
     dead = [uid for uid, alive in run_directory.instances.items() if not alive and uid != run_directory.active]
     if dead:
-        why = "these pods were killed; what is left of them is in nobody's way"
+        why = "these pods were killed; their sockets do no harm"
         yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them below {run_directory.path}")
 
 
@@ -109,32 +109,34 @@ def _private(run_directory: RunDirectory) -> Iterator[Finding]:
     if run_directory.mode & 0o077:
         yield problem(
             f"{run_directory.path} has mode {run_directory.mode:04o}.",
-            "others than root may see what claims have, or hold the driver's locks",
+            "users other than root can see the allocations or take the driver's locks",
             f"chmod 700 {run_directory.path}; the service does so when it starts",
         )
 
 
 def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
     if run_directory.journal_problem:
-        why = "after a loss of claim files nobody could tell which claims were prepared"
+        why = "if claim files were lost, it would be unknown which claims were prepared"
         yield problem(
             f"The journal is not usable: {run_directory.journal_problem}.", why, "check the file and the disk"
         )
 
 
 CHECKS: Final = (
-    Check("driver.pod", "The pod has the node's directories and a way to the API server.", ("pod",), _pod),
+    Check("driver.pod", "The pod has the node's directories and access to the API server.", ("pod",), _pod),
     Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
-    Check("driver.status", "The driver reports no problem and no warning on this node.", ("service",), _status),
+    Check("driver.status", "The driver reports no problems or warnings on this node.", ("service",), _status),
     Check(
         "driver.exclusivity",
         "The kernel keeps other processes off claimed CPUs, where the configuration allows it.",
         ("backend", "config"),
         _exclusivity,
     ),
-    Check("driver.versions", "Frontend and backend are of one release.", ("backend", "service"), _same_version),
-    Check("driver.hand-over", "The link state.sock leads to an instance that answers.", ("run_directory",), _hand_over),
-    Check("driver.left-behind", "No dead instance left anything.", ("run_directory",), _left_behind),
-    Check("driver.run-directory", "The run directory is for root alone.", ("run_directory",), _private),
+    Check("driver.versions", "Frontend and backend run the same release.", ("backend", "service"), _same_version),
+    Check(
+        "driver.hand-over", "The link state.sock points to an instance that answers.", ("run_directory",), _hand_over
+    ),
+    Check("driver.left-behind", "No dead instance has left sockets.", ("run_directory",), _left_behind),
+    Check("driver.run-directory", "The run directory is accessible to root only.", ("run_directory",), _private),
     Check("driver.journal", "The journal can be read.", ("run_directory",), _journal),
 )

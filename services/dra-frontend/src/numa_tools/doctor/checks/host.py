@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What else is on the node: on claimed CPUs, in hugepages, and whether there is room to work. Pure."""
+"""Checks the rest of the node: host processes on claimed CPUs or in hugepages, disk space and open files. Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,16 +12,16 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _LEAST_BYTES: Final = 16 << 20
-"""The journal has a quarter of a MiB, a record some KiB, the quarantine at most as much as this."""
+"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most this much."""
 _LEAST_FILES: Final = 1024
 _LEAST_OPEN: Final = 4096
-"""Of one process: a call of the kubelet, a connection and a watch need one each, and so do 500 cgroups."""
+"""Minimum limit of open files per process. Each kubelet call, connection and watch takes one, and so do 500 cgroups."""
 _FULL: Final = 0.9
 _MOST_SHOWN: Final = 20
 
 
 def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]:
-    """Returns the CPUs of claims whose containers run; ``without_kept`` those whose claim keeps interrupts out."""
+    """Returns the CPUs of claims with running containers. ``without_kept`` skips claims that keep interrupts out."""
     held = {(record.driver, record.claim.uid): record for record in service.records}
     cpus = set[int]()
     for one in service.containers:
@@ -44,40 +44,40 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
     if found:
         yield problem(
             f"Host processes may run on claimed CPUs {format_cpu_list(frozenset().union(*found.values()))}.",
-            "the containers that claimed them are not alone",
+            "the containers that claimed them do not have them to themselves",
             remedy,
-            [f"{name} may use CPUs {format_cpu_list(cpus)} of them" for name, cpus in found.items()],
+            [f"{name} may use CPUs {format_cpu_list(cpus)}" for name, cpus in found.items()],
         )
 
 
 def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service, without_kept=True)
     there = [number for number, cpus in kernel.interrupts.items() if cpus & ours]
-    # With irqs: leave the kernel's workers are left where they are, as interrupts are.
+    # With irqs: leave, the driver does not move kernel workers either.
     workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
     evidence = []
     if there:
         numbers = ", ".join(map(str, there[:_MOST_SHOWN])) + (", ..." if len(there) > _MOST_SHOWN else "")
-        evidence.append(f"{len(there)} interrupts of devices arrive there: {numbers}")
+        evidence.append(f"{len(there)} device interrupts arrive there: {numbers}")
     if workers:
         evidence.append(f"unbound kernel workers may run on CPUs {format_cpu_list(workers)}")
     if evidence:
         yield note(
-            "The kernel works for others on claimed CPUs.",
-            "each interrupt and each worker holds up the program that claimed the CPU",
+            "The kernel does other work on claimed CPUs.",
+            "each interrupt and each worker delays the program that claimed the CPU",
             _remedy(config, managed=not workers),
             evidence,
         )
 
 
 def _remedy(config: Config, *, managed: bool) -> str:
-    """Returns what keeps the kernel's work off; ``managed`` if the backend can move what may be moved."""
+    """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if only unmovable interrupts remain."""
     if config.irqs == "leave":
         return "set irqs: move in driverConfig"
     if managed:
         return (
             "the backend moves interrupts within 30 s if hostInterrupts.mount is true in the chart, except managed "
-            "ones: for these boot with isolcpus=managed_irq,LIST, docs/exclusive.md"
+            "ones: for these, boot with isolcpus=managed_irq,LIST, docs/exclusive.md"
         )
     return "set hostInterrupts.mount: true in the chart, so that the backend can move them; see driver.status"
 
@@ -86,9 +86,9 @@ def _hugepages(cgroups: Cgroups) -> Iterator[Finding]:
     held = {key: pages for key, pages in (cgroups.host_pages or {}).items() if pages}
     if held:
         yield note(
-            "Processes of the host hold hugepages.",
-            "these pages are left out of the devices that claims may get",
-            "look for them: grep -l huge /proc/*/numa_maps; if they need the pages, allocate more for claims with "
+            "Host processes use hugepages.",
+            "these pages are excluded from the devices that claims can use",
+            "find the processes: grep -l huge /proc/*/numa_maps; if they need the pages, allocate more for claims with "
             "dra-frontend provision, docs/memory.md",
             [f"{pages} of {kubernetes_page_size(size)} on NUMA node {node}" for (node, size), pages in held.items()],
         )
@@ -99,9 +99,9 @@ def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iter
     evidence = dict.fromkeys(fact for one in seen for fact in _full(one.space))
     if evidence:
         yield problem(
-            "There is no room in a file system that the driver writes to.",
+            "A file system that the driver writes to is nearly full.",
             "claim files, journal, sockets and enforcement records cannot be written, so no claim is prepared",
-            "remove what fills it, often /run: df -h, df -i, du -x",
+            "find and remove what fills it (often /run): df -h, df -i, du -x",
             evidence,
         )
     else:
@@ -119,8 +119,8 @@ def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
     hard = open_files[1]
     if 0 <= hard < _LEAST_OPEN:
         yield problem(
-            f"A process of this container may have {hard} files open at most.",
-            "the services raise their own limit to the hard one; with fewer they fail on a busy node",
+            f"A process of this container may have at most {hard} open files.",
+            "the services raise their soft limit to the hard one; a lower one makes them fail on a busy node",
             f"set LimitNOFILE of the container runtime's unit to {_LEAST_OPEN} or more, restart it, delete this pod",
         )
 
@@ -130,25 +130,25 @@ def _node_files(kernel: Kernel) -> Iterator[Finding]:
     if most and used > _FULL * most:
         what = f"{used} of {most} files are open on this node."
         remedy = "find the process that leaks them, or raise fs.file-max by sysctl"
-        yield problem(what, "beyond that no program can open any", remedy)
+        yield problem(what, "beyond the limit no program can open files", remedy)
 
 
 CHECKS: Final = (
-    Check("host.daemons", "No host process may run on claimed CPUs.", ("cgroups", "service", "config"), _daemons),
+    Check("host.daemons", "No host process can run on claimed CPUs.", ("cgroups", "service", "config"), _daemons),
     Check(
         "host.interrupts",
         "No interrupt arrives on claimed CPUs, and no unbound kernel worker runs there.",
         ("kernel", "service", "config"),
         _interrupts,
     ),
-    Check("host.hugepages", "No host process holds hugepages.", ("cgroups",), _hugepages),
+    Check("host.hugepages", "No host process uses hugepages.", ("cgroups",), _hugepages),
     Check(
         "host.space",
-        "There is room in the run directory and in the CDI directory.",
+        "The file systems of the run directory and the CDI directory have free space.",
         ("run_directory", "claims"),
         _room,
         always=True,
     ),
-    Check("host.own-files", f"A process may have {_LEAST_OPEN} files open.", ("open_files",), _own_files),
+    Check("host.own-files", f"A process may open {_LEAST_OPEN} files.", ("open_files",), _own_files),
     Check("host.node-files", "The node is not short of open files.", ("kernel",), _node_files),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kernel can do what claims promise. Pure."""
+"""Checks that the kernel can enforce claims. Pure."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -27,8 +27,8 @@ def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
     elif missing := [one for one in _NEEDED if one not in cgroups.controllers]:
         yield problem(
             f"The cgroup v2 tree has no controller {', '.join(missing)}.",
-            "limits of claims that need them would not hold; without cpuset the backend does not start",
-            f"{_UNIFIED}, without cgroup_disable= for them; else use a kernel that is built with them",
+            "limits of claims that need them would not be enforced; without cpuset the backend does not start",
+            f"{_UNIFIED}, without cgroup_disable= for them; otherwise use a kernel that is built with them",
         )
 
 
@@ -39,8 +39,8 @@ def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
         if missing:
             file = f"{cgroups.root}{group.rstrip('/')}/cgroup.subtree_control"
             yield problem(
-                f"{file} does not hand on {', '.join(missing)}.",
-                "the cgroups of pods have no files of these controllers, and claims that need them are refused",
+                f"{file} does not enable {', '.join(missing)}.",
+                "the cgroups of pods lack these controllers' files, and claims that need them are rejected",
                 f'write "{" ".join(f"+{one}" for one in missing)}" to it; the kubelet does so with --cgroups-per-qos',
             )
 
@@ -48,9 +48,9 @@ def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
 def _pods_group(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is not None and not cgroups.pods:
         yield problem(
-            f"{cgroups.root} has no kubepods group.",
-            "the backend looks for containers there, and hugepages of pods cannot be told from those of the host",
-            "mount the node's cgroup2 tree there, or set cgroupRoot; a kubelet makes the group",
+            f"{cgroups.root} has no kubepods cgroup.",
+            "the backend finds no containers, and hugepages used by pods cannot be told from those of the host",
+            "mount the node's cgroup2 tree there, or set cgroupRoot; the kubelet creates the cgroup",
         )
 
 
@@ -59,7 +59,7 @@ def _hugetlb_accounting(cgroups: Cgroups) -> Iterator[Finding]:
         others = ",".join(sorted(cgroups.options & _MOUNTED_BY_SYSTEMD))
         yield problem(
             f"The cgroup v2 tree is mounted with {_ACCOUNTING}.",
-            "hugepages would count as memory, so that a limit of the claimed bytes kills containers with hugepages",
+            "hugepages would count as memory, so a limit at the claimed amount would kill containers with hugepages",
             f"run mount -o {','.join(filter(None, ('remount', others)))} {cgroups.root} on the node at each boot "
             "before the kubelet starts; this drops the option, which recent releases of systemd set",
         )
@@ -69,8 +69,8 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     number = ".".join(map(str, kernel.release))
     if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
-            f"The kernel is Linux {number}, or hides cgroup.kill.",
-            "a container that must not run is killed through cgroup.kill, of Linux 5.14; the backend does not start",
+            f"The kernel, Linux {number}, has no cgroup.kill.",
+            "containers that must not run are killed through cgroup.kill (Linux 5.14); the backend does not start",
             _BOOT,
         )
         return
@@ -85,16 +85,16 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     elif _EXCLUSIVE in lacking and config.cpu_exclusivity == "auto" and not config.host_slices:
         remedy = f"{remedy}, or set hostSlices: true"
     effects = "; ".join(_effect(one, config) for one in lacking)
-    evidence = [f"{one.text}, of Linux {'.'.join(map(str, one.since))}" for one in lacking]
-    yield found(f"The kernel, Linux {number}, does not show files that the driver uses.", effects, remedy, evidence)
+    evidence = [f"{one.text} (Linux {'.'.join(map(str, one.since))})" for one in lacking]
+    yield found(f"The kernel, Linux {number}, lacks files that the driver uses.", effects, remedy, evidence)
 
 
 class _Lacking(NamedTuple):
-    """Files that a kernel does not have."""
+    """Files that a kernel lacks."""
 
     text: str
     since: tuple[int, int]
-    """The first release that has them."""
+    """First kernel release that has them."""
 
 
 _EXCLUSIVE: Final = _Lacking("no cgroup has cpuset.cpus.exclusive", (6, 7))
@@ -107,7 +107,7 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
         return
     if config.cpu_exclusivity != "pool" and not cgroups.partitions:
         yield _EXCLUSIVE
-    # Without the machine its page sizes are not known, and without the controller nothing counts pages.
+    # The page sizes are only known with the machine, and pages are only counted with the controller.
     if machine is not None and cgroups.host_pages is None and "hugetlb" in cgroups.controllers:
         yield _NUMA_STAT
 
@@ -115,9 +115,9 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
 def _effect(lacking: _Lacking, config: Config) -> str:
     """Returns the effect of missing files."""
     if lacking is _NUMA_STAT:
-        return "hugepages that processes of the host hold count as free, and claims may be promised them"
+        return "hugepages used by host processes count as free and may be allocated to claims"
     if config.cpu_exclusivity == "partition":
-        return "with cpuExclusivity: partition every CPU claim for one container is refused"
+        return "with cpuExclusivity: partition, every CPU claim for one container is refused"
     daemons = "and hostSlices keeps host daemons off" if config.host_slices else "host daemons stay on them"
     return f"the shared pool keeps containers off claimed CPUs, {daemons}"
 
@@ -126,34 +126,34 @@ def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
     reserved = machine.reserved_cpus
     options = {"isolcpus": machine.machine.isolcpus & reserved, "nohz_full": kernel.nohz_full & reserved}
     effects = {
-        "isolcpus": "in isolcpus the kernel balances no load: all system threads that start on a CPU stay there",
-        "nohz_full": "in nohz_full short threads of the system cost more, and no timer of another CPU runs there",
+        "isolcpus": "the kernel does not balance load on isolcpus: all system threads stay on the CPU where they start",
+        "nohz_full": "nohz_full makes short-lived system threads slower, and these CPUs run no timers for other CPUs",
     }
     found = {option: cpus for option, cpus in options.items() if cpus}
     if found:
         yield problem(
-            f"CPUs that are reserved for the system are in {' and '.join(found)}.",
+            f"CPUs reserved for the system are in {' and '.join(found)}.",
             "; ".join(effects[option] for option in found),
-            f"take them out of {' and '.join(found)}, or out of reservedCPUs",
-            [f"{option} has reserved CPUs {format_cpu_list(cpus)}" for option, cpus in found.items()],
+            f"remove them from {' and '.join(found)} or from reservedCPUs",
+            [f"{option} contains reserved CPUs {format_cpu_list(cpus)}" for option, cpus in found.items()],
         )
 
 
 def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
     if both := machine.machine.isolcpus - machine.reserved_cpus - machine.withheld_cpus:
         yield note(
-            f"CPUs {format_cpu_list(both)} are in isolcpus, and claims may get them.",
-            "a program that does not pin its threads runs on one CPU there, and only isolated claims can keep them",
+            f"CPUs {format_cpu_list(both)} are in isolcpus and available to claims.",
+            "a program that does not pin its threads runs on one CPU only, and only isolated claims can keep them",
             "set isolcpus: only or never in claims, or boot without isolcpus: isolation: isolated does the same",
         )
 
 
 def _offloaded(kernel: Kernel, machine: Inventory) -> Iterator[Finding]:
-    # nohz_full implies it (Documentation/timers/no_hz.rst).
+    # nohz_full implies rcu_nocbs (Documentation/timers/no_hz.rst).
     if late := machine.machine.isolcpus - kernel.rcu_nocbs - kernel.nohz_full:
         yield note(
             f"CPUs {format_cpu_list(late)} are in isolcpus, but neither in rcu_nocbs nor in nohz_full.",
-            "callbacks of RCU run there, between the instructions of the program that wants to be alone",
+            "RCU callbacks run on these CPUs and interrupt the isolated program",
             "add them to rcu_nocbs",
         )
 
@@ -161,9 +161,10 @@ def _offloaded(kernel: Kernel, machine: Inventory) -> Iterator[Finding]:
 def _clocksource(kernel: Kernel) -> Iterator[Finding]:
     if kernel.clocksource in ("hpet", "acpi_pm", "jiffies", "refined-jiffies"):
         yield problem(
-            f"The kernel keeps time by {kernel.clocksource}.",
-            "reading the clock takes a microsecond and more, and a lock of all CPUs: claimed CPUs are not quiet",
-            "look in the kernel's log for why tsc was given up; tsc=reliable where the machine is known to be sound",
+            f"The kernel's clock source is {kernel.clocksource}.",
+            "reading the clock takes a microsecond or more and a lock shared by all CPUs, which disturbs claimed CPUs",
+            "look in the kernel's log for why tsc was rejected; boot with tsc=reliable if the machine's tsc is known "
+            "to be sound",
         )
 
 
@@ -174,19 +175,26 @@ CHECKS: Final = (
         ("cgroups",),
         _version_two,
     ),
-    Check("kernel.delegated", "Root and pods' groups hand these controllers on.", ("cgroups",), _delegated),
-    Check("kernel.kubepods", "The tree is the one that the kubelet puts pods into.", ("cgroups",), _pods_group),
+    Check(
+        "kernel.delegated",
+        "The root cgroup and the cgroups of pods enable these controllers.",
+        ("cgroups",),
+        _delegated,
+    ),
+    Check("kernel.kubepods", "The tree is the one in which the kubelet creates pods.", ("cgroups",), _pods_group),
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
     Check(
         "kernel.release",
-        "The kernel can kill a cgroup (Linux 5.14), show the hugepages of pods (5.17), and keep CPUs for one container "
-        "(6.7) where the configuration wants it to.",
+        "The kernel can kill a cgroup (Linux 5.14), show the hugepages of pods (5.17), and isolate CPUs of a container "
+        "(6.7) if the configuration requires it.",
         ("kernel", "cgroups", "config"),
         _release,
         also=("machine",),
     ),
     Check("kernel.reserved-cpus", "No reserved CPU is in isolcpus or nohz_full.", ("machine", "kernel"), _reserved),
-    Check("kernel.isolcpus-offered", "No CPU that claims may get is in isolcpus.", ("machine",), _isolated_offered),
-    Check("kernel.rcu-nocbs", "RCU callbacks leave CPUs in isolcpus alone.", ("kernel", "machine"), _offloaded),
-    Check("kernel.clocksource", "The clock is one that is cheap to read.", ("kernel",), _clocksource),
+    Check(
+        "kernel.isolcpus-offered", "No CPU that is available to claims is in isolcpus.", ("machine",), _isolated_offered
+    ),
+    Check("kernel.rcu-nocbs", "RCU callbacks do not run on CPUs in isolcpus.", ("kernel", "machine"), _offloaded),
+    Check("kernel.clocksource", "The clock source is cheap to read.", ("kernel",), _clocksource),
 )

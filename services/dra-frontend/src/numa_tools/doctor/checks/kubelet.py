@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kubelet leaves CPUs and memory to claims, and keeps the same for the system. Pure."""
+"""Checks that the kubelet leaves CPUs and memory to claims and reserves the same amounts for the system. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,17 +17,17 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MOST_BEHIND: Final = 3
-"""Minor releases that a kubelet may be older than the API server (version skew policy)."""
+"""Number of minor releases that a kubelet may lag behind the API server (version skew policy)."""
 _GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
-"""The settings that switch off the kubelet's managers. It does not start with another spelling of these words."""
+"""Settings that disable the kubelet's managers. The kubelet rejects any other spelling."""
 _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
 _CONFIGURATION: Final = "the kubelet's configuration"
 _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
-    "the Node has no capacity, or no allocatable amount", "see kubelet.ready: the kubelet writes both into the Node"
+    "the Node has no capacity, or no allocatable amount", "see kubelet.ready: the kubelet sets both in the Node"
 )
-_PINNED: Final = "Guaranteed pods may be assigned resources of claims but do not get them, because claims keep theirs"
+_PINNED: Final = "Guaranteed pods may be assigned CPUs or memory of claims, but do not get them: claims take precedence"
 
 
 def _version(text: object) -> tuple[int, int] | None:
@@ -39,13 +39,13 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
     said = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
     ours, theirs = _version(said), _version(known(server))
     if ours and ours < _OLDEST:
-        why = "dynamic resource allocation is stable since Kubernetes 1.34; older kubelets speak another protocol"
+        why = "dynamic resource allocation is stable since Kubernetes 1.34; older kubelets use another protocol"
         yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MOST_BEHIND:
         newer = ours > theirs
         which = "newer than" if newer else f"more than {_MOST_BEHIND} releases behind"
-        why = "Kubernetes does not support that; fields of claims may be lost on the way"
-        remedy = f"update the {'API server' if newer else 'node'}: it is the older one"
+        why = "Kubernetes does not support this version skew; fields of claims may be lost"
+        remedy = f"update the {'API server' if newer else 'node'}, which is older"
         yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, remedy)
 
 
@@ -60,7 +60,7 @@ def _ready(node: Document) -> Iterator[Finding]:
 def _if_seen(
     judge: Callable[..., Iterator[Finding]], settled: Callable[..., bool] = lambda *_: False
 ) -> Callable[..., Iterator[Finding]]:
-    """Returns a check that finds nothing only if the whole configuration was seen, or ``settled`` without it."""
+    """Returns a check that has findings only if the complete configuration was seen. ``settled`` holds regardless."""
 
     def run(kubelet: KubeletConfig | Unread, *others: Any) -> Iterator[Finding]:
         seen = None if isinstance(kubelet, Unread) else kubelet
@@ -74,13 +74,14 @@ def _if_seen(
 
 
 def _set(setting: str, origin: str) -> str:
-    """Returns the remedy for a setting where it stands: in a file, or as a flag, whose origin begins with the flag."""
+    """Returns the remedy that changes a setting at its origin: a file, or a flag, whose origin begins with the flag."""
     value = setting.partition(": ")[2].strip('"')
     return f"set {origin} to {value}" if origin.startswith("--") else f"set {setting} in {origin}"
 
 
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
-    """Returns the check of a manager, which is static by its state file, by the configuration, or by what it does."""
+    """Returns the check that a kubelet manager is not static, by its state file, its configuration and its
+    behaviour."""
     setting, name = _OFF[manager].partition(":")[0], _NAMES[manager]
 
     def judge(kubelet: KubeletConfig | None, config: Config, backend: BackendStatus | Unread) -> Iterator[Finding]:
@@ -89,7 +90,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
         state = f"{config.kubelet_root_dir}/{manager}_manager_state"
         remedy = f"{_set(_OFF[manager], origin)}, remove {state}, restart it"
         pins = not isinstance(backend, Unread) and manager in backend.kubelet_pins
-        seen = [f"containers were created with {_SEEN[manager]} that no claim gives them"] if pins else []
+        seen = [f"containers were created with {_SEEN[manager]} that no claim assigns to them"] if pins else []
         if running == static:
             yield problem(f"The kubelet's {name} manager is {static}.", _PINNED, remedy, seen)
         elif kubelet and kubelet.configured.get(manager) == static:
@@ -97,11 +98,11 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             yield problem(what, "with another policy in its state file the kubelet does not start again", remedy, seen)
         elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
             what = f"Containers are pinned, although the kubelet's {name} manager is {running}."
-            other = "remove the other NRI plugin that pins them, or delete pods that started before the manager was off"
+            other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
             what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
-            yield problem(what, _PINNED, f"{remedy}; if it is set so, remove the other NRI plugin", seen)
+            yield problem(what, _PINNED, f"{remedy}; if this is already set, remove the other NRI plugin", seen)
 
     return _if_seen(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)
 
@@ -111,9 +112,9 @@ def _topology_manager(kubelet: KubeletConfig | None) -> Iterator[Finding]:
         origin = kubelet.origins.get("topologyManagerPolicy", _CONFIGURATION)
         yield note(
             f"The kubelet's topology manager is {kubelet.topology_manager}.",
-            "it knows nothing of claims: it may refuse a pod on the node that the scheduler has chosen for its claims",
+            "it does not know claims, and may reject a pod on the node that the scheduler chose for its claims",
             f"{_set('topologyManagerPolicy: none', origin)}; "
-            "claims use matchAttribute: resource.kubernetes.io/numaNode instead",
+            "to align claims, use matchAttribute: resource.kubernetes.io/numaNode instead",
         )
 
 
@@ -122,18 +123,22 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
         return
     for gate in _GATES:
         if kubelet.gates.get(gate) is False:
-            why = "the kubelet prepares no claims" if gate == _GATES[0] else "it drops what claims have of a device"
+            why = (
+                "the kubelet prepares no claims"
+                if gate == _GATES[0]
+                else "it drops the consumed capacity of shared devices from claims"
+            )
             origin = kubelet.origins.get(f"featureGates.{gate}", _CONFIGURATION)
-            remedy = f"take {gate}: false out of featureGates in {origin}"
+            remedy = f"remove {gate}: false from featureGates in {origin}"
             yield problem(f"The kubelet's feature gate {gate} is off.", why, remedy)
     if kubelet.gates.get("AllBeta") is False and _GATES[1] not in kubelet.gates:
-        why = f"{_GATES[1]} is a beta gate since Kubernetes 1.36: it is off, and the kubelet drops what claims have"
+        why = f"{_GATES[1]} is a beta gate since Kubernetes 1.36: it is off, and the kubelet drops consumed capacities"
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
     counting = gates.COUNTING
     is_known = kubelet.unseen is None or counting in kubelet.gates
     is_on = kubelet.gates.get(counting, kubelet.gates.get("AllAlpha", False))
     if config.publish_node_allocatable_resource_mapping and is_known and not is_on:
-        why = "claims count against the node in the scheduler, and the kubelet counts requests alone"
+        why = "the scheduler counts claims against the node, but the kubelet counts only requests"
         remedy = f"add {counting}: true to featureGates, or set publishNodeAllocatableResourceMapping: false"
         yield note(f"The kubelet's feature gate {counting} is not on.", why, remedy)
 
@@ -148,22 +153,24 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
         change = "; or " + _set(f'reservedSystemCPUs: "{text}"', origin) if ours else ""
         yield problem(
             f"The kubelet reserves CPUs {listed} (reservedSystemCPUs), the driver {text or 'none'} (reservedCPUs).",
-            "claims may get CPUs that the system was promised, or no container gets those that only one side reserves",
+            "claims may get CPUs that are promised to the system, and CPUs that only one side reserves may be unused",
             f'set reservedCPUs: "{listed}" in driverConfig{change}',
         )
     elif counted is not None and counted < len(ours):
         yield problem(
             f"The driver reserves {len(ours)} CPUs, the kubelet {float(counted):g}.",
-            "the scheduler sends pods for CPUs that no claim and no pod can have",
-            f'set reservedSystemCPUs: "{text}" in {_CONFIGURATION}, or as many CPUs in kubeReserved and systemReserved',
+            "the scheduler places pods for CPUs that neither claims nor pods can use",
+            f'set reservedSystemCPUs: "{text}" in {_CONFIGURATION}, or the same number of CPUs in kubeReserved and '
+            "systemReserved",
         )
     elif ours and theirs is None and counted is None and kubelet and kubelet.unseen is None:
         yield unknown(node if isinstance(node, Unread) else _NO_FIGURES)
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "kubelet, runtime and daemons run on whatever claims leave over, one CPU at least (minSharedCPUs)",
-            "set reservedCPUs in driverConfig and reservedSystemCPUs of the kubelet to one list: docs/node-tuning.md",
+            "kubelet, runtime and daemons only have the CPUs that claims leave over, at least one (minSharedCPUs)",
+            "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
+            "docs/node-tuning.md",
         )
 
 
@@ -175,8 +182,8 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
     if theirs and theirs != ours:
         yield problem(
             f"The kubelet reserves memory of NUMA nodes {_numbers(theirs)}, the driver of {_numbers(ours)}.",
-            "claims may get memory that the system was promised",
-            "take the kubelet's reservedMemory over into reservedMemory of driverConfig",
+            "claims may get memory that is promised to the system",
+            "copy the kubelet's reservedMemory to reservedMemory in driverConfig",
         )
     elif is_explicit(config) and held is None and kubelet and kubelet.unseen is None:
         yield unknown(node if isinstance(node, Unread) else _NO_FIGURES)
@@ -186,7 +193,7 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
             f"The kubelet reserves {amounts[0]} of memory, the driver {amounts[1]} (reservedMemory).",
             "claims of plain memory may get what the system and the eviction threshold need",
             f"raise reservedMemory to {amounts[0]} over all NUMA nodes, or remove its entries for memory: the driver "
-            "then keeps as much as the kubelet",
+            "then reserves as much as the kubelet",
         )
 
 
@@ -199,7 +206,7 @@ def _sockets(sockets: Mapping[str, str]) -> Iterator[Finding]:
     if missing:
         yield problem(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not registered with the kubelet.",
-            "the kubelet finds a driver by a socket in its registry; without one no claim is prepared",
+            "the kubelet finds drivers by the sockets in its registry; without them no claim is prepared",
             "set kubeletRootDir in driverConfig to the kubelet's --root-dir; see driver.pod, and the kubelet's log: "
             "journalctl -u kubelet on the node",
             missing.values(),
@@ -210,7 +217,7 @@ _KUBELET: Final = ("kubelet", "config", "node")
 CHECKS: Final = (
     Check(
         "kubelet.release",
-        "The kubelet is of Kubernetes 1.34 or later, not newer than the API server, nor much older.",
+        "The kubelet runs Kubernetes 1.34 or later, and is neither newer nor much older than the API server.",
         ("node",),
         _release,
         also=("server",),
@@ -228,24 +235,24 @@ CHECKS: Final = (
         for manager, off, static in (("cpu", "none", "static"), ("memory", "None", "Static"))
     ),
     Check(
-        "kubelet.topology-manager", "The topology manager refuses no pod.", ("kubelet",), _if_seen(_topology_manager)
+        "kubelet.topology-manager", "The topology manager rejects no pod.", ("kubelet",), _if_seen(_topology_manager)
     ),
     Check(
         "kubelet.gates",
-        f"The gates {' and '.join(_GATES)} are not off; {gates.COUNTING} is on if claims are published as counted.",
+        f"The gates {' and '.join(_GATES)} are not off; {gates.COUNTING} is on if claims count against the node.",
         ("kubelet", "config"),
         _if_seen(_gates),
     ),
     Check(
         "kubelet.reserved-cpus",
-        "Kubelet and driver reserve the same CPUs, and at least one.",
+        "Kubelet and driver reserve the same CPUs, at least one.",
         _KUBELET,
         _if_seen(_reserved_cpus),
         always=True,
     ),
     Check(
         "kubelet.reserved-memory",
-        "Kubelet and driver reserve memory of the same NUMA nodes, and the driver as much.",
+        "Kubelet and driver reserve memory of the same NUMA nodes, and the driver reserves at least as much.",
         _KUBELET,
         _if_seen(_reserved_memory),
         always=True,

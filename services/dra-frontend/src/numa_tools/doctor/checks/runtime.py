@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the container runtime lets the driver see containers and hands claims to them. Pure."""
+"""Checks that the container runtime connects the driver and passes claims to containers. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -17,25 +17,25 @@ from numa_tools.doctor.runtime_settings import RuntimeConfig
 
 _WRONG: Final = {
     "nri": ("NRI is switched off", "the backend sees no container"),
-    "connections": ("NRI plugins that connect by themselves are refused", "the backend sees no container"),
+    "connections": ("NRI plugins that connect by themselves are rejected", "the backend sees no container"),
     "cdi": ("CDI is switched off", 'pods with claims fail with "unresolvable CDI devices"'),
     "cdi_directories": (
-        "cdi_spec_dirs do not name {cdi_dir}",
+        "cdi_spec_dirs does not contain {cdi_dir}",
         "claim files are written where the runtime does not look",
     ),
     "hugetlb": (
         "the hugetlb controller of containerd 1.7 is switched off",
-        "containers get no hugepage limits from the runtime; the backend writes those of claims itself",
+        "containers get no hugepage limits from the runtime, only those that the backend writes for claims",
     ),
 }
-"""By setting, what is wrong and its effect."""
+"""Fault and its effect, by setting."""
 _HARMLESS: Final = frozenset({"hugetlb"})
 _TIMEOUT_EFFECTS: Final = {
-    "plugin_request_timeout": "after a hook that takes longer the runtime starts the container without the plugin",
-    "plugin_registration_timeout": "on a busy node the backend may never get in",
+    "plugin_request_timeout": "if a hook takes longer, the runtime starts the container without the plugin",
+    "plugin_registration_timeout": "on a busy node the backend may never connect",
 }
 _TOLERATED: Final = ("tolerate_missing_plugins_annotation", "nri_validator_tolerate_missing_plugins_annotation")
-"""Key of the annotation in containerd's configuration, and in CRI-O's."""
+"""Keys of the annotation in the configurations of containerd and CRI-O."""
 _NO_BACKEND: Final = Unread("", "")
 
 
@@ -51,7 +51,7 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
         yield problem(
             "The backend is not connected to the container runtime.",
             "containers of claims are not pinned, so no claim is prepared on this node",
-            "switch NRI on and set nriSocket to its socket; docs/runtime.md",
+            "enable NRI and set nriSocket to its socket; docs/runtime.md",
         )
 
 
@@ -67,7 +67,7 @@ def _settings(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
 
 
 def _compared(runtime: RuntimeConfig, names: Sequence[str], config: Config) -> tuple[list[str], list[Finding]]:
-    """Returns the settings that differ from what the driver requires, and a finding for those that are not known."""
+    """Returns the settings that differ from the driver's requirements, and a finding for unknown ones."""
     wrong: list[str] = []
     unclear: dict[str, Finding] = {}
     for name in names:
@@ -86,7 +86,7 @@ def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     if same_place(socket) != same_place(config.nri_socket):
         yield problem(
             f"{runtime.software}'s NRI socket is {socket}, nriSocket is {config.nri_socket}.",
-            "the backend waits for a socket that is never made",
+            "the backend waits for a socket that is never created",
             f"set nriSocket to {socket} in driverConfig, or change the runtime's",
         )
 
@@ -95,15 +95,15 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
     if not runtime.value("validator") or NRI_PLUGIN_NAME not in runtime.value("required"):
         yield Finding(
             Level.NOTE,
-            "The runtime starts containers while the driver is away.",
-            "one with a claim that starts then runs unpinned until the backend is back, about a second",
+            "The runtime starts containers while the driver is not connected.",
+            "a container with a claim that starts then runs unpinned until the backend is back, about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",
         )
     elif runtime.value("tolerated") != TOLERATE_MISSING_ANNOTATION:
         yield problem(
-            f"The runtime requires the plugin, and no pod can be excepted by {TOLERATE_MISSING_ANNOTATION}.",
-            "the driver's own pod needs a container to be created before the plugin is there: it can never start",
+            f"The runtime requires the plugin, and {TOLERATE_MISSING_ANNOTATION} cannot exempt a pod.",
+            "the driver's own pod must be created before the plugin exists, so it can never start",
             f'set {_TOLERATED[runtime.software == CRI_O]} = "{TOLERATE_MISSING_ANNOTATION}": '
             f"{_set_up(runtime, ' --require-plugin')}",
         )
@@ -115,7 +115,7 @@ def _drop_ins(runtime: RuntimeConfig) -> Iterator[Finding]:
     elif runtime.stray:
         yield problem(
             f"{', '.join(runtime.stray)} is imported by no configuration file (read: {', '.join(runtime.files)}).",
-            "its settings for NRI and CDI are not in force",
+            "its settings for NRI and CDI have no effect",
             'add imports = ["/etc/containerd/conf.d/*.toml"] to config.toml, and restart containerd',
         )
 
@@ -129,7 +129,7 @@ def _timeouts(backend: BackendStatus) -> Iterator[Finding]:
     if short:
         needed = " and ".join(f"{key} to {LEAST_SECONDS[key]}s" for key in short)
         yield problem(
-            "The runtime waits for plugins less long than by default.",
+            "The runtime waits less long for plugins than by default.",
             "; ".join(_TIMEOUT_EFFECTS[key] for key in short),
             f"set {needed} or more in the runtime's NRI section; nri-backend setup-runtime prints it for containerd",
             [f"{key} is {seconds:g} s" for key, seconds in short.items()],
@@ -141,7 +141,7 @@ def _release(node: Document) -> Iterator[Finding]:
     oldest = OLDEST.get(found.software) if found else None
     if found and oldest and found.release and found.release < oldest:
         needed, there = (".".join(map(str, one)) for one in (oldest, found.release))
-        why = "NRI of this release lacks what the backend needs"
+        why = "this release's NRI lacks functions that the backend needs"
         yield problem(
             f"The container runtime is {found.software} {there}.",
             why,
@@ -150,7 +150,7 @@ def _release(node: Document) -> Iterator[Finding]:
 
 
 def _unless_unclear(judge: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
-    """Returns a check that is unknown if a setting of the runtime that it needs cannot be determined."""
+    """Returns a check that is unknown if a runtime setting that it needs cannot be determined."""
 
     def run(runtime: RuntimeConfig, *more: Any) -> Iterator[Finding]:
         try:
@@ -163,16 +163,21 @@ def _unless_unclear(judge: Callable[..., Iterator[Finding]]) -> Callable[..., It
 
 _WITH_CONFIG: Final = ("runtime", "config")
 CHECKS: Final = (
-    Check("runtime.nri", "The backend is connected to the runtime by NRI.", ("backend",), _connected),
+    Check("runtime.nri", "The backend is connected to the runtime through NRI.", ("backend",), _connected),
     Check("runtime.settings", "NRI and CDI are on, and the runtime reads cdiDir.", _WITH_CONFIG, _settings),
-    Check("runtime.nri-socket", "NRI's socket is where nriSocket says.", _WITH_CONFIG, _unless_unclear(_socket)),
+    Check(
+        "runtime.nri-socket",
+        "nriSocket is the path of the runtime's NRI socket.",
+        _WITH_CONFIG,
+        _unless_unclear(_socket),
+    ),
     Check(
         "runtime.required-plugin",
-        "No container starts while the driver is away, except those of annotated pods.",
+        "No container starts while the driver is not connected, except in annotated pods.",
         ("runtime",),
         _unless_unclear(_required),
     ),
-    Check("runtime.drop-in", "Each drop-in about NRI or CDI is imported.", ("runtime",), _drop_ins),
-    Check("runtime.timeouts", "The runtime gives a hook 2 s, and a registration 5 s.", ("backend",), _timeouts),
-    Check("runtime.release", "The runtime is of a release that is known to work.", ("node",), _release),
+    Check("runtime.drop-in", "Every drop-in for NRI or CDI is imported.", ("runtime",), _drop_ins),
+    Check("runtime.timeouts", "The runtime allows 2 s for a hook and 5 s for a registration.", ("backend",), _timeouts),
+    Check("runtime.release", "The runtime's release is known to work.", ("node",), _release),
 )

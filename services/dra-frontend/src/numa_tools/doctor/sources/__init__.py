@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One module for each place that facts are read from. Every read is bounded, fails softly, and changes nothing."""
+"""Readers of facts, one module per place. Each read is bounded, changes nothing, and returns an Unread if it fails."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server says: of itself, of our rights, of this node, its slices and its claims.
+"""Reads facts from the API server: its version, the driver's rights, and this node's Node, slices and claims.
 
-Nothing is stored: the trial of a slice is a dry run.
+Stores nothing: the trial of a slice is a dry run.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from numa_tools.doctor.model import Unread
 from numa_tools.doctor.sources.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
 
 _MOST_CLAIMS: Final = 100
-"""Claims that are looked up, of those that are prepared here."""
+"""Maximum number of prepared claims to look up."""
 _KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
 _ELSEWHERE: Final = Unread(
-    "with --host-root and without a kubeconfig the API server is not asked: rights would not be the driver's",
-    "run the command in the driver's pod for these",
+    "with --host-root and without a kubeconfig, the API server is not queried: the rights would not be the driver's",
+    "run the command in the driver's pod for these checks",
     on_purpose=True,
 )
 _NO_CONFIGZ: Final = (
@@ -41,24 +41,24 @@ _NO_CONFIGZ: Final = (
     "values grants get on nodes/proxy (docs/doctor.md)"
 )
 _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
-"""By reason for which fields were left out, the feature gate that they need."""
+"""Feature gates by the reason why a field was omitted."""
 _Answer = TypeVar("_Answer")
 
 
 def nobody_asked() -> Mapping[str, Any]:
-    """Returns the facts where the command runs beside the driver's pod, with rights that are not the driver's."""
+    """Returns the facts of a command that runs outside the driver's pod and thus without the driver's rights."""
     return dict.fromkeys(_KEYS, _ELSEWHERE)
 
 
 class Cluster:
-    """The questions of one run."""
+    """Queries of one run."""
 
     def __init__(self, connection: Connection, node_name: str) -> None:
         self._client, self._inquiry = KubeClient(connection), Inquiry(connection)
         self._node_name = node_name
 
     async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
-        """Returns which of the rights that the driver needs it has."""
+        """Returns the rights that the driver needs, each with True if it is granted."""
         needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
         answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
         return dict(zip(needed, answers, strict=True))
@@ -69,23 +69,23 @@ class Cluster:
         return tuple(item for items, _ in found for item in items)
 
     async def claims(self, records: Sequence[AllocationRecord]) -> dict[str, Document | None]:
-        """Returns the claims of records by UID; None for one that is gone, or has another UID now."""
+        """Returns the claims of records by UID, or None for a claim that was deleted or replaced."""
         found: dict[str, Document | None] = {}
         for record in records[:_MOST_CLAIMS]:
             wanted = record.claim
             if wanted.uid in found:
                 continue
-            # One claim that can never be read does not hide the others.
+            # One unreadable claim does not hide the others.
             with suppress(UnreadableError):
                 claim = await self._client.get_claim(wanted.namespace, wanted.name, patience=1.0)
                 found[wanted.uid] = claim if claim and claim["metadata"]["uid"] == wanted.uid else None
         return found
 
     async def trial(self, inventory: Inventory, *, counted: bool) -> Trial:
-        """Returns what the server makes of a slice with every field that may be in one."""
+        """Creates a slice with every possible field in a dry run and returns what the server changed."""
         pools = [pool for pool in inventory.pools if pool.devices]
         if not pools:
-            raise KubeError("try a slice", "this node has no device to offer; see the group config")
+            raise KubeError("try a slice", "this node has no devices to offer; see the checks config.*")
         wanted = slice_documents(pools[0], self._node_name, counted=counted)[0]
         taint = {"key": OVERCLAIMED_TAINTS[pools[0].driver], "value": "true", "effect": "NoSchedule"}
         wanted["spec"]["devices"] = [wanted["spec"]["devices"][0] | {"taints": [taint]}]
@@ -98,7 +98,7 @@ class Cluster:
                 continue
             ahead = _stamp(answer) - time.time()
             dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
-            # A list of NUMA nodes that the server refuses has no reason: no setting asks for it.
+            # A rejected list of NUMA nodes has no reason here, because no setting requests it.
             refused = tuple(_GATE_OF[reason] for reason in left_out if reason)
             return Trial(tuple(sorted(set(dropped))), refused, ahead)
         raise refusal
@@ -112,11 +112,11 @@ class Cluster:
         return await self._inquiry.server_version()
 
     async def configz(self) -> Document | Unread:
-        """Returns the kubelet's configuration. The driver works without the right to read it."""
+        """Returns the kubelet's configuration. The driver does not need the right to read it."""
         try:
             return await self._inquiry.kubelet_config(self._node_name)
         except ForbiddenError:
-            return Unread("the driver may not ask the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
+            return Unread("the driver may not query the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
         except KubeError as error:
             return Unread(f"the kubelet does not answer through the API server: {error.detail}", _NO_CONFIGZ)
 
@@ -135,7 +135,7 @@ def _stamp(answer: Document) -> float:
 async def read_cluster(
     load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], config: Config
 ) -> Mapping[str, Any]:
-    """Returns the facts by their names; each fails by itself, all of them where the server cannot be reached."""
+    """Returns the facts by name. Each query fails by itself; all fail if the server is unreachable."""
     connection = Connection(load, CALL_SECONDS)
     try:
         await connection.open()
@@ -152,7 +152,7 @@ async def read_cluster(
         found |= {"rights": await _softly(cluster.rights(config)), "slices": await _softly(cluster.slices())}
         return found | {"api_claims": await _softly(cluster.claims(records))}
     except (KubeError, OSError, ValueError) as error:
-        return dict.fromkeys(_KEYS, Unread(f"the API server cannot be asked: {error}", "see api.reachable"))
+        return dict.fromkeys(_KEYS, Unread(f"the API server cannot be queried: {error}", "see api.reachable"))
     finally:
         await connection.close()
 
@@ -161,6 +161,6 @@ async def _softly(call: Awaitable[_Answer]) -> _Answer | Unread:
     try:
         return await call
     except ForbiddenError as error:
-        return Unread(str(error), "grant what is named; the chart's ClusterRole has it")
+        return Unread(str(error), "grant the named right, which the chart's ClusterRole contains")
     except KubeError as error:
         return Unread(str(error), "see api.reachable")

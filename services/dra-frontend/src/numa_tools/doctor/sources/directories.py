@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directories of the driver on the node: run directory, journal, claim files, sockets. Every call blocks."""
+"""Reads the driver's directories on the node: run directory, journal, claim files and sockets. Every call blocks."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ _MOST_ENTRIES: Final = 256
 
 
 def read_space(path: Path) -> Space:
-    """Returns what is left of the file system of a directory. OSError."""
+    """Returns the free space of a directory's file system. Raises OSError."""
     status = os.statvfs(path)
     return Space(str(path), status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
@@ -41,7 +41,7 @@ def read_run_directory(path: Path) -> RunDirectory | Unread:
 
 
 def read_claims(path: Path) -> Claims | Unread:
-    """Returns the claim files, and what is wrong with them."""
+    """Returns the claim files and their problems."""
     try:
         view = ClaimDirectory(str(path)).refresh()
         return Claims(view.files, view.problems, view.detached, read_space(path))
@@ -50,7 +50,7 @@ def read_claims(path: Path) -> Claims | Unread:
 
 
 def read_sockets(kubelet_root: Path) -> dict[str, str] | Unread:
-    """Returns, by driver, why the kubelet cannot reach it; empty where it can."""
+    """Returns the reason why the kubelet cannot reach each driver, or "" if it can."""
     if not (kubelet_root / "plugins_registry").is_dir():
         return Unread(f"{kubelet_root}/plugins_registry is not visible from here", "correct kubeletRootDir")
     found = {}

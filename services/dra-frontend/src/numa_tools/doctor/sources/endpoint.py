@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint of the service of this pod, asked over its unix socket. Every call blocks, for a few seconds."""
+"""Queries the state endpoint of this pod's service over its unix socket. Every call blocks, up to a few seconds."""
 
 import socket
 from pathlib import Path
@@ -21,7 +21,7 @@ _SECONDS: Final = 5.0
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
-    """Returns the service of this pod, or the active one of the node where this is not the driver's pod."""
+    """Returns a client for this pod's service, or for the node's active one if this is not the driver's pod."""
     own = run_directory / pod_uid
     return StateClient(own if (own / STATE_SOCKET).exists() else run_directory)
 
@@ -38,7 +38,7 @@ def is_served(path: Path) -> bool:
 
 
 def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus | Unread]:
-    """Returns what the service says of itself and of its backend."""
+    """Returns the service's reports about itself and its backend."""
     try:
         backend = client.document("/v1/backend")
         service = Service(

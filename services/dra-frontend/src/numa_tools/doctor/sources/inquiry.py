@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API server that the doctor sends and the service does not. Each is sent once, without a retry."""
+"""Requests to the API server that only the doctor sends. Each is sent once, without a retry."""
 
 from typing import Final
 
@@ -21,42 +21,42 @@ RIGHTS: Final = (
     ("get", "", "nodes", ""),
     *((verb, "events.k8s.io", "events", "") for verb in ("create", "patch")),
 )
-"""What the driver may do: verb, group, resource, name. The rules of the chart's ClusterRole."""
+"""Rights of the driver in the chart's ClusterRole: verb, group, resource, name."""
 RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
-"""What it does besides where hugepagesOnDemand is set."""
+"""Additional rights if hugepagesOnDemand is set."""
 
 
 class _Version(Call):
-    """The one path that belongs to no API group. Everybody may read it (system:public-info-viewer)."""
+    """Request for the server's version, whose path belongs to no API group (readable by system:public-info-viewer)."""
 
     @property
     def path(self) -> str:
-        """The path on the server."""
+        """Path on the server."""
         return "/version"
 
 
 class _Configz(Call):
-    """Request for the kubelet's effective configuration, flags included, through the API server's proxy to the node."""
+    """Request for the kubelet's effective configuration, including flags, through the API server's node proxy."""
 
     @property
     def path(self) -> str:
-        """The path on the server."""
+        """Path on the server."""
         return f"{super().path}/configz"
 
 
 class Inquiry:
-    """Questions on one connection. Every failure is a KubeError."""
+    """Queries over one connection. Every failure raises KubeError."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def server_version(self) -> str:
-        """The server's version, ``v1.36.1``."""
+        """Returns the server's version, ``v1.36.1``."""
         document = await self._ask(_Version("get", "", "version"))
         return str(document.get("gitVersion", ""))
 
     async def kubelet_config(self, node: str) -> Document:
-        """The effective KubeletConfiguration of a node. Needs ``get`` on ``nodes/proxy``."""
+        """Returns the effective KubeletConfiguration of a node. Needs ``get`` on ``nodes/proxy``."""
         document = await self._ask(_Configz("get", "", "nodes/proxy", node))
         found = document.get("kubeletconfig")
         if not isinstance(found, dict):
@@ -64,13 +64,16 @@ class Inquiry:
         return found
 
     async def list_classes(self) -> frozenset[str]:
-        """The names of all DeviceClasses."""
+        """Returns the names of all DeviceClasses."""
         call = Call("list", "resource.k8s.io", "deviceclasses")
         items, _ = read_list(call, await self._connection.ask(call), "DeviceClass")
         return frozenset(item["metadata"]["name"] for item in items)
 
     async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
-        """Whether RBAC lets us do that to an object of that name, or to any. Everybody may ask (system:basic-user)."""
+        """Returns True if RBAC grants this right. Every user may ask (system:basic-user).
+
+        An empty name asks for the right to all objects.
+        """
         base, _, part = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": base, "subresource": part, "name": name}
         body = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel says of itself, and the cgroup tree. Every call blocks."""
+"""Reads facts about the kernel and the cgroup tree. Every call blocks."""
 
 import re
 import resource
@@ -26,12 +26,12 @@ _CLOCK: Final = "/sys/devices/system/clocksource/clocksource0/current_clocksourc
 
 
 def read_kernel(tree: FileTree) -> Kernel | Unread:
-    """Returns what /proc and /sys of the host tell."""
+    """Returns the facts in the host's /proc and /sys."""
     reader = Reader(tree)
     try:
         release = re.match(r"(\d{1,4})\.(\d{1,4})", reader.text("/proc/sys/kernel/osrelease") or "", re.ASCII)
         if release is None:
-            raise HostTreeError("/proc/sys/kernel/osrelease", "does not name a release of Linux")
+            raise HostTreeError("/proc/sys/kernel/osrelease", "does not contain a Linux release")
         files = (reader.text("/proc/sys/fs/file-nr") or "0 0 0").split()
         return Kernel(
             release=(int(release[1]), int(release[2])),
@@ -43,7 +43,7 @@ def read_kernel(tree: FileTree) -> Kernel | Unread:
             interrupts=_interrupts(reader, tree),
         )
     except (HostTreeError, ValueError) as error:
-        return Unread(str(error), "run the command in the driver's pod, or give --host-root")
+        return Unread(str(error), "run the command in the driver's pod, or pass --host-root")
 
 
 def _cpus(text: str | None) -> frozenset[int]:
@@ -75,11 +75,11 @@ def _interrupts(reader: Reader, tree: FileTree) -> dict[int, frozenset[int]]:
 
 
 def read_cgroups(tree: FileTree, root: str, mountinfo: str, machine: Machine | None) -> Cgroups | Unread:
-    """Returns the cgroup tree; ``tree`` begins at its root, and ``mountinfo`` is that of a process."""
+    """Returns the facts of the cgroup tree. ``tree`` begins at its root; ``mountinfo`` is that of a process."""
     try:
         controllers, names = tree.read("/cgroup.controllers"), tree.names("/")
         if names is None:
-            return Unread(f"{root} is not there", "set cgroupRoot to where the node's cgroup tree is mounted")
+            return Unread(f"{root} does not exist", "set cgroupRoot to where the node's cgroup tree is mounted")
         above = mounts_over(root, parse_mounts(mountinfo))
         if controllers is None and above and above[-1].point == root and not above[-1].kind.startswith("cgroup"):
             return Unread(
@@ -114,7 +114,7 @@ def _words(tree: FileTree, path: str) -> frozenset[str]:
 
 
 def _options(mountinfo: str, root: str) -> frozenset[str]:
-    """Returns the options of the cgroup2 file system that is seen at a place; none of another one."""
+    """Returns the mount options of the cgroup2 file system at a path, or an empty set for any other file system."""
     above = mounts_over(root, parse_mounts(mountinfo))
     return above[-1].options if above and above[-1].kind == "cgroup2" else frozenset()
 
@@ -134,5 +134,5 @@ def _host_pages(tree: FileTree, machine: Machine | None) -> dict[PageKey, int] |
 
 
 def own_limits() -> tuple[int, int]:
-    """Returns how many files a process of this container may have open: soft and hard limit."""
+    """Returns the soft and hard limits of open files for a process of this container."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a kubelet's configuration: of configz, a given file, an archive, or the files of the node. Every call blocks.
+"""Reads a kubelet's configuration from configz, a given file, an archive, or the node's files. Every call blocks.
 
-A container of the driver sees none of the files unless they are mounted. With ``--host-root`` they are there.
+A container of the driver sees none of these files unless they are mounted, as they are with ``--host-root``.
 """
 
 import sys
@@ -45,8 +45,8 @@ _ASK: Final = (
 
 
 def read_given_kubelet(path: str, node: str) -> KubeletConfig:
-    """Returns a KubeletConfiguration or an answer of ``configz``; ``-`` is standard input. Raises ConfigError."""
-    # Not by opening /dev/stdin, which fails if the runtime passes a socket to the command.
+    """Reads a KubeletConfiguration or a response of ``configz``; ``-`` is stdin. Raises ConfigError."""
+    # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
     document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     try:
         if isinstance(document, dict) and "kubeletconfig" in document:
@@ -60,9 +60,9 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
 
 
 def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unread) -> KubeletConfig | Unread:
-    """Returns the kubelet's configuration: its own answer, else an archive's, else that of the node's files.
+    """Returns the kubelet's configuration from its configz response, else from an archive, else from files.
 
-    ``root`` is the kubelet's root directory, ``answer`` what the API server returned for configz.
+    ``root`` is the kubelet's root directory, ``answer`` the API server's response for configz.
     """
     if not isinstance(answer, Unread):
         try:
@@ -76,7 +76,7 @@ def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unre
 
 
 def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
-    """Returns the configuration in an archive of ``gather``; None for a host root that is not one."""
+    """Returns the configuration in an archive of ``gather``, or None if the host root is not an archive."""
     path = Path(host_root, KUBELET)
     try:
         data = read_regular(str(path), _MOST_BYTES)
@@ -86,12 +86,12 @@ def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
 
 
 def read_kubelet(host_root: str, root: str, node: str) -> KubeletConfig | None:
-    """Returns the configuration in the files of a node, or None if there are none."""
+    """Returns the configuration in a node's files, or None if it has no such files."""
     return kubelet_of_reading(read_files(host_root, root), _ASK.format(node=node))
 
 
 def read_files(host_root: str, root: str) -> Reading:
-    """Returns all parts of the configuration that the files of a node contain."""
+    """Returns all parts of the configuration that a node's files contain."""
     files = HostFiles(host_root)
     try:
         launch = find_launch(files, root)
@@ -146,7 +146,7 @@ def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
 
 
 def _is_configuration(document: object, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration. A ``bare`` one may lack the fields that name its type."""
+    """Returns True for a KubeletConfiguration. With ``bare``, apiVersion and kind may be missing."""
     if not isinstance(document, dict):
         return False
     return (document.get("apiVersion", API_VERSION if bare else ""), document.get("kind", KIND if bare else "")) == (
@@ -156,7 +156,7 @@ def _is_configuration(document: object, *, bare: bool) -> bool:
 
 
 def _likely_place(files: HostFiles, root: str) -> Place:
-    """Returns the place of the distribution whose files are there. Raises UnseenError if there are several."""
+    """Returns the paths of the distribution whose files exist. Raises UnseenError if there are several."""
     own = f"{root}/config.yaml"
     places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
     found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
@@ -167,7 +167,7 @@ def _likely_place(files: HostFiles, root: str) -> Place:
 
 
 def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration, and for a file that cannot be read, whose use then fails."""
+    """Returns True for a KubeletConfiguration or an unreadable file, whose later use then fails."""
     try:
         return _is_configuration(files.document(path), bare=bare)
     except UnseenError:
@@ -175,7 +175,7 @@ def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
 
 
 def _states(files: HostFiles, root: str) -> dict[str, str]:
-    """Returns the policies that the managers run with, from their state files, by manager."""
+    """Returns the policies in use by manager, from the managers' state files."""
     found: dict[str, str] = {}
     for manager, name in _STATES.items():
         try:

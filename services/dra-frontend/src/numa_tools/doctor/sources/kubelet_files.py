@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files of a kubelet's configuration below a host root: bounded, following no link out of the root."""
+"""Reads files of a kubelet's configuration below a host root, within limits and without following links out of it."""
 
 import os
 import stat
@@ -17,9 +17,9 @@ from numa_node.files import read_regular
 from numa_tools.doctor.kubelet_config import API_VERSION, KIND
 
 _MOST_BYTES: Final = 256 << 10
-"""Bytes of one file. A KubeletConfiguration is a screen of text."""
+"""Maximum size of one file. A KubeletConfiguration fills about one screen."""
 _MOST_IN_ALL: Final = 4 << 20
-"""Bytes of all files together."""
+"""Maximum size of all files together."""
 _MOST_DROP_INS: Final = 256
 _MOST_ENTRIES: Final = 4096
 _MOST_LEVELS: Final = 16
@@ -27,7 +27,7 @@ _SUFFIX: Final = ".conf"
 
 
 class UnseenError(Exception):
-    """A part of the configuration could not be read; the text names it and the reason."""
+    """Raised if a part of the configuration could not be read. The text names the part and the reason."""
 
 
 class HostFiles:
@@ -37,17 +37,17 @@ class HostFiles:
         self.root = host_root
         self._left = _MOST_IN_ALL
         self.changed: dict[str, float] = {}
-        """Time of the last change of each file and directory that was read, in seconds since the epoch."""
+        """Modification time of each file and directory that was read, in seconds since the epoch."""
 
     def where(self, path: str) -> str:
-        """Returns where a path of the node is. Raises UnseenError."""
+        """Resolves a path of the node to a path here. Raises UnseenError."""
         try:
             return on_node(self.root, path)
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 
     def data(self, path: str, most_bytes: int = _MOST_BYTES) -> bytes | None:
-        """Returns the content of a file, or None if there is none. Raises UnseenError."""
+        """Returns the content of a file, or None if it does not exist. Raises UnseenError."""
         try:
             real = self.where(path)
             data = read_regular(real, min(most_bytes, self._left), follow=True)
@@ -62,7 +62,7 @@ class HostFiles:
         return data
 
     def text(self, path: str, most_bytes: int = _MOST_BYTES) -> str | None:
-        """Returns the text of a file, or None if there is none. Raises UnseenError."""
+        """Returns the text of a file, or None if it does not exist. Raises UnseenError."""
         data = self.data(path, most_bytes)
         try:
             return None if data is None else data.decode()
@@ -85,7 +85,7 @@ class HostFiles:
         return sorted(found, key=os.fsencode)
 
     def document(self, path: str) -> Any:
-        """Returns the value of a YAML or JSON file, or None if there is none. Raises UnseenError."""
+        """Returns the value of a YAML or JSON file, or None if it does not exist. Raises UnseenError."""
         data = self.data(path)
         if data is None:
             return None
@@ -97,11 +97,11 @@ class HostFiles:
             raise UnseenError(str(error)) from error
 
     def drop_ins(self, directory: str) -> Iterator[str]:
-        """Yields the drop-ins of ``--config-dir`` in the order of the kubelet. Raises UnseenError.
+        """Yields the drop-ins of ``--config-dir`` in the kubelet's order. Raises UnseenError.
 
-        The kubelet walks the directory with filepath.WalkDir: entries in lexical order, each directory at its place,
-        no symbolic link to a directory followed, the first directory included. It reads every other entry whose name
-        ends in .conf. A kubelet whose directory is missing does not start.
+        The kubelet walks the directory with filepath.WalkDir: entries in lexical order, each directory at its place. It
+        follows no symbolic link to a directory, not even for the first directory. It reads every other entry whose name
+        ends in .conf. A kubelet whose drop-in directory is missing does not start.
         """
         mode = self._mode(directory)
         if mode is None:
@@ -125,7 +125,7 @@ class HostFiles:
                 yield path
 
     def _mode(self, path: str) -> int | None:
-        """Returns the mode of an entry itself: of a symbolic link that of the link."""
+        """Returns the mode of an entry without following a symbolic link."""
         above, _, name = path.rstrip("/").rpartition("/")
         try:
             return os.lstat(f"{self.where(above or '/')}/{name}").st_mode
@@ -137,7 +137,7 @@ class HostFiles:
 
 
 def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields path and content of each drop-in. Raises UnseenError, also if the kubelet would refuse a drop-in."""
+    """Yields path and content of each drop-in. Raises UnseenError, also if the kubelet would reject a drop-in."""
     for number, path in enumerate(files.drop_ins(directory)):
         if number >= _MOST_DROP_INS:
             raise UnseenError(f"{directory} has more than {_MOST_DROP_INS} drop-ins")
@@ -148,7 +148,7 @@ def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[
 
 
 def _json_or_yaml(data: bytes, path: str) -> Any:
-    """Returns the value of a text that begins with a brace: JSON, or YAML in its flow style."""
+    """Parses a text that begins with a brace: JSON, or YAML in flow style."""
     try:
         return parse_json(data, _MOST_BYTES, "file", path)
     except MalformedError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the command line of the kubelet: of its process, its systemd unit, or its distribution. Every call blocks."""
+"""Finds the kubelet's command line in its process, systemd unit or distribution. Every call blocks."""
 
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -25,20 +25,20 @@ from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environm
 _MOST_UNIT_BYTES: Final = 256 << 10
 _MOST_DROP_INS: Final = 64
 _PROGRAMS: Final = ("kubelet", "kubelite")
-"""The second one is MicroK8s' program, which contains the kubelet."""
+"""Names of programs that contain the kubelet. The second one is MicroK8s' program."""
 _UNIT: Final = "kubelet.service"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The arguments with which the kubelet runs, or would be started."""
+    """Arguments with which the kubelet runs, or would be started."""
 
     origin: str
     arguments: tuple[str, ...]
     unclear: str = ""
-    """Reason why the arguments may not be all."""
+    """Reason why arguments may be missing, or "" if they are complete."""
     started: float | None = None
-    """Start of the process, in seconds since the epoch."""
+    """Start time of the process, in seconds since the epoch."""
 
 
 class _Started(NamedTuple):
@@ -50,10 +50,10 @@ class _Started(NamedTuple):
 
 
 def find_launch(files: HostFiles, root: str) -> Launch | None:
-    """Returns the command line, or None if nothing of one was found. Raises UnseenError if it cannot be told apart.
+    """Returns the command line, or None if the node has no trace of one. Raises UnseenError if it is ambiguous.
 
-    A running process is certain. Without one, exactly one unit or distribution must be there, since a node may have
-    leftovers of another. Flags in environment files without the unit that uses them are some of the flags at most.
+    A running process is certain. Without one, exactly one unit or distribution must be installed, since a node may have
+    leftovers of another. Environment files without the unit that uses them may contain only some of the flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
@@ -69,7 +69,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
 
 
 def _running(files: HostFiles) -> Iterator[Launch]:
-    """Yields the kubelets that run: as root, and in the PID namespace of the host, where no ordinary pod can be.
+    """Yields the running kubelets: root processes in the host's PID namespace, where ordinary pods cannot be.
 
     Raises UnseenError.
     """
@@ -101,7 +101,7 @@ def _of_unit(files: HostFiles) -> Launch | None:
 
 
 def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | None:
-    """Returns how a unit starts a program, or None if there is no such unit. Raises UnitError and UnseenError."""
+    """Returns how a unit starts a program, or None if the unit does not exist. Raises UnitError and UnseenError."""
     texts = _unit_texts(files, unit)
     if not texts:
         return None
@@ -118,7 +118,7 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
 
 
 def _unit_texts(files: HostFiles, unit: str) -> list[str]:
-    """Returns the texts of a unit's fragment and its drop-ins as systemd orders them; none without a fragment."""
+    """Returns the texts of a unit's fragment and drop-ins in the order of systemd, or nothing without a fragment."""
     fragment = next((text for place in UNIT_DIRECTORIES if (text := _unit_text(files, f"{place}/{unit}"))), None)
     if fragment is None:
         return []
@@ -137,7 +137,7 @@ def _unit_text(files: HostFiles, path: str) -> str | None:
 
 
 def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
-    """Returns the arguments in MicroK8s' file: one in a line, with variables of the snap."""
+    """Returns the arguments in MicroK8s' file, one per line, with the variables of the snap replaced."""
     try:
         text = files.text(path, _MOST_UNIT_BYTES)
     except UnseenError as error:
@@ -168,10 +168,10 @@ def _of_ranchers(files: HostFiles) -> list[Launch]:
 
 
 def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
-    """Returns the arguments of k3s or RKE2. Raises UnitError and UnseenError.
+    """Returns the kubelet's arguments of k3s or RKE2. Raises UnitError and UnseenError.
 
     The lists of configuration file and command line are joined. The file of ``--config`` and the directory of
-    ``--config-dir`` are copied into a drop-in directory of its own, from which alone the kubelet reads
+    ``--config-dir`` are copied into a drop-in directory of the distribution, the only one that the kubelet reads
     (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
     """
     started = next((one for unit in rancher.units if (one := _unit_arguments(files, unit, rancher.name))), None)
@@ -187,7 +187,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
     if has_own:
         arguments = [one for one in arguments if one.partition("=")[0] not in ("--config", "--config-dir")]
         arguments.append(f"--config-dir={own}")
-    unclear = "" if started else f"no unit of {rancher.name} is visible, whose command line has flags, too"
+    unclear = "" if started else f"no unit of {rancher.name} is visible, and its command line may contain more flags"
     if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
         unclear = f"a variable in the environment of {rancher.name} moves its files"
     if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
@@ -196,7 +196,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
 
 
 def _rancher_settings(files: HostFiles, rancher: Rancher, given: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the configuration file with its drop-ins: later files replace keys, those that end in + are added."""
+    """Returns the configuration file merged with its drop-ins: later values replace earlier ones, ``KEY+`` appends."""
     path = ([*_values(given, "--config", "-c"), rancher.configuration])[0]
     directory = f"{path}.d"
     drop_ins = [f"{directory}/{name}" for name in files.names(directory) if name.endswith((".yaml", ".yml"))]

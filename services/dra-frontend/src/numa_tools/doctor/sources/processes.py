@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the programs that run on a node, in /proc below a host root. Every call blocks.
 
-A container of the driver sees none of them, since it has a PID namespace of its own.
+A container of the driver sees none of them, since it has its own PID namespace.
 """
 
 import posixpath
@@ -15,34 +15,34 @@ from dra_frontend.node.host_tree import HostTree
 from numa_node.files import read_regular
 
 START_SLACK_SECONDS: Final = 2.0
-"""A file may look younger than a process by so much and be older: the kernel reports the time of boot in seconds."""
+"""Uncertainty of a process's start time, because the kernel reports the boot time in whole seconds."""
 _MOST_PROCESSES: Final = 1 << 17
 _MOST_BYTES: Final = 2 << 20
-"""Bytes of a file of a process. execve(2) accepts a command line of 2 MiB on a default stack."""
+"""Maximum size of a file of a process. execve(2) accepts a command line of 2 MiB with the default stack limit."""
 _TICKS: Final = 100
 """USER_HZ, the unit of times in /proc/PID/stat."""
 _START: Final = 19
-"""Place of ``starttime`` among the fields after the name in /proc/PID/stat (proc_pid_stat(5))."""
+"""Index of ``starttime`` among the fields after the name in /proc/PID/stat (proc_pid_stat(5))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, as far as its files can be read."""
+    """A process, with the facts that could be read."""
 
     program: str
     number: str
     command: tuple[str, ...]
-    """The command line; empty if the process has ended or may not be read."""
+    """Command line; empty if the process has ended or is not readable."""
     namespaces: int | None
-    """Number of its nested PID namespaces, 1 on the node itself; None if the kernel does not report it."""
+    """Number of nested PID namespaces, 1 on the node itself, or None if the kernel does not report it."""
     is_root: bool
     """True if its real and effective users are root."""
     started: float | None
-    """Seconds since the epoch; None if the kernel does not report it."""
+    """Start time in seconds since the epoch, or None if the kernel does not report it."""
 
 
 def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Process]:
-    """Yields the processes of these programs in the order of their PIDs. Raises HostTreeError if /proc is too large."""
+    """Yields the processes of these programs by PID. Raises HostTreeError if /proc is too large."""
     numbers = [name for name in tree.names("/proc") or () if name.isascii() and name.isdigit()]
     if len(numbers) > _MOST_PROCESSES:
         raise HostTreeError("/proc", f"has more than {_MOST_PROCESSES} processes")
@@ -63,15 +63,15 @@ def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Proces
 
 
 def variables_of(tree: HostTree, process: Process) -> frozenset[str]:
-    """Returns the names of a process's environment variables; none if it has ended or may not be read."""
+    """Returns the names of a process's environment variables, or nothing if it has ended or is not readable."""
     return frozenset(one.partition("=")[0] for one in _text(tree, process.number, "environ").split("\0"))
 
 
 def _text(tree: HostTree, number: str, name: str) -> str:
-    """Returns a file of a process, or of all without a number; empty if the process has ended or may not be read."""
+    """Returns a file of a process, or of /proc if no number is given. Empty if it cannot be read."""
     try:
         path = tree.real(posixpath.join("/proc", number, name))
-        # What is not UTF-8 is replaced: a path with it is then not found, and texts of findings can be printed.
+        # Invalid UTF-8 is replaced: such a path is then not found, but findings remain printable.
         return read_regular(path, _MOST_BYTES, follow=True).decode(errors="replace")
     except (OSError, ValueError, HostTreeError):
         return ""
@@ -79,7 +79,7 @@ def _text(tree: HostTree, number: str, name: str) -> str:
 
 def _start(tree: HostTree, number: str) -> float | None:
     boot = re.search(r"^btime (\d{1,12})$", _text(tree, "", "stat"), re.MULTILINE | re.ASCII)
-    # The second field is the name in parentheses, which may contain anything.
+    # The second field is the name in parentheses, which may contain any characters.
     fields = _text(tree, number, "stat").rpartition(")")[2].split()
     if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and processes of the container runtimes of a node. Every call blocks.
+"""Reads the files and processes of the container runtimes of a node. Every call blocks.
 
-A container of the driver sees neither, unless they are mounted; with ``--host-root`` both are there. Numbers and sizes
-of files are limited, since imports may name anything.
+A container of the driver sees neither unless they are mounted, as they are with ``--host-root``. The number and size of
+files are limited, since imports may match any file.
 """
 
 import posixpath
@@ -36,18 +36,18 @@ _MOST_IMPORTS: Final = 256
 _MOST_BYTES: Final = 1 << 20
 _MOST_GIVEN: Final = 4 << 20
 _MOST_TOGETHER: Final = 4 << 20
-"""Characters of all files of a runtime."""
+"""Maximum number of characters in all files of a runtime."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
-# Options of containerd with a value, and those of CRI-O that replace keys of its files (internal/criocli).
+# Options of containerd with a value, and options of CRI-O that override keys of its files (internal/criocli).
 _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "state", "log-level", "l"})
 _CRIO_REPLACES: Final = re.compile(r"enable-nri|nri-.*|cdi-spec-dirs", re.ASCII)
 _CRIO_VARIABLES: Final = frozenset({"CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_CDI_SPEC_DIRS"})
 
 
 def read_runtimes(tree: HostTree) -> FoundRuntimes:
-    """Returns the runtimes of the node whose file tree this is."""
+    """Returns the runtimes found in the file tree of a node."""
     processes = _processes(tree)
     running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
     known = {one.place.config for one in running}
@@ -58,9 +58,9 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Returns the settings of a text that a runtime printed; ``-`` is standard input. Raises ConfigError."""
+    """Reads the settings that a runtime printed from a file; ``-`` is standard input. Raises ConfigError."""
     try:
-        # Not by opening /dev/stdin, which fails if the runtime passes a socket to the command.
+        # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MOST_GIVEN + 1) if path == "-" else read_regular(path, _MOST_GIVEN, follow=True)
         if len(data) > _MOST_GIVEN:
             raise RuntimeConfigError(f"has more than {_MOST_GIVEN >> 20} MiB")
@@ -74,7 +74,7 @@ def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | 
 def _candidate(
     tree: HostTree, place: Place, *, runs: bool = False, directory: str = _CRIO_DIRECTORY
 ) -> Candidate | None:
-    """Returns a runtime with its files, or None if it has none and is not seen running."""
+    """Returns a runtime with its files, or None if it has no files and no visible process."""
     read = _Files(tree)
     if place.software == CRI_O:
         read.crio(place.config, directory)
@@ -89,7 +89,7 @@ def _candidate(
 
 
 class _Files:
-    """Reads the files of one runtime in its order, until one cannot be used."""
+    """Reads the files of one runtime in the runtime's order, until one is unusable."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
@@ -120,7 +120,7 @@ class _Files:
             self.fault = str(error)
 
     def crio(self, config: str, directory: str) -> None:
-        """Reads crio.conf, then every file below the drop-in directory in the order of their names."""
+        """Reads crio.conf, then every file below the drop-in directory by name."""
         try:
             self._document(config)
             for path in _below(self._tree, directory):
@@ -145,7 +145,7 @@ class _Files:
 
 
 def _text(tree: HostTree, path: str) -> str | None:
-    """Returns the text of a file, or None if there is none. Raises UndeterminedError."""
+    """Returns the text of a file, or None if it does not exist. Raises UndeterminedError."""
     try:
         return read_regular(tree.real(path), _MOST_BYTES, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -153,20 +153,21 @@ def _text(tree: HostTree, path: str) -> str | None:
     except OSError as error:
         raise UndeterminedError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UndeterminedError(f"{path} is not a UTF-8 text, or no path: {error}") from error
+        raise UndeterminedError(f"{path} is not UTF-8 text or not a valid path: {error}") from error
 
 
 def _matching(tree: HostTree, pattern: str) -> list[str]:
     """Returns the files that a pattern of imports matches, in the order of Go's filepath.Glob.
 
-    Raises UndeterminedError and HostTreeError.
-
-    Only a pattern with a star is one (resolveImports). Any other path must exist.
+    As in containerd (resolveImports), only a path with a star is a pattern; any other file must exist. Raises
+    UndeterminedError and HostTreeError.
     """
     if "*" not in pattern:
         return [pattern]
     if "[" in pattern or "\\" in pattern:
-        raise UndeterminedError(f"the pattern {pattern} in imports has signs that this command does not expand")
+        raise UndeterminedError(
+            f"the pattern {pattern} in imports has special characters that this command does not expand"
+        )
     found, is_literal = ["/"], True
     for part in pattern.strip("/").split("/"):
         is_literal = is_literal and not set(part) & set("*?")
@@ -197,7 +198,7 @@ def _below(tree: HostTree, directory: str) -> Iterator[str]:
 
 
 def _is_directory(tree: HostTree, path: str) -> bool:
-    """Returns True for a directory. A link to one is a file to filepath.Walk, and CRI-O then does not start."""
+    """Returns True for a directory. Not for a link to one: filepath.Walk reports a file, and CRI-O fails to start."""
     try:
         parent, _, name = path.rpartition("/")
         return stat.S_ISDIR(Path(tree.real(parent), name).lstat().st_mode)
@@ -227,7 +228,7 @@ def _is_ours(text: str) -> bool:
 
 
 def _processes(tree: HostTree) -> list[Process]:
-    """Returns runtimes and kubelets that run on the node itself, not in its containers; none if /proc is not there."""
+    """Returns the runtimes and kubelets that run on the node itself, not in its containers; none without /proc."""
     try:
         return [one for one in find_processes(tree, _PROGRAMS) if one.command and one.namespaces in (None, 1)]
     except HostTreeError:
@@ -239,12 +240,12 @@ def _arguments(process: Process) -> tuple[str, ...]:
 
 
 def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
-    """Returns a running candidate, with a fault if one of its files is newer than its process."""
+    """Returns a running candidate, marked with a fault if one of its files is newer than its process."""
     if found is None or found.fault or process.started is None:
         return found
     for path, _ in found.documents:
         if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
-            why = f"{path} was changed after the runtime was started, and is not in force until it is restarted"
+            why = f"{path} was changed after the runtime was started, and takes effect only after a restart"
             return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
     return found
 
@@ -257,7 +258,7 @@ def _changed_at(tree: HostTree, path: str) -> float:
 
 
 def _running(tree: HostTree, process: Process) -> Candidate | None:
-    """Returns the runtime that a process is, or None for another process or a command that only prints."""
+    """Returns the runtime of a process, or None for another process or a command that only prints."""
     arguments = _arguments(process)
     if process.program == "crio":
         return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)
@@ -283,12 +284,12 @@ def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
     variables = variables_of(tree, process) & _CRIO_VARIABLES
     if found and (options or variables):
         what = ", ".join([*(f"--{one}" for one in options), *sorted(variables)])
-        return replace(found, fault=f"CRI-O is started with {what}, which wins over its files")
+        return replace(found, fault=f"CRI-O is started with {what}, which overrides its files")
     return found
 
 
 def _has_command(arguments: Sequence[str]) -> bool:
-    """Returns True if containerd was started with a command, such as ``config dump``, so that it is not the service."""
+    """Returns True if containerd was started with a command such as ``config dump``, so it is not the service."""
     takes_value = False
     for one in arguments:
         if not one.startswith("-") and not takes_value:
@@ -298,7 +299,7 @@ def _has_command(arguments: Sequence[str]) -> bool:
 
 
 def _option(arguments: Sequence[str], *names: str) -> str:
-    """Returns the value of an option, ``--name=value`` or ``--name value``; the last one counts. Empty without it."""
+    """Returns the last value of an option, ``--name=value`` or ``--name value``, or "" if it is absent."""
     found = ""
     for one, following in zip(arguments, (*arguments[1:], ""), strict=False):
         if one.startswith("-") and _name(one) in names:
@@ -311,7 +312,7 @@ def _name(argument: str) -> str:
 
 
 def _endpoint(processes: Sequence[Process]) -> str:
-    """Returns the endpoint of the runtime on the kubelet's command line; empty if it has none."""
+    """Returns the runtime endpoint on the kubelet's command line, or "" if it has none."""
     kubelets = [one for one in processes if one.program == "kubelet"]
     given = [_option(_arguments(one), "container-runtime-endpoint") for one in kubelets]
     return next(filter(None, given), "")

@@ -114,7 +114,7 @@ def test_a_claim_that_does_not_fit(stage: Stage, flags: list[str]) -> None:
     status, found = document(flags, "claim/default/greedy")
     assert (status, found["state"]) == (1, "pending")
     assert [one["problem"] for one in found["problems"]] == [
-        "a request cannot be met anywhere",
+        "a request cannot be met on any node",
         "the scheduler finds no devices",
     ]
     rows = {row["request"]: row for row in found["requests"]}
@@ -132,7 +132,7 @@ def test_nobody_knows_it(flags: list[str]) -> None:
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "neither this node nor namespace default has a claim nobody" in err
     assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")
-    assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is one number, such as cpu/3\n")
+    assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is a single number, such as cpu/3\n")
 
 
 def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``dra-frontend``: its command line, and the commands that people run beside the service.
+"""The command ``dra-frontend``: its command line and the commands for administrators.
 
-Tools import the pure packages of ``dra_frontend``, and its access to settings, files of the node and the API server.
-The service imports no tool. ``cli`` imports ``dra_frontend.app`` if the command line has no command.
+The commands import the pure packages of ``dra_frontend`` and its adapters for settings, node files and the API server.
+The service never imports a command. ``cli`` starts the service (``dra_frontend.app``) if the command line contains no
+command.
 """

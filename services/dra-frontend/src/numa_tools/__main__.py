@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the command; ``python -m numa_tools`` is the same."""
+"""Entry point of the command ``dra-frontend``, also for ``python -m numa_tools``."""
 
 import gc
 import sys
 
 
 def main() -> int:
-    """Runs the command line; returns the exit status."""
-    # Imports create 40,000 objects, and nearly all of them stay in use. Full collections would visit all of them many
-    # times, which takes a tenth of the time of a start. So only the youngest objects are collected until app.py sets
-    # the thresholds of the service.
+    """Runs the command line and returns the exit status."""
+    # Imports create 40,000 objects, and nearly all of them stay alive. Full collections would visit all of them again
+    # and again, which costs a tenth of the start-up time. So only the youngest generation is collected until app.py
+    # sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     from numa_tools.cli import main as run  # noqa: PLC0415 - see above
 

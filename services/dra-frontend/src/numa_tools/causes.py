@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for what the driver reports, by code. Pure.
+"""Remedies for the problems that the driver reports, by status code. Pure.
 
 The service reports each problem and warning with a ``StatusCode``, and the backend reports the cause of each problem
-and of each rejected container as a ``BackendCode``. Texts are shown but never interpreted: they contain names and
-values that users choose, and other releases word them differently.
+and of each rejected container as a ``BackendCode``. The remedy depends on the code only. Message texts are displayed
+but never parsed: they contain user-chosen names and values, and their wording changes between releases.
 """
 
 from dataclasses import dataclass
@@ -15,34 +15,33 @@ from numa_contract.state.status import Notice, StatusCode
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause that the backend reports."""
+    """A cause that the backend reports, with its remedy."""
 
     remedy: str
     kernel: bool = False
-    """Whether the node's kernel is the limit, which no setting of the pod changes."""
+    """True if the node's kernel is the limit, so that no setting of the pod can help."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
 REFUSED: Final = f"change what the message names; {_LOG}"
-"""Remedy for a rejected container if the cause has no remedy of its own."""
-_ENFORCE: Final = "set enforcement: enforce in driverConfig once the changes that /v1/backend lists are wanted"
+"""Remedy for a rejected container whose cause has no remedy of its own."""
+_ENFORCE: Final = "set enforcement: enforce in driverConfig once you agree with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
-    "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
-    "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)"
+    "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: remove whatever "
+    "drops them; if it has both, let SELinux or AppArmor allow the access (selinuxType and appArmorProfile)"
 )
 _INTERRUPTS: Final = Cause(
-    "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
+    "mount the directory of the named file read-write into the container backend: the chart's volumes irq "
     "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
     "or set irqs: leave"
 )
 _HOST_DAEMONS: Final = Cause("see docs/exclusive.md, hostSlices; or set it to false")
-_OWN_CLAIM: Final = Cause(
-    "give the pod that is named a claim of its own, or remove the variables of the driver from it"
-)
+_OWN_CLAIM: Final = Cause("give the named pod its own claim, or remove the driver's environment variables from it")
 CAUSES: Final = {
     BackendCode.USER_NAMESPACE: Cause(
-        "take back what gives the driver's pod hostUsers: false (an admission policy, a mutating webhook, a patch), or "
+        "remove whatever sets hostUsers: false on the driver's pod (an admission policy, a mutating webhook, a "
+        "patch), or "
         f"set hostUsers: true there; {_WITHOUT}"
     ),
     BackendCode.SECURITY_MODULE: Cause(
@@ -53,13 +52,14 @@ CAUSES: Final = {
         "let the seccomp profile of the container backend allow capget and capset, as RuntimeDefault does"
     ),
     BackendCode.SYS_ADMIN_MISSING: Cause(
-        "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
+        "give the container backend the capability SYS_ADMIN: remove whatever drops it from the chart's pod (an "
         f"admission policy, a mutating webhook, a patch); {_WITHOUT}"
     ),
     BackendCode.DAC_OVERRIDE_MISSING: _DAC_OVERRIDE,
     BackendCode.PERMISSION_DENIED: _DAC_OVERRIDE,
     BackendCode.NODE_IS_CONTAINER: Cause(
-        "use a node that is not a container if the kernel must keep others off claimed CPUs", kernel=True
+        "use a node that is not a container itself if the kernel must keep other processes off claimed CPUs",
+        kernel=True,
     ),
     BackendCode.KERNEL_TOO_OLD: Cause("boot Linux 6.7 or later", kernel=True),
     BackendCode.CLAIMS_DIRECTORY_MISSING: Cause(
@@ -70,7 +70,7 @@ CAUSES: Final = {
         "mount the node's /sys into the container backend at the host root, and see config.machine"
     ),
     BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
-        "mount the directory that is named read-write into the container backend: the chart's volumes cgroup and "
+        "mount the named directory read-write into the container backend: the chart's volumes cgroup and "
         "run-backend, and for /proc/irq and the workqueues its volumes irq and workqueue (hostInterrupts.mount: true); "
         "if the node's own file system is read-only, see the kernel's log"
     ),
@@ -78,7 +78,7 @@ CAUSES: Final = {
         "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
         "kernel lets a container write no file of its own cgroup"
     ),
-    BackendCode.NO_SPACE_LEFT: Cause("make room in the file system of the directory that is named"),
+    BackendCode.NO_SPACE_LEFT: Cause("free space in the file system of the named directory"),
     BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
     BackendCode.CPUS_LOST: Cause(
         "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)"
@@ -87,7 +87,7 @@ CAUSES: Final = {
         "see dmesg for a task that hangs in the kernel; if it does not end, drain and reboot the node"
     ),
     BackendCode.CONTROLLER_MISSING: Cause(
-        "write the missing controller to the cgroup.subtree_control that is named; see kernel.delegated"
+        "write the missing controller to the named cgroup.subtree_control; see kernel.delegated"
     ),
     BackendCode.INTERRUPTS_NOT_MOVED: _INTERRUPTS,
     BackendCode.KERNEL_WORKERS_STAY: _INTERRUPTS,
@@ -98,7 +98,7 @@ CAUSES: Final = {
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
     BackendCode.NOT_ENFORCED: Cause("run dra-frontend doctor: see driver.status"),
     BackendCode.NODE_OBSERVES: Cause(_ENFORCE),
-    BackendCode.CLAIMED_CPUS_OFFLINE: Cause("take the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
+    BackendCode.CLAIMED_CPUS_OFFLINE: Cause("bring the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
     BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
     BackendCode.CLAIM_IN_USE: _OWN_CLAIM,
     BackendCode.CLAIM_NOT_RESERVED: _OWN_CLAIM,
@@ -120,11 +120,11 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes without a remedy here: the text contains the details and a remedy if there is one, and the log has more."""
+"""Causes without a remedy in this table. Their messages contain the details, and the log has more."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause for a code of the backend, or one with the remedy ``otherwise`` for any other code."""
+    """Returns the cause for a code of the backend. Any other code gets a cause with the remedy ``otherwise``."""
     known = known_code(code)
     return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
 
@@ -143,11 +143,11 @@ EXPLAINED: Final = frozenset(
         StatusCode.STATIC_MANAGER,  # kubelet.cpu-manager, kubelet.memory-manager
     }
 )
-"""Codes for which another check has a finding with more evidence."""
+"""Codes for which another check reports a finding with more evidence."""
 _REMEDIES: Final = {
     StatusCode.BACKEND_NOT_REPORTED: _BACKEND_LOG,
     StatusCode.BACKEND_SILENT: _BACKEND_LOG,
-    StatusCode.BACKEND_INCOMPLETE: f"wait some seconds; if it lasts, {_LOG}",
+    StatusCode.BACKEND_INCOMPLETE: f"wait a few seconds; if it persists, {_LOG}",
     StatusCode.BACKEND_REPORT_UNREADABLE: "use images of one release: see driver.versions",
     StatusCode.NO_BACKEND_ENFORCES: (
         "a standby takes over within 30 s; if none does, delete the driver's pods on this node"
@@ -155,7 +155,7 @@ _REMEDIES: Final = {
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",
     StatusCode.NOT_REGISTERED: "see kubelet.registration",
-    StatusCode.SOCKET_NOT_PLACED: "free the path that is named; see driver.pod for the mounts",
+    StatusCode.SOCKET_NOT_PLACED: "free the named path; see driver.pod for the mounts",
     StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
     StatusCode.FEATURE_GATE_MISSING: "see api.gates",
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
@@ -164,9 +164,9 @@ _REMEDIES: Final = {
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
     StatusCode.DEVICE_UNHEALTHY: "drain the pods that use it, and replace or repair the hardware: docs/live-machine.md",
-    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it lasts, {_LOG}",
+    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it persists, {_LOG}",
     StatusCode.POD_INCOMPLETE: "see driver.pod",
-    StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that are read",
+    StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that the driver reads",
     StatusCode.HOST_HUGEPAGES_UNKNOWN: (
         "see kernel.release and kernel.kubepods; hostHugepages.detect: true in the chart mounts the cgroup tree"
     ),
@@ -179,7 +179,7 @@ _REMEDIES: Final = {
         "hugepagesOnDemand from driverConfig"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
-        "free memory of the NUMA node that is named, or set the pages at boot; if the helper does not answer, see the "
+        "free memory on the named NUMA node, or set the pages at boot; if the helper does not answer, see the "
         "log of the container hugepages (docs/memory.md)"
     ),
     StatusCode.OBSERVE_MODE: _ENFORCE,
@@ -188,7 +188,7 @@ _REMEDIES: Final = {
 
 
 def remedy_of(notice: Notice) -> str:
-    """Returns the remedy for a problem or warning that the service reports, also for a code of a newer release."""
+    """Returns the remedy for a problem or warning of the service, including codes of newer releases."""
     if notice.code == StatusCode.BACKEND_PROBLEM or known_code(notice.code):
         return cause_of(notice.code).remedy
     return next((remedy for code, remedy in _REMEDIES.items() if code == notice.code), _FRONTEND_LOG)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line ``dra-frontend``: runs the service if it has no command, else the command.
+"""The command line ``dra-frontend``: runs a command, or the service if the line contains no command.
 
-The service's process imports this module and no other of the package. A command does not import the service.
+The service's process imports only this module of the package. Commands do not import the service.
 """
 
 import argparse
@@ -31,13 +31,13 @@ _STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a u
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The texts and output forms of a command."""
+    """Help texts and output forms of a command."""
 
     text: str
     outputs: tuple[str, ...] = ()
-    """Values of ``-o``; the first is the default."""
+    """Values of ``-o``, the default first."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Arguments of the examples in its help, by description."""
+    """Example arguments for the help text, by description."""
     statuses: str = _STATUSES
 
 
@@ -71,7 +71,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "4 if nothing is known not to fit, but it is unknown whether something fits.",
     ),
     "explain": Command(
-        "explain what a claim, pod, CPU or device has, why, and how that is enforced",
+        "explain the resources of a claim, pod, CPU or device, and how they are enforced",
         _TABLE,
         {"A claim or a pod": "shop/db", "A CPU": "cpu/3", "A device": "cpudevnuma000"},
         "Exit status: 0 if there are no problems; 1 if there are problems, or if a pending claim does not fit; 2 for a "
@@ -119,7 +119,7 @@ COMMANDS: Final[dict[str, Command]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line."""
+    """Argument parser that reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_BAD_INPUT, printable(f"{_PROGRAM}: {message}; see {self.prog} --help") + "\n")
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 _OF_TOP: Final = ("status", "doctor", "simulate", "explain")
-"""Commands with an example in the help of the program."""
+"""Commands with an example in the program's own help text."""
 
 
 def _first(name: str) -> str:
@@ -175,7 +175,7 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
         shown = [one for one in outputs if one != "table"]
         text = f"form of the output: {', '.join(shown)} (default: {'a table' if 'table' in outputs else outputs[0]})"
         command.add_argument("-o", "--output", choices=outputs, default=outputs[0], metavar="FORM", help=text)
-    # SUPPRESS: an absent flag must not hide the one given before the command.
+    # SUPPRESS: an absent flag must not override the same flag before the command.
     text = "configuration file (YAML; default: the one that the chart mounts)"
     command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
     text = "read the host's /sys and /proc below DIR (default: /)"
@@ -184,7 +184,7 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
 
 def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    slices_of = "name of the node whose ResourceSlices are used, if the files have those of several nodes"
+    slices_of = "name of the node whose ResourceSlices are used, if the files contain several nodes"
     made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     for name in _OF_ARCHIVES:
         text = "archive made by gather, or the directory it was unpacked to, instead of this node"
@@ -202,15 +202,15 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     masks = "replace the names of pods, containers, namespaces, claims and the node with numbers"
     made["gather"].add_argument("--mask", action="store_true", help=masks)
     made["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
-    text = "print the id of each check and the rule that it checks, and check nothing"
+    text = "list the id and the rule of each check without running them"
     made["doctor"].add_argument("--list", action="store_true", help=text)
-    text = "file with the kubelet's configuration or the answer of its configz; - is standard input"
+    text = "file with the kubelet's configuration or the response of its /configz; - is standard input"
     made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
     text = 'file with the output of "containerd config dump" or "crio status config"; - is standard input'
     made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
-    text = "check the files and show the present number of pages, and change nothing"
+    text = "check the files and show the current number of pages without changing it"
     pages.add_argument("--dry-run", action="store_true", help=text)
     text = "time after which missing pages count as a failure (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
@@ -234,10 +234,10 @@ def _count(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status.
+    """Runs the command line and returns the exit status.
 
-    0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input. simulate also returns 3
-    if something does not fit, and 4 if nothing is known not to fit but the outcome of something is unknown.
+    The status is 0 on success, 1 if problems were found or output or pages are missing, and 2 for unusable input.
+    simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
     """
     arguments = build_parser().parse_args(argv)
     try:
@@ -263,9 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(printable(f"dra-frontend: {error}{below}"), file=sys.stderr)
         return _BAD_INPUT
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough, such as head
+        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe, as head does
             print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
-        # What is still in the buffer would fail again, with a traceback, when the interpreter ends.
+        # The interpreter would flush the buffer when it exits, which would fail again with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     return code

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the documents as people read them: the same in ``status``, ``explain`` and ``inspect``. Pure.
+"""Formats values for display, identically in ``status``, ``explain`` and ``inspect``. Pure.
 
-``kubectl numa`` (``kubectl_numa.quantity``) and the page (``values.js``) format amounts of memory by the same rule.
+``kubectl numa`` (``kubectl_numa.quantity``) and the web page (``values.js``) format amounts of memory by the same rule.
 """
 
 from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS, USES
 
 
 def format_bytes(amount: int) -> str:
-    """Returns bytes with at most one decimal, cut and not rounded, so that nothing looks larger than it is: ``1.5Gi``.
+    """Formats bytes with at most one decimal, ``1.5Gi``. Truncates, so that no amount looks larger than it is.
 
-    A place that compares amounts needs the exact text, ``numa_contract.quantity.format_quantity``.
+    Code that compares amounts needs the exact text of ``numa_contract.quantity.format_quantity``.
     """
     power = min(max(amount.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = amount * 10 >> (10 * power)
@@ -18,15 +18,15 @@ def format_bytes(amount: int) -> str:
 
 
 def cpu_use(use: str) -> str:
-    """Returns the word for the use of a CPU with its meaning."""
+    """Returns the name of a CPU's use with its meaning."""
     return f"{use}: {USES[use]}"
 
 
 def kept_by(exclusivity: str) -> str:
-    """Returns what keeps others off the CPUs of a claim; the word itself if it is of a newer release."""
+    """Describes the mechanism that keeps other processes off a claim's CPUs. Unknown values are returned unchanged."""
     return KEPT_BY.get(exclusivity, exclusivity)
 
 
 def enforced_word(status: str) -> str:
-    """Returns whether a claim is enforced, by the status of its condition ``Enforced``."""
+    """Describes whether a claim is enforced, from the status of its ``Enforced`` condition."""
     return ENFORCED.get(status, ENFORCED["Unknown"])

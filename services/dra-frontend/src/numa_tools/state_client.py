@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the documents of a running service from its state socket. Blocks."""
+"""Reads the documents of a running service from its state socket, with blocking I/O."""
 
 import http.client
 import socket
@@ -14,40 +14,40 @@ from numa_node.addresses import SocketPathError, check_socket_path
 from pydantic import ValidationError
 
 _SECONDS: Final = 5.0
-# A node with 500 containers needs a hundredth of it.
+# A node with 500 containers needs about 1 % of this.
 _MOST_BYTES: Final = 16 << 20
 _OK: Final = 200
 _Model = TypeVar("_Model", bound=Document)
 
 
 class NoServiceError(Exception):
-    """The service does not answer, or not with what was asked for; the text says which socket and why."""
+    """Raised if the service does not answer as expected. The text contains the socket and the reason."""
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP/1.1 over a unix socket."""
+    """HTTP/1.1 connection over a unix socket."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         super().__init__("node", timeout=seconds)
         self._path = path
 
     def connect(self) -> None:
-        """Connects to the socket; OSError."""
+        """Connects to the socket. Raises OSError."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
 
 class StateClient:
-    """The state endpoint of the active instance of a node (``state.sock`` in the run directory)."""
+    """Client of the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
 
     def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
-        """Asks each question with so many seconds between two bytes of the answer."""
+        """Sets the run directory and the maximum pause between two bytes of an answer, in seconds."""
         self.socket = Path(run_dir, STATE_SOCKET)
         self._seconds = seconds
 
     def text(self, path: str, *, also: int = _OK) -> str:
-        """Returns the body of ``GET path`` with status 200, or ``also``; raises NoServiceError."""
+        """Returns the body of ``GET path`` with status 200 or ``also``. Raises NoServiceError."""
         connection = _Connection(self.socket, self._seconds)
         try:
             check_socket_path(self.socket)
@@ -72,14 +72,14 @@ class StateClient:
         return body
 
     def document(self, path: str) -> Any:
-        """Returns the JSON value of ``GET path``, such as ``/v1/claims``; raises NoServiceError."""
+        """Returns the JSON value of ``GET path``, such as ``/v1/claims``. Raises NoServiceError."""
         try:
             return parse_json(self.text(path).encode(), _MOST_BYTES, "answer to", path)
         except MalformedError as error:
             raise NoServiceError(f"{self.socket}: {error}") from error
 
     def read(self, path: str, model: type[_Model]) -> _Model:
-        """Returns the document of ``GET path``. Raises NoServiceError, also if the answer is not such a document."""
+        """Returns the document of ``GET path``. Raises NoServiceError, also if the answer has another form."""
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:

@@ -69,7 +69,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
     record = cpu_record("u9", "r=5-6")
     held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
     Journal(node.run / CLAIMS_JOURNAL).write(held)
-    said = "held: claimed by ns/claim-u9, which is released: a container of it may still run"
+    said = "held: claimed by ns/claim-u9, which is being released: one of its containers may still run"
     async with node.up() as settings:
         found, _ = await asyncio.to_thread(explain, settings, "cpu/5")
         device, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
@@ -92,7 +92,7 @@ async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNo
         found, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
     assert used == [
         "exclusive: claimed by ns/work",
-        "held: claimed by u8, whose record is not known",
+        "held: claimed by u8, whose record is unknown",
         "pool: free to claim; all containers without a claim run here",
     ]
     assert (found["cpus"], found["freeCpus"], found["claims"]) == ("4-7", "4,7", {"u8": "2"})

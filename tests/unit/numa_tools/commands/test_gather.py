@@ -256,7 +256,7 @@ def deep(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda path: path.write_text("x"), "is no archive"),
+        (lambda path: path.write_text("x"), "is not an archive"),
         (lambda _: None, "cannot be read"),
         (deep, "a path of more than 64 parts"),
     ],

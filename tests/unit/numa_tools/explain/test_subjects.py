@@ -174,7 +174,7 @@ def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
         ("ns/q", "refused"),
     ]
     assert problems == told(known, "u0")[1] == ["container work of pod ns/q was refused"]
-    assert "a claim of its own" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
+    assert "its own claim" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
 
 
 def test_cpus_of_another_container_of_the_claim_are_foreign() -> None:
@@ -232,7 +232,7 @@ def test_cpus() -> None:
 @pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
 def test_a_cpu_is_one_number(name: str) -> None:
     """Text that is not a number is rejected with a message; a number beyond the machine's CPUs is reported as such."""
-    with pytest.raises(UnknownSubjectError, match=r"^a CPU is one number, such as cpu/3$"):
+    with pytest.raises(UnknownSubjectError, match=r"^a CPU is a single number, such as cpu/3$"):
         explain_known(knowing([]), f"cpu/{name}")
     assert explain_known(knowing([]), "cpu/999999999") is None
 
@@ -261,7 +261,7 @@ def test_resources_of_a_damaged_claim_file() -> None:
     known = knowing([record])
     whole = told(known, "memory-numa000")[0]["free"]
     known = replace(known, files={**known.files, ("dra.cpu", "u8"): cpus_held, ("dra.memory", "u9"): memory_held})
-    assert told(known, "5")[0]["use"] == "held: claimed by u8, whose record is not known"
+    assert told(known, "5")[0]["use"] == "held: claimed by u8, whose record is unknown"
     found = told(known, "cpudevnuma000")[0]
     assert (found["free"], found["claims"]) == ("11", {"ns/claim-u0": "2", "u8": "2"})
     assert found["freeCpus"] == format_cpu_list(frozenset({*range(1, 8), *range(16, 24)}) - record.cpus_of() - {5, 6})
@@ -335,7 +335,7 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
     assert pending(known, elsewhere)[1] == ["it is allocated to node node-b"]
     assert "2 CPUs wanted, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
-    assert "fits; the kubelet has not asked" in pending(known, claim("u", memory("1Gi")))[1][0]
+    assert "fits; the kubelet has not requested" in pending(known, claim("u", memory("1Gi")))[1][0]
     known = replace(known, hindrances=("NRI is off",))
     assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
     assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")
@@ -368,7 +368,7 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     assert why["joined"] == {"resource.kubernetes.io/numaNode": [1]}
     assert why["text"] == "an allocation made now would choose the same CPUs"
     assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
-    assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute demands" in explanation_text(found, [])
+    assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute requires" in explanation_text(found, [])
 
 
 def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of a bug report: what was read of a node, with names masked on request, and reading it again.
+"""The archive for a bug report: recording what was read from a node, masking names, and reading the archive again.
 
-What is put into it is decided in ``commands``.
+``commands`` decides which files it contains.
 """

@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads the archive: a gzipped tar of plain files and directories, bounded in both directions."""
+"""Writes and reads the archive of ``gather``: a gzipped tar of regular files and directories.
+
+All entries are below one directory. The node's files keep their paths, so that the unpacked directory can replace the
+host root of every command (``--from``):
+
+  node/                          top directory; an entry outside it makes the archive invalid
+    manifest.json                version, and the files that could not be read
+    state/claims.json, ...       responses of the service's state endpoint
+    journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
+    sys/..., proc/..., run/...   files of the node under their own paths
+
+Equal content gives byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
+anyone can make one. Therefore size, number, path depth and header size of entries are limited while reading, before
+anything is expanded, and links, devices and sparse files are rejected.
+"""
 
 import gzip
 import io
@@ -9,29 +23,29 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 128 << 20
-"""Maximum size of all files together. A machine of 512 CPUs with 500 containers has a twentieth of it."""
+"""Maximum size of all files together. A machine with 512 CPUs and 500 containers needs about 5 % of it."""
 MOST_ENTRIES: Final = 200_000
 _MOST_HEADER: Final = 64 << 10
-"""Bytes before the content of a file; a path of the kernel has 4 KiB. What lists pieces of a file has any number."""
+"""Maximum number of bytes before a file's content. A kernel path has 4 KiB; headers for sparse files are unbounded."""
 MOST_PARTS: Final = 64
-"""Maximum depth of a path; sysfs needs 20. Removing directories is recursive, and an archive can nest thousands."""
+"""Maximum depth of a path. sysfs needs 20. Removing directories recurses, and an archive could nest thousands."""
 MANIFEST: Final = "manifest.json"
-"""What the archive is, and what could not be read."""
+"""File with the archive's version and the files that could not be read."""
 STATE: Final = "state"
-"""The directory of what the service said."""
+"""Directory with the responses of the service."""
 JOURNAL: Final = "journal.json"
-"""What the journal of claims said."""
+"""File with the content of the claim journal."""
 KUBELET: Final = "kubelet.json"
-"""The kubelet's configuration, as far as the doctor examines it. The files themselves may contain secrets."""
+"""File with the kubelet settings that the doctor examines. The kubelet's own files may contain secrets."""
 _TOP: Final = "node"
 
 
 class ArchiveError(Exception):
-    """A file is no archive of this command, or one that is too large; the text says why."""
+    """Raised for a file that is not an archive of this command or is too large. The text is the reason."""
 
 
 class ArchiveWriter:
-    """An archive in the making. The same content is the same archive, byte for byte."""
+    """Builds a reproducible archive: equal content gives byte-identical output."""
 
     def __init__(self, file: BinaryIO, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -41,7 +55,7 @@ class ArchiveWriter:
         self._entries = 0
 
     def add(self, path: str, text: str) -> bool:
-        """Adds a file by its path on the node; False, and nothing, where the archive would be too large or too deep."""
+        """Adds a file under its path on the node. Returns False if it would make the archive too large or too deep."""
         data = text.encode(errors="surrogateescape")
         if self._bytes + len(data) > self._most_bytes or not self._has_room(path):
             return False
@@ -52,7 +66,7 @@ class ArchiveWriter:
         return True
 
     def add_directory(self, path: str) -> bool:
-        """Adds a directory, as :meth:`add` does a file."""
+        """Adds a directory under the same conditions as :meth:`add`."""
         if not self._has_room(path):
             return False
         entry = self._entry(path)
@@ -68,13 +82,13 @@ class ArchiveWriter:
         return tarfile.TarInfo(f"{_TOP}/{path.strip('/')}")
 
     def close(self) -> None:
-        """Ends it; OSError."""
+        """Finishes the archive. Raises OSError."""
         self._tar.close()
         self._zip.close()
 
 
 class _Bounded(io.RawIOBase):
-    """Uncompressed bytes, and no more of them than an archive may have, nor than its next part may."""
+    """Stream of uncompressed bytes that limits the whole archive and each of its parts."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
@@ -82,7 +96,7 @@ class _Bounded(io.RawIOBase):
         self._of_part = _MOST_HEADER
 
     def allow(self, size: int = 0) -> None:
-        """Lets a content of so many bytes be read, and the header that follows it."""
+        """Permits reading ``size`` bytes of content and the header that follows."""
         self._of_part = size + _MOST_HEADER
 
     def read(self, size: int = -1) -> bytes:
@@ -98,7 +112,7 @@ class _Bounded(io.RawIOBase):
 
 
 def extract(file: BinaryIO, into: Path) -> Path:
-    """Unpacks an archive, whoever made it, into a directory; returns the node's root. ArchiveError, OSError."""
+    """Unpacks an untrusted archive into a directory and returns the node's root. Raises ArchiveError and OSError."""
     entries, size, stream = 0, 0, _Bounded(file)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -112,23 +126,23 @@ def extract(file: BinaryIO, into: Path) -> Path:
                 _extract_one(tar, entry, into)
                 stream.allow()
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise ArchiveError(f"is no archive of dra-frontend gather: {error}") from error
+        raise ArchiveError(f"is not an archive of dra-frontend gather: {error}") from error
     root = into / _TOP
     if not (root / MANIFEST).is_file():
-        raise ArchiveError(f"is no archive of dra-frontend gather: it has no {_TOP}/{MANIFEST}")
+        raise ArchiveError(f"is not an archive of dra-frontend gather: it has no {_TOP}/{MANIFEST}")
     return root
 
 
 def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP,) or "\0" in entry.name:
-        raise ArchiveError(f"has an entry outside of {_TOP}/")
+        raise ArchiveError(f"has an entry outside {_TOP}/")
     if len(path.parts) > MOST_PARTS:
         raise ArchiveError(f"has a path of more than {MOST_PARTS} parts")
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return
-    # Of a sparse file a few bytes are stored, and any number would be written.
+    # A sparse file stores a few bytes but could expand to any size.
     plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
     content = tar.extractfile(entry) if plain else None
     if content is None:

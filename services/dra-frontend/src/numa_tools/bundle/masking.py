@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of pods, containers, namespaces, claims and the node, replaced by numbers: the same name by the same one."""
+"""Replaces the names of pods, containers, namespaces, claims and the node with numbers, consistently."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import DRIVERS
 
-# Names of Kubernetes: a name is not a part of a longer one, but for a pool's in that of its slice.
+# Names of Kubernetes objects. A match inside a longer name does not count, except for a pool name in its slice's name.
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
-# How errors of this driver say them.
+# Phrases in which this driver's errors contain names.
 _IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
 _SLICE: Final = re.compile(rf"(?:{_IN_SLICE}){_NAME}", re.ASCII)
 _FIELDS: Final[Mapping[str, str]] = {
@@ -29,13 +29,13 @@ keep move exclusive isolated mixed all strict interleave none claim low min cont
 created running paused stopped prepared healthy unhealthy true false null
 """
 _MOST_BYTES: Final = 1 << 20
-"""Maximum size of a document in a string; a longer string is masked as text."""
+"""Maximum size of a document inside a string. A longer string is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
-"""Words of the driver's own: as names they are replaced where a field says that they are names, and nowhere else."""
+"""Words of the driver's own vocabulary. They are masked only in fields that contain names."""
 
 
 class Masks:
-    """Which name became what."""
+    """Mapping of names to their replacements."""
 
     def __init__(self) -> None:
         self._masks: dict[str, str] = {}
@@ -43,14 +43,14 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Takes a name of a kind of object; the first kind counts."""
+        """Adds a name of an object of this kind. The first kind of a name counts."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"
             self._pattern = None
 
     def learn(self, document: Any) -> None:
-        """Takes the names in a JSON value: of fields that name something, and of sentences that do."""
+        """Adds the names in a JSON value: fields that contain names, and sentences that mention them."""
         waiting = [document]
         while waiting:
             one = waiting.pop()
@@ -83,24 +83,24 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Takes the names of the sentences in a text."""
+        """Adds the names in the sentences of a text."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)
         self.learn_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
-        """Returns a text without the names, but for those that are words of the driver."""
+        """Replaces the names in a text, except those that are words of the driver."""
         if self._pattern is None:
             names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
         return self._pattern.sub(lambda match: self._masks[match[0]], text)
 
     def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
-        """Returns a JSON value without the names. Keys stay, except those with a slash: names of two parts.
+        """Replaces the names in a JSON value. Keys stay, except those with a slash, which are namespaced names.
 
         A string may contain a document, as the annotation of a claim file does. Strings in such a document
-        (``embedded``) are masked as text: otherwise documents could nest in documents without a limit.
+        (``embedded``) are masked as text, because documents could otherwise nest in documents without limit.
         """
         if isinstance(value, dict):
             return {
@@ -118,9 +118,9 @@ class Masks:
         return self.text(value)
 
     def learn_pools(self, names: Iterable[str]) -> None:
-        """Takes those that are the node's, whose names begin with its own: ``a-memory`` becomes ``node-1-memory``.
+        """Adds pool names that begin with the node's name: ``a-memory`` becomes ``node-1-memory``.
 
-        Pools that are in documents and in names of slices are taken by themselves, where the node is known.
+        Pool names in documents and slice names are found on their own once the node's name is known.
         """
         for name in set(names) - self._masks.keys():
             nodes = [
@@ -133,7 +133,7 @@ class Masks:
 
 
 def _inner(text: str) -> Any:
-    """Returns the object that a text holds as JSON, as the record in a claim file; None where it holds none."""
+    """Parses the JSON object in a string, such as the record in a claim file. Returns None for any other text."""
     if not text.startswith("{"):
         return None
     try:

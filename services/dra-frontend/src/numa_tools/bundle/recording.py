@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file tree that remembers what was read of it, so that the same can be read of a copy."""
+"""A file tree that records everything read from it, so that the same reads succeed on a copy."""
 
 from collections.abc import Iterator
 
 from dra_frontend.machine.file_tree import FileTree
 
 _SMAPS = "/proc/self/smaps"
-"""Where the base page size of a machine stands that is not running here."""
+"""File from which a captured machine's base page size is read."""
 
 
 class RecordingTree:
-    """A tree as its base, below ``at`` of the node."""
+    """File tree that passes reads to a base tree and records them under the prefix ``at``."""
 
     def __init__(self, base: FileTree, at: str = "") -> None:
         self._base = base
@@ -19,21 +19,21 @@ class RecordingTree:
         self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> str | None:
-        """Returns what the base has."""
+        """Returns the content in the base tree."""
         text = self._base.read(path)
         if text is not None:
             self._files[self._at + path] = text
         return text
 
     def names(self, path: str) -> list[str] | None:
-        """Returns what the base has."""
+        """Returns the names in the base tree."""
         names = self._base.names(path)
         if names is not None:
             self._listed[(self._at + path).rstrip("/")] = names
         return names
 
     def live_page_bytes(self) -> int | None:
-        """Returns what the base says; a copy must be told it by a file."""
+        """Returns the base page size and records it as a file, which a copy needs."""
         size = self._base.live_page_bytes()
         if size is not None:
             self._files[_SMAPS] = f"KernelPageSize: {size >> 10:8} kB\n"
@@ -44,7 +44,7 @@ class RecordingTree:
         yield from sorted(self._files.items())
 
     def directories(self) -> list[str]:
-        """Returns what else a copy must have so that its directories look alike: a directory for each other name."""
+        """Returns directories for all other names seen, so that listings of a copy are the same."""
         inner = {f"{path}/{name}" for path, names in self._listed.items() for name in names}
         above = {path.rpartition("/")[0] for path in self._files}
         return sorted((inner | above | self._listed.keys()) - self._files.keys() - {""})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains the present state of claims, pods, CPUs and devices of this node, as values. Pure.
+"""Explains the current state of claims, pods, CPUs and devices of this node, as plain values. Pure.
 
-What is read to know it, and where from, is decided in ``commands``.
+``commands`` decides which sources are read.
 """

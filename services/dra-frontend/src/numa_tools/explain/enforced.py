@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a claim's containers where they belong, as backend and kernel show it, and what is not as it should be."""
+"""Describes how a claim's containers are enforced, as reported by backend and kernel, and any deviation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -22,22 +22,22 @@ KERNEL_FILES: Final = (
     "memory.low",
     "memory.min",
 )
-"""Files of a container's cgroup that are shown."""
+"""Cgroup files of a container that are shown."""
 Problem = dict[str, str]
 
 
 def problem(what: str, why: str, remedy: str) -> Problem:
-    """Returns a problem, in the order in which it is read."""
+    """Returns a problem with its keys in display order."""
     return {"problem": what, "why": why, "remedy": remedy}
 
 
 def refused_remedy(report: ContainerReport) -> str:
-    """Returns the remedy for a container that was refused."""
+    """Returns the remedy for a rejected container."""
     return cause_of(report.refused_code, REFUSED).remedy
 
 
 def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
-    """Returns a container: what the backend has seen of it, and its cgroup's files where they can be read."""
+    """Returns a container as the backend reports it, with its cgroup's files if they are readable."""
     found: dict[str, Any] = {
         "container": report.name,
         "pod": f"{report.pod_namespace}/{report.pod_name}",
@@ -59,12 +59,12 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 
 
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
-    """Returns what is not as the records say."""
+    """Returns the deviations from the records."""
     if known.silent:
         return [problem("enforcement is not known", known.silent, "start the driver's pod on this node")]
     found = []
     if known.backend and not known.backend.live:
-        why = known.backend.problem or "its lease is over"
+        why = known.backend.problem or "its lease has expired"
         found.append(problem("nothing enforces claims", why, "see the nri-backend container's log"))
     cpus, uid = frozenset[int]().union(*(one.cpus_of() for one in records)), records[0].claim.uid
     for report in known.users(uid):
@@ -91,5 +91,7 @@ def _overlap(known: Known, report: ContainerReport, who: str, effective: frozens
     entitled = entitled_cpus(report, known.ledger)
     if not entitled or effective <= entitled:
         return []
-    why = f"its cgroup says {format_cpu_list(effective)}, its claims have {format_cpu_list(entitled)}"
-    return [problem(f"{who} runs on other CPUs", why, "the audit mends it within seconds; report it if it stays")]
+    why = f"its cgroup has {format_cpu_list(effective)}, its claims have {format_cpu_list(entitled)}"
+    return [
+        problem(f"{who} runs on other CPUs", why, "the audit repairs this within seconds; report a bug if it persists")
+    ]

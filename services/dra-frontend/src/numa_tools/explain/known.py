@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The present state of a node for ``explain``: from its files, and from the running service."""
+"""Current state of a node for ``explain``, from its files and the running service."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,47 +19,47 @@ from numa_contract.state.service import BackendDocument
 from pydantic import ValidationError
 
 STATE_PATHS = ("claims", "containers", "backend", "devices")
-"""Documents of the state endpoint (``/v1/...``) that are made use of."""
+"""Documents of the state endpoint (``/v1/...``) that are used."""
 
 
 _Model = TypeVar("_Model", bound=Document)
 
 
 class PublishedDevice(Document):
-    """What ``/v1/devices`` says of a device beyond what machine and configuration do."""
+    """Fields of ``/v1/devices`` that cannot be derived from machine and configuration."""
 
     driver: str
     name: str
     health: str = "healthy"
     message: str = ""
     taints: tuple[str, ...] = ()
-    """Keys."""
+    """Keys of the taints."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """One look at a node."""
+    """Snapshot of a node."""
 
     inventory: Inventory
     config: Config
     files: Mapping[ClaimKey, ClaimFile]
-    """Claims, as the service says, and those of claim files of which it says nothing: damaged ones, or all."""
+    """Claims as reported by the service. Claim files add damaged claims, or all claims if the service is silent."""
     containers: tuple[ContainerReport, ...] = ()
     backend: BackendDocument | None = None
-    """``/v1/backend``; None if it is not known or cannot be read."""
+    """Document of ``/v1/backend``, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
-    """Reason why the service did not answer. Then only the files are known, and no containers."""
+    """Reason why the service did not answer, or "". Without the service, containers are unknown."""
     hindrances: tuple[str, ...] = ()
-    """Reasons why no claim can run on this node at present, regardless of its requests."""
+    """Reasons why this node cannot run any claim at present, regardless of its requests."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Files of the containers' cgroups, by container id and name, where they can be seen."""
+    """Cgroup files of the containers by container id and file name, if visible."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that are released, and hold what they had while a container of theirs may still run."""
+    """Claims being released. They keep their resources while one of their containers may still run."""
 
     @property
     def exclusivity_reason(self) -> str:
-        """Reason why the pool enforces all claims of the node; empty if the kernel can or nothing is reported."""
+        """Reason why the pool enforces all claims of the node, or "" if the kernel does or it is unknown."""
         status = self.backend.status if self.backend else None
         return status.exclusivity_reason if status else ""
 
@@ -71,20 +71,20 @@ class Known:
 
     @cached_property
     def devices(self) -> dict[str, tuple[str, Device]]:
-        """Returns driver and device by name."""
+        """Returns driver and device by device name."""
         return {one.name: (pool.driver, one) for pool in self.inventory.pools for one in pool.devices}
 
     def records_of(self, uid: str) -> list[AllocationRecord]:
-        """Returns what a claim was given, one record for each driver."""
+        """Returns the allocation records of a claim, one for each driver."""
         return [record for record in self.ledger.records if record.claim.uid == uid]
 
     def users(self, uid: str) -> list[ContainerReport]:
-        """Returns the containers that name a claim, refused ones included."""
+        """Returns the containers that use a claim, including rejected ones."""
         return [one for one in self.containers if uid in one.named_claims]
 
 
 def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
-    """Returns the records of ``/v1/claims``; what another release has written and cannot be read is left out."""
+    """Returns the records of ``/v1/claims``. Skips unreadable ones, which another release wrote."""
     found = {}
     for document in documents if isinstance(documents, list) else ():
         try:
@@ -96,17 +96,17 @@ def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
 
 
 def read_backend(document: Any) -> BackendDocument | None:
-    """Returns ``/v1/backend``, or None if it cannot be read."""
+    """Returns the document of ``/v1/backend``, or None if it is unreadable."""
     return next(_readable(BackendDocument, [document]), None)
 
 
 def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
-    """Returns the containers of ``/v1/containers``, those left out that cannot be read."""
+    """Returns the containers of ``/v1/containers``, without unreadable ones."""
     return tuple(_readable(ContainerReport, documents))
 
 
 def read_devices(documents: Any) -> tuple[PublishedDevice, ...]:
-    """Returns the devices of ``/v1/devices``, those left out that cannot be read."""
+    """Returns the devices of ``/v1/devices``, without unreadable ones."""
     return tuple(_readable(PublishedDevice, documents))
 
 

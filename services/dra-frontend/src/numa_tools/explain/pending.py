@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim that this node has not prepared: which of its devices fit, what is missing, and what preparing would say."""
+"""Explains a claim that this node has not prepared: which devices fit, what is missing, and whether preparing would
+fail.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,25 +21,28 @@ from numa_tools.scheduling.reading import ManifestError, mapping, value
 from numa_tools.scheduling.simulation import Simulation
 from numa_tools.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
 
-_CLEAR = "make room on this node, ask for less, or let another node have it"
+_CLEAR = "free resources on this node, request less, or use another node"
 _WAITS = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
     "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
 )
-_UNDECIDED = "read the pod's events, which contain the scheduler's own answer; or write the selector in other words"
+_UNDECIDED = "read the pod's events, which contain the scheduler's own result; or rewrite the selector"
 _UNPREPARED = "the claim is not prepared here"
 _EVENTS = "see the events of the pod: kubectl describe pod"
 
 
 def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
-    """Returns other drivers' devices whose attributes decide which CPUs a claim gets; none if it cannot be read."""
+    """Returns other drivers' devices whose attributes affect the choice of a claim's CPUs.
+
+    Returns nothing if the claim cannot be parsed.
+    """
     with suppress(Refused):
         return needed_devices(parse_claim(document), known.inventory)
     return frozenset()
 
 
 def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> Problem | None:
-    """Returns why a claim that is allocated is not prepared here, or None for one that is not allocated."""
+    """Returns the reason why an allocated claim is not prepared here, or None if it is not allocated."""
     try:
         view = parse_claim(document)
         if not view.allocated:
@@ -53,19 +58,20 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
         remedy = f"change what the message names; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
-        why = "it is allocated, and has no device of these drivers"
-        return problem(_UNPREPARED, why, f"none on the side of these drivers; {_EVENTS}")
+        why = "it is allocated, but has no devices of these drivers"
+        return problem(_UNPREPARED, why, f"nothing to do for these drivers; {_EVENTS}")
     if hindered := "; ".join(known.hindrances):
         why = f"it is allocated to this node and fits; {hindered}"
         return problem(_UNPREPARED, why, "run dra-frontend doctor, which has the remedy for it")
-    why = "it is allocated to this node and fits; the kubelet has not asked for it yet"
+    why = "it is allocated to this node and fits; the kubelet has not requested it yet"
     return problem(_UNPREPARED, why, _EVENTS)
 
 
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
-    """Returns what each device of this node is to each request.
+    """Returns the verdict of each request on each device of this node.
 
-    And the requests that are for such devices, and why some can be met nowhere: a class or a selector is at fault.
+    Also returns the requests for such devices, and the reasons why a request can be met on no node: a faulty class or
+    selector.
     """
     rows: list[dict[str, Any]] = []
     ours: list[Request] = []
@@ -85,7 +91,7 @@ def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any
             if found:
                 mine.append(wish)
             else:
-                row["problem"] = "is for no CPUs or memory of this node"
+                row["problem"] = "does not request CPUs or memory of this node"
         if mine:
             ours.append(replace(request, wishes=tuple(mine)))
     return rows, ours, faults
@@ -103,7 +109,7 @@ def explain_pending(
     node: str,
     others: OtherDevices = NO_OTHERS,
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns what stands in the way of a claim, and that as problems; nothing stands there if there are none.
+    """Returns the explanation of a claim and its problems. Without problems, nothing prevents the claim.
 
     ``others`` contains the devices of :func:`joined_devices`.
     """
@@ -118,13 +124,15 @@ def explain_pending(
         return found, [problem("the claim cannot be explained", str(error), "change the claim")]
     simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
     found["requests"], ours, faults = verdicts(simulation, wanted)
-    hindered = [problem("this node takes no claim now", one, "run dra-frontend doctor") for one in known.hindrances]
+    hindered = [
+        problem("this node accepts no claims at present", one, "run dra-frontend doctor") for one in known.hindrances
+    ]
     unreadable = [
-        problem("a request cannot be met anywhere", one, "make the class, or change the claim") for one in faults
+        problem("a request cannot be met on any node", one, "create the class, or change the claim") for one in faults
     ]
     if not ours:
-        why = f"no request is for a device of {' or '.join(DRIVERS)} on this node"
-        return found, hindered + (unreadable or [problem("nothing of this node fits", why, _CLEAR)])
+        why = f"no request matches a device of {' or '.join(DRIVERS)} on this node"
+        return found, hindered + (unreadable or [problem("no device of this node fits", why, _CLEAR)])
     names = {one.name for one in ours}
     near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
     row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
@@ -134,5 +142,5 @@ def explain_pending(
     if row["fits"] is None:
         text = "it is unknown whether this node can serve the claim"
         return found, hindered + unreadable + [problem(text, why, _UNDECIDED) for why in row["unknown"]]
-    who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
+    who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would reject it"
     return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to say of a claim, a pod, a CPU or a device of this node."""
+"""Explains a claim, a pod, a CPU or a device of this node."""
 
 import re
 from collections.abc import Sequence
@@ -19,29 +19,29 @@ from numa_tools.render import cpu_use
 
 Explained = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
-# Of a number alone no more digits: a claim may be called so, too.
+# A bare number has a limited number of digits, since a claim's name may also consist of digits.
 _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
 class UnknownSubjectError(Exception):
-    """Nothing of that name is known; the text says where it was looked for."""
+    """Raised if nothing has that name. The text says where it was searched."""
 
 
 def split_kind(subject: str) -> tuple[str, str]:
-    """Returns kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``; no kind where the name alone must tell.
+    """Splits a subject into kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``. A bare name has no kind.
 
-    Raises UnknownSubjectError for ``cpu/`` and no number.
+    Raises UnknownSubjectError for ``cpu/`` without a number.
     """
     if match := _CPU.fullmatch(subject):
         return "cpu", match[1] or match[2]
     kind, _, name = subject.partition("/")
     if kind == "cpu" and name:
-        raise UnknownSubjectError("a CPU is one number, such as cpu/3")
+        raise UnknownSubjectError("a CPU is a single number, such as cpu/3")
     return (kind, name) if kind in KINDS and name else ("", subject)
 
 
 def explain_known(known: Known, subject: str) -> Explained | None:
-    """Returns what this node knows of a subject; None where it knows nothing of that name. UnknownSubjectError."""
+    """Returns the explanation of a subject, or None if the node does not know it. Raises UnknownSubjectError."""
     kind, name = split_kind(subject)
     if kind == "cpu":
         return explain_cpu(known, int(name))
@@ -74,13 +74,13 @@ def _pods_named(known: Known, asked: str) -> list[str]:
 
 
 def _pods(known: Known) -> set[tuple[str, str, str]]:
-    """Returns UID, namespace and name of every pod that is known."""
+    """Returns UID, namespace and name of every known pod."""
     reserved = {(pod.uid, one.claim.namespace, pod.name) for one in known.ledger.records for pod in one.reserved_for}
     return reserved | {(one.pod_uid, one.pod_namespace, one.pod_name) for one in known.containers}
 
 
 def explain_claim(known: Known, uid: str) -> Explained:
-    """Returns what a prepared claim has, why, and what enforces it."""
+    """Returns the resources of a prepared claim, the reasons for them, and how they are enforced."""
     records = known.records_of(uid)
     first = records[0]
     found: dict[str, Any] = {
@@ -93,7 +93,7 @@ def explain_claim(known: Known, uid: str) -> Explained:
         "containers": [container_view(known, one) for one in known.users(uid)],
     }
     if any(record.rebuilt for record in records):
-        found["rebuilt"] = "the record was lost and made anew from what its containers held"
+        found["rebuilt"] = "the record was lost and rebuilt from the CPUs of its containers"
     return found, problems_of(known, records)
 
 
@@ -113,7 +113,7 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    # A refused container names a claim, although the record of the claim may not name the pod yet.
+    # A rejected container names a claim even if the claim's record does not name the pod yet.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
     records = known.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}
@@ -132,7 +132,7 @@ def explain_pod(known: Known, uid: str) -> Explained:
 
 
 def explain_cpu(known: Known, number: int) -> Explained | None:
-    """Returns where a CPU is, who has it and who keeps others off it; None for one that there cannot be."""
+    """Returns a CPU's location, its user and what keeps others off it, or None if the CPU does not exist."""
     machine = known.inventory.machine
     uid = known.ledger.cpu_holders().get(number)
     cpu = machine.cpus.get(number)
@@ -154,7 +154,9 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
     if cpu is None:
         problems.append(
             problem(
-                f"CPU {number} is offline", "a claim has it", f"echo 1 > /sys/devices/system/cpu/cpu{number}/online"
+                f"CPU {number} is offline",
+                "it is allocated to a claim",
+                f"echo 1 > /sys/devices/system/cpu/cpu{number}/online",
             )
         )
     return found | {"claim": claim["claim"], "claimUid": uid, "containers": claim["containers"]}, problems
@@ -164,12 +166,12 @@ def _remark(known: Known, uid: str) -> str:
     if known.records_of(uid):
         return ""
     if any(uid == other for _, other in known.releasing):
-        return ", which is released: a container of it may still run"
-    return ", whose record is not known"
+        return ", which is being released: one of its containers may still run"
+    return ", whose record is unknown"
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns the use of a CPU: the word of the page, and the claim or the meaning of the word."""
+    """Returns the use of a CPU: the web page's word for it, with the claim or an explanation of the word."""
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
@@ -190,7 +192,7 @@ def _use_of_claimed(known: Known, number: int, uid: str) -> str:
 
 
 def explain_device(known: Known, name: str) -> Explained:
-    """Returns what a device offers, who has how much of it, and what is left."""
+    """Returns a device's capacity, its users with their amounts, and what is free."""
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)
@@ -215,7 +217,7 @@ def explain_device(known: Known, name: str) -> Explained:
         problems.append(problem(f"{name} is {shown.health}", shown.message, "see docs/live-machine.md"))
     if shown and shown.taints:
         found["taints"] = list(shown.taints)
-        why = f"{', '.join(shown.taints)}: the scheduler gives none of it away"
+        why = f"{', '.join(shown.taints)}: the scheduler does not allocate it"
         problems.append(problem(f"{name} is tainted", why, "see docs/live-machine.md"))
     return found, problems
 

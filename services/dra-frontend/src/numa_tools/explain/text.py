@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An explanation for a person: one fact in a line, what belongs to it below."""
+"""Formats an explanation as text: one fact per line, with details indented below."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ _INDENT: Final = "  "
 
 
 def explanation_text(found: Mapping[str, Any], problems: Sequence[Problem]) -> str:
-    """Returns the lines: problems last, since that is where a person looks."""
+    """Formats an explanation. The problems come last, where readers look first."""
     lines = list(_whole(found))
     for one in problems:
         lines += ["", f"PROBLEM  {one['problem']}", f"WHY      {one['why']}", f"REMEDY   {one['remedy']}"]
@@ -75,13 +75,13 @@ def _given(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_INDENT}where: {cores}; L3 groups: {where['l3']}; NUMA nodes: {where['numaNodes']}"
     yield f"{_INDENT}by:    {_pairs(why['parameters'])}"
     for attribute, values in why.get("joined", {}).items():
-        yield f"{_INDENT}near:  {attribute} {', '.join(map(str, values))}, as matchAttribute demands"
+        yield f"{_INDENT}near:  {attribute} {', '.join(map(str, values))}, as matchAttribute requires"
     yield f"{_INDENT}why:   {why['text']}"
     for place in why.get("places", ()):
         what = f"{place['size']} CPUs ({place['cpus']}), whole cores: {place['wholeCores']}"
         yield f"{_INDENT * 2}{place['place']}: {what}: {place['verdict']}"
     for taken in why.get("taken", ()):
-        yield f"{_INDENT * 2}taken: {taken['cpus']} by {taken['claim']}"
+        yield f"{_INDENT * 2}allocated: {taken['cpus']} to {taken['claim']}"
 
 
 def _request(row: Mapping[str, Any]) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _cpu(found: Mapping[str, Any]) -> Iterator[str]:
 def _device(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"Device {found['device']} of driver {found['driver']}: {found['free']} of {found['capacity']} free"
     if "cpus" in found:
-        yield f"{_INDENT}CPUs {found['cpus']}, free are {found['freeCpus'] or 'none'}"
+        yield f"{_INDENT}CPUs {found['cpus']}, free: {found['freeCpus'] or 'none'}"
     for claim, amount in found["claims"].items():
         yield f"{_INDENT}{amount} claimed by {claim}"
     for name, value in sorted(found["attributes"].items()):

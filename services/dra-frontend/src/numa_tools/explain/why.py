@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reasons for the CPUs of a request: parameters, the CPUs to choose from, and rejected choices, as of now."""
+"""Explains why a request got its CPUs: the parameters, the candidate places, and why others were not chosen."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from numa_tools.explain.known import Known
 
 
 def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
-    """Returns where CPUs are: cores, L3 groups, NUMA nodes and sockets, those that are online."""
+    """Returns the cores, L3 groups, NUMA nodes and sockets of the online CPUs in a set."""
     found = [machine.cpus[cpu] for cpu in sorted(cpus & machine.online)]
     siblings: dict[int, set[int]] = {}
     for cpu in machine.cpus.values():
@@ -36,26 +36,26 @@ def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
 
 
 def stated(parameters: CpuParameters) -> dict[str, Any]:
-    """Returns how the CPUs were to be chosen: the strategy, and what else is not the default."""
+    """Returns the parameters of the choice: the strategy, and everything that is not the default."""
     given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {"strategy": parameters.strategy, **given}
 
 
 def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
-    """Returns why a request has its CPUs, or that this is no longer known."""
+    """Returns the reasons for a request's CPUs, or that they are no longer known."""
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
     if not part.cpus:
-        return {**found, "text": "the record has no CPUs for it: nothing was to be chosen"}
+        return {**found, "text": "the record has no CPUs for it, so there was nothing to choose"}
     if not isinstance(device, CpuDevice):
-        return {**found, "text": f"this node does not offer {part.device} any more; the claim keeps what it has"}
+        return {**found, "text": f"this node does not offer {part.device} any more; the claim keeps its CPUs"}
     if device.kind is DeviceKind.CPU:
         return {**found, "text": "the scheduler chose this CPU: each CPU is a device (cpuDeviceMode: individual)"}
     if parameters.cpuset is not None:
         return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
     if _of_another_release(parameters):
-        return {**found, "text": "another release chose them, by parameters that this one does not know"}
+        return {**found, "text": "another release chose them with parameters that this release does not know"}
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
         found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
@@ -105,7 +105,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns each place of the device with CPUs that the request could have had, and how good it is."""
+    """Returns each place of the device with CPUs that the request could have got, and how good it is."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [
@@ -126,7 +126,7 @@ def _named(place: Place) -> str:
 
 
 def _verdict(place: Place, own: Sequence[Place], need: int, parameters: CpuParameters) -> str:
-    """Returns why a place was not taken, in the order in which the allocator compares."""
+    """Returns the reason why a place was not chosen, by the allocator's order of comparison."""
     if parameters.numa == "distribute" or len(own) != 1:
         return "not needed" if own else "free"
     if not has(place.amounts, need):

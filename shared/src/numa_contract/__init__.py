@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dra-frontend and nri-backend agree on: records, reports, names, CDI documents, the configuration model.
+"""Contract between dra-frontend and nri-backend: records, reports, names, CDI documents, the configuration model.
 
-Nothing in here opens a file or a socket, and nothing depends on more than pydantic: both images pay for it. Code that
+No module here opens a file or a socket, and pydantic is the only dependency, since both images pay for it. Code that
 only one service needs does not belong here.
 """
 

@@ -1,55 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of the causes that the backend reports, for programs. The sentence beside a code is for people and changes."""
+"""Machine-readable codes of the causes that the backend reports. The sentence next to a code is for people and may
+change.
+"""
 
 from enum import StrEnum
 from typing import Final
 
 
 class BackendCode(StrEnum):
-    """Codes of the causes for which the backend cannot enforce something. A code keeps its meaning."""
+    """Causes for which the backend cannot enforce something. The meaning of a code never changes."""
 
-    # The container of the backend.
+    # The backend's container.
     SYS_ADMIN_MISSING = "SysAdminMissing"
-    """The backend lacks the capability ``SYS_ADMIN``, without which the kernel makes no partition."""
+    """The backend lacks the capability ``SYS_ADMIN``, without which the kernel creates no partition."""
     SYS_ADMIN_IN_EFFECT = "SysAdminInEffect"
-    """The backend cannot lower the capability ``SYS_ADMIN``, which is therefore in effect all the time."""
+    """The backend cannot drop ``SYS_ADMIN`` from its effective capabilities, so it is in effect all the time."""
     DAC_OVERRIDE_MISSING = "DacOverrideMissing"
     """The backend lacks the capability ``DAC_OVERRIDE``."""
     USER_NAMESPACE = "UserNamespace"
-    """The backend runs in a user namespace, in which the kernel makes no partition."""
+    """The backend runs in a user namespace, in which the kernel creates no partition."""
     SECURITY_MODULE = "SecurityModule"
-    """The kernel denies the backend partitions although it has the capability ``SYS_ADMIN``."""
+    """The kernel denies partitions to the backend although it has the capability ``SYS_ADMIN``."""
     CLAIMS_DIRECTORY_MISSING = "ClaimsDirectoryMissing"
-    """The CDI directory does not exist in the container of the backend."""
+    """The CDI directory does not exist in the backend's container."""
     # The machine and its kernel.
     NODE_IS_CONTAINER = "NodeIsContainer"
-    """The node is itself a container, in which the kernel makes no partition."""
+    """The node is itself a container, in which the kernel creates no partition."""
     KERNEL_TOO_OLD = "KernelTooOld"
-    """The kernel is too old for partitions or for another file of a cgroup."""
+    """The kernel is too old for partitions or for another cgroup file."""
     CPUS_LOST = "CPUsLost"
-    """The kernel has lost CPUs, so no partition is made any more."""
+    """The kernel has lost CPUs, so no partition is created any more."""
     KERNEL_CALL_HANGS = "KernelCallHangs"
-    """The kernel has not answered a call for some seconds."""
+    """The kernel has not answered a call for several seconds."""
     HOST_UNREADABLE = "HostUnreadable"
-    """The backend cannot read the machine; its last reading stays in force."""
+    """The backend cannot read the machine and keeps using its last reading."""
     # Files.
     PERMISSION_DENIED = "PermissionDenied"
-    """The kernel has answered EACCES: a capability is missing, or a security module denies the access."""
+    """The kernel returned EACCES: a capability is missing, or a security module denies the access."""
     OPERATION_NOT_PERMITTED = "OperationNotPermitted"
-    """The kernel has answered EPERM. It does so if a process writes the files of its own container's cgroup."""
+    """The kernel returned EPERM, as it does if a process writes the files of its own container's cgroup."""
     READ_ONLY_FILE_SYSTEM = "ReadOnlyFileSystem"
-    """A file is in a file system that is mounted read-only."""
+    """A file is on a file system that is mounted read-only."""
     NO_SPACE_LEFT = "NoSpaceLeft"
     """The file system of a file is full."""
     CONTROLLER_MISSING = "ControllerMissing"
-    """A controller is not enabled for a cgroup, so a file of it does not exist."""
+    """A controller is not enabled for a cgroup, so one of its files does not exist."""
     CGROUP_FILE_REFUSED = "CgroupFileRefused"
-    """A file of a cgroup cannot be read or written for a reason without a code of its own, or has unknown content."""
+    """A cgroup file cannot be read or written for a reason without its own code, or has unknown content."""
     CLAIM_FILES_UNREADABLE = "ClaimFilesUnreadable"
     """The backend cannot read the CDI directory or a file in it."""
     ENFORCEMENT_NOT_RECORDED = "EnforcementNotRecorded"
     """The backend cannot write its enforcement records."""
-    # The state of cgroups, interrupts and host daemons.
+    # State of cgroups, interrupts and host daemons.
     SETTINGS_NOT_APPLIED = "SettingsNotApplied"
     """A cgroup does not have the settings that were written to it."""
     CGROUP_UNKNOWN = "CgroupUnknown"

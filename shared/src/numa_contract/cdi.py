@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim's CDI file: what the runtime needs to start containers, and beside it the record, as an annotation.
+"""A claim's CDI file: the devices that the runtime injects into containers, and the allocation record as an annotation.
 
-The environment is evidence for people and launchers (KubeVirt reads ``DRA_CPUSET_<uid>``); the record is authority.
+The environment variables are informative, for people and launchers (KubeVirt reads ``DRA_CPUSET_<uid>``). Only the
+record is authoritative.
 """
 
 import json
@@ -28,8 +29,8 @@ from numa_contract.names import (
 from numa_contract.pagesize import kubernetes_page_size, mount_page_size, parse_page_size
 from numa_contract.records import AllocationRecord, parse_record
 
-# The lowest version that allows annotations (a mount's type needs 0.4.0 only); a runtime refuses the whole file when it
-# does not know the version.
+# The lowest CDI version that allows annotations (a mount's type only needs 0.4.0). A runtime rejects the whole file if
+# it does not know the version.
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 MAX_CLAIM_FILE: Final = 1 << 20
@@ -48,11 +49,13 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """By request as in CDI names, which is "" in a claim with one request. Without a record, from the environment."""
+    """CPUs by request as in CDI names, which is "" in a claim with one request. Without a record, they come from the
+    environment.
+    """
 
     @classmethod
     def of(cls, record: AllocationRecord) -> "ClaimFile":
-        """Returns what the file of a record holds."""
+        """Returns the content of a record's file."""
         memory: dict[str, int] = defaultdict(int)
         for allocation in record.memory:
             memory[allocation.device] += allocation.size
@@ -61,7 +64,7 @@ class ClaimFile:
         return cls(record.driver, record.claim.uid, record, record.cpus_of(), memory=dict(memory), cpus_by_request=cpus)
 
 
-# Each of 32 requests has one for CPUs, or one for its NUMA nodes and one for each of its page sizes.
+# Each of 32 requests has one variable for CPUs, or one for its NUMA nodes and one for each of its page sizes.
 _MOST_VARIABLES: Final = 160
 _SHIFTS: Final = {"Gi": 30, "Mi": 20, "Ki": 10, "": 0}
 _AMOUNT: Final = re.compile(r"numanode:(\d{1,4}),size:(\d{1,18})([KMG]i)?", re.ASCII)
@@ -72,7 +75,7 @@ def _size(bytes_: int) -> str:
 
 
 def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the environment that a container holding ``request`` (base name) gets."""
+    """Returns the environment variables of a container that uses ``request`` (base name)."""
     uid, named = record.claim.uid, record.device_request(request)
     if record.driver == CPU_DRIVER:
         return {cpu_env_key(uid, named): format_cpu_list(record.cpus_of([request]))}
@@ -86,16 +89,16 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns what a container holding ``request`` (base name) is told of CPUs beside its own; no evidence."""
+    """Returns the variable with the CPUs that a container of ``request`` may use beside its own; informative only."""
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}
 
 
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    """Returns the CDI mounts that a container holding ``request`` (base name) gets: metadata, and its hugepages.
+    """Returns the CDI mounts of a container that uses ``request`` (base name): metadata and hugepages.
 
-    The runtime makes the file system of the hugepages, for each container anew, and it ends with the container.
+    The runtime creates a new hugetlbfs for each container, and it disappears with the container.
     """
     mounts: list[dict[str, Any]] = []
     if file := record.metadata.get(request):
@@ -106,13 +109,13 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
         size = sum(allocation.size for allocation in allocations)
         limits = [f"pagesize={mount_page_size(allocations[0].page_bytes)}", f"size={size}", f"mode={mount.mode}"]
         options = ["nosuid", "nodev", *limits]
-        # hostPath must not be empty (CDI), and hugetlbfs has no source: "none" is what mount(8) says of such.
+        # CDI requires a non-empty hostPath, but hugetlbfs has no source. mount(8) shows "none" in such a case.
         mounts.append({"hostPath": "none", "containerPath": mount.path, "type": "hugetlbfs", "options": options})
     return mounts
 
 
 def dump_claim_file(record: AllocationRecord) -> bytes:
-    """Returns the content of the record's file, with one CDI device for each request. Depends on the record alone."""
+    """Serializes the record's file, with one CDI device for each request. Depends only on the record."""
     devices = []
     for request in record.requests:
         env = request_env(record, request) | shared_env(record, request)
@@ -127,7 +130,7 @@ def dump_claim_file(record: AllocationRecord) -> bytes:
         "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
         "devices": devices,
     }
-    # Not indented: with an indentation the standard library uses its slow encoder, which is written in Python.
+    # Without indentation, since the standard library's encoder for indented output is pure Python and slow.
     return (json.dumps(document, sort_keys=True) + "\n").encode()
 
 
@@ -135,7 +138,7 @@ def _environment(document: Any) -> list[str]:
     found: list[str] = []
     for device in document["devices"]:
         if not isinstance(device["name"], str):
-            raise TypeError("a device's name is not a text")
+            raise TypeError("a device's name is not a string")
         found += [str(entry) for entry in device["containerEdits"].get("env", [])]
         if len(found) > _MOST_VARIABLES:
             raise ValueError(f"it has more than {_MOST_VARIABLES} environment variables")
@@ -143,7 +146,7 @@ def _environment(document: Any) -> list[str]:
 
 
 def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
-    """Returns what the environment tells: CPUs by request ("" in a claim with one), bytes by memory device."""
+    """Parses the environment: CPUs by request ("" in a claim with one), and bytes by memory device."""
     cpus: dict[str, frozenset[int]] = defaultdict(frozenset)
     memory: dict[str, int] = defaultdict(int)
     for entry in environment:
@@ -158,20 +161,20 @@ def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[s
         for part in value.split(";"):
             match = _AMOUNT.fullmatch(part)
             if match is None:
-                raise MalformedError("environment variable", entry, "does not say NUMA node and size")
+                raise MalformedError("environment variable", entry, "does not contain NUMA node and size")
             memory[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
     return dict(cpus), dict(memory)
 
 
 def parse_claim_file(name: str, data: bytes) -> ClaimFile:
-    """Reads a claim's file by its name and bytes.
+    """Parses a claim's file from its name and content.
 
-    An unreadable record is reported in ``problem`` as long as the CDI part can be read: its CPUs and memory are
-    then held from the environment. MalformedError when the file is no CDI document of ours at all.
+    An unreadable record is reported in ``problem`` if the CDI part is readable. Its CPUs and memory then come from the
+    environment and stay allocated. Raises MalformedError if the file is not a CDI document of this driver.
     """
     identity = parse_cdi_file_name(name)
     if identity is None:
-        raise MalformedError("CDI file", name, "is not named like a claim file")
+        raise MalformedError("CDI file", name, "does not have the name of a claim file")
     driver, uid = identity
     try:
         document = parse_json(data, MAX_CLAIM_FILE, "CDI file", name)
@@ -188,7 +191,7 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
         record = parse_record(parse_json(annotation.encode(), MAX_CLAIM_FILE, "allocation record", uid))
         if (record.driver, record.claim.uid) != identity:
             other = shown(record.claim.uid)
-            raise MalformedError("CDI file", name, f"holds the record of claim {other} of {record.driver}")
+            raise MalformedError("CDI file", name, f"contains the record of claim {other} of {record.driver}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__})"
         return ClaimFile(driver, uid, None, frozenset().union(*cpus.values()), problem, memory, cpus)

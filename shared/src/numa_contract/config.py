@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file that both containers read. Unlike records, it refuses what it does not know.
+"""Model of the configuration file, which both containers read. Unlike records, it rejects unknown fields.
 
-The keys of the CPU peer keep their names and places; the chart's JSON schema is generated from this model.
+Keys that dra-driver-cpu has as well have the same names and paths. The chart's JSON schema is generated from this
+model.
 """
 
 import posixpath
@@ -30,11 +31,11 @@ from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
 MAX_FAULTS: Final = 16
-"""Maximum number of faults in the text of a ConfigError: that of an unknown key is longer than the key."""
+"""Maximum number of faults in the text of a ConfigError, since keys can be many and long."""
 
 
 class ConfigError(ContractError):
-    """The configuration cannot be used; the text names the first MAX_FAULTS keys that are wrong."""
+    """The configuration is unusable. The text names the first MAX_FAULTS invalid keys."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
@@ -44,11 +45,11 @@ class ConfigError(ContractError):
 
 
 _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input should be a map"}
-"""Texts that replace pydantic's, which name types of Python."""
+"""Replacements for pydantic's texts, which name Python types."""
 
 
 def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
-    """Returns all faults of a document, each with its place in the file. ``known`` are the keys at the top level."""
+    """Returns all faults of a document with their paths in the file. ``known`` are the top-level keys."""
     found = []
     for fault in error.errors(include_url=False, include_context=False):
         text = fault["msg"].removeprefix("Value error, ")
@@ -69,18 +70,18 @@ def _absolute(path: str) -> str:
 
 
 def _volatile(path: str) -> str:
-    # The CDI directory is the database, and a reboot must empty it: the node is empty then, too.
+    # The CDI directory is the database of prepared claims, and a reboot must empty it because it ends all claims.
     if path == "/etc" or path.startswith("/etc/"):
         raise ValueError("must not be below /etc: that survives a reboot, and claims do not; use /var/run/cdi")
     return path
 
 
 _NUMBER_BITS: Final = 64
-"""Maximum size of an integer that is converted to text: the time of a conversion grows with the square of the size."""
+"""Maximum size of an integer that is converted to text, since the conversion time grows with the square of the size."""
 
 
 def cpu_list_text(value: object) -> object:
-    """Returns the text of a CPU list that YAML has read as an integer, such as ``0``; other values unchanged."""
+    """Converts a CPU list that YAML has read as an integer, such as ``0``, back to text. Other values are unchanged."""
     is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _NUMBER_BITS
     return str(value) if is_number else value
 
@@ -95,7 +96,7 @@ def _cpu_list(value: object) -> object:
 _WHOLE_BYTES: Final = re.compile(r"[0-9]{1,18}([kMGT]|[KMGT]i)?")
 _PAGE_SIZE: Final = re.compile(r"[1-9][0-9]{0,8}[kmgKMG](i|[bB])?")
 _LIMIT_NAME: Final = re.compile(f"memory|hugepages-{_PAGE_SIZE.pattern}")
-# The chart's templates check what a JSON schema cannot: the order of a CPU list, "..", a NUMA node that is named twice.
+# The chart's templates check what a JSON schema cannot express: the order of a CPU list, "..", a duplicate NUMA node.
 _CpuListSchema = Annotated[str, Field(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")]
 _ByteSchema = Annotated[str, Field(pattern=f"^{_WHOLE_BYTES.pattern}$")] | Annotated[int, Field(ge=0)]
 _LimitName = Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^({_LIMIT_NAME.pattern})$"})]
@@ -120,9 +121,9 @@ Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_sc
 
 
 class Section(BaseModel):
-    """Base of the configuration: frozen, camelCase, unknown keys refused, and types as in the chart's schema.
+    """Base of the configuration: frozen, camelCase, unknown keys rejected, types as in the chart's schema.
 
-    A key whose value is null or missing (``key:``) is treated as absent.
+    A key without a value (``key:``) or with null is treated as absent.
     """
 
     model_config = ConfigDict(
@@ -159,7 +160,7 @@ class ReservedMemory(Section):
 
 
 class SharedPool(Section):
-    """How containers without a CPU claim are treated."""
+    """Treatment of containers without a CPU claim."""
 
     grow: Literal["immediate", "lazy"] = "immediate"
     """Whether running containers get released CPUs at once, or with their next change."""
@@ -169,7 +170,7 @@ class MemoryProtection(Section):
     """Limits of the memory that claims can protect from reclaim (``memoryConfig.protect``)."""
 
     allowed: Annotated[tuple[Literal["low", "min"], ...], Field(strict=False)] = ("low",)
-    """Kinds that a claim may request. Empty: no protection."""
+    """Kinds of protection that a claim may request. If empty, none."""
     max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Maximum share of the memory of a NUMA node that all claims together may protect."""
 
@@ -181,44 +182,45 @@ def _page_size(text: str) -> str:
 
 
 class OnDemandPages(Section):
-    """Hugepages of one size on a NUMA node that are allocated for claims, and freed afterwards."""
+    """Hugepages of one size on a NUMA node that are allocated for claims and freed afterwards."""
 
     numa_node: Annotated[int, Field(ge=0)]
     size: Annotated[
         str, AfterValidator(_page_size), WithJsonSchema({"type": "string", "pattern": f"^{_PAGE_SIZE.pattern}$"})
     ]
     pages: Annotated[int, Field(ge=1)]
-    """Maximum number of pages, those in use and the reserve included."""
+    """Maximum number of pages, including those in use and the reserve."""
 
 
 class HardwareErrors(Section):
-    """Number of errors, as counted by the kernel, from which memory and CPUs get no new claims. 0: never."""
+    """Numbers of errors, as counted by the kernel, from which memory and CPUs get no new claims. 0 disables it."""
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
-    """Uncorrected errors of one counter since it was reset, usually by the boot."""
+    """Uncorrected errors of one counter since it was reset, usually at boot."""
     corrected_per_hour: Annotated[int, Field(ge=0)] = 1000
 
 
 class Config(Section):
-    """Everything an operator can choose. Flags of the two commands win over the file."""
+    """All settings of an operator. Command-line flags take precedence over the file."""
 
     api_version: Literal["v1alpha1"] = "v1alpha1"
     kubeconfig: str = ""
-    """Empty: the service account of the pod."""
+    """Path of a kubeconfig file. Empty: the pod's service account."""
     hostname_override: str = ""
-    """Node name, where the downward API does not give it (NODE_NAME)."""
+    """Node name if the downward API does not provide it (NODE_NAME)."""
     cpu_device_mode: Literal["grouped", "individual"] = "grouped"
-    """One device for each group of CPUs, or one for each CPU."""
+    """Granularity of CPU devices: one for each group of CPUs, or one for each CPU."""
     group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
-    """Kind of the groups. It has no effect in individual mode."""
+    """Kind of the groups. No effect in individual mode."""
     allocator: Literal["cpumanager", "external"] = "cpumanager"
     """``cpumanager``: the driver chooses CPUs of a group if a claim names none. ``external``: claims must name them.
 
-    It has no effect in individual mode."""
+    No effect in individual mode.
+    """
     enforcement: Literal["enforce", "observe"] = "enforce"
     """``observe``: the node is not changed; the driver reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system. They are never in a claim, and in the shared pool only if claims hold all other CPUs."""
+    """CPUs for the system. They are never in a claim, and in the shared pool only if claims have all other CPUs."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
     """Isolation of claimed CPUs. ``partition``: by the kernel, else claims are refused. ``pool``: by cpusets of other
@@ -227,34 +229,37 @@ class Config(Section):
     min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="minSharedCPUs")
     """Minimum number of unreserved CPUs that claims leave to other containers; by default 1 if no CPU is reserved."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    """Maximum share of the CPUs of this node that one claim may have."""
+    """Maximum share of this node's CPUs that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
     """Effect of a claim on the CPU limit of its pod: raised by the claimed CPUs, lifted, or unchanged."""
     irqs: Literal["move", "leave"] = "move"
-    """Whether interrupts and unbound workqueues leave the CPUs of running claims, where /proc/irq can be written."""
+    """Handling of interrupts and unbound workqueues on CPUs of running claims, if /proc/irq is writable."""
     host_slices: bool = False
-    """Whether system.slice, user.slice and init.scope keep off claimed CPUs."""
+    """True if system.slice, user.slice and init.scope are kept off claimed CPUs."""
     memory_protection: MemoryProtection = MemoryProtection()
     hugepage_guard: bool = True
-    """Containers without hugepages cannot reserve any: ``mmap(MAP_HUGETLB)`` fails instead of killing them later."""
+    """Prevents containers without hugepages from reserving any: ``mmap(MAP_HUGETLB)`` fails instead of killing them
+    later.
+    """
     device_metadata: bool = True
-    """Claim containers get the metadata files of KEP-5304."""
+    """Provides containers of claims with the metadata files of KEP-5304."""
     publish_node_allocatable_resource_mapping: bool = False
-    """KEP-5517; needs the cluster's gate DRANodeAllocatableResources."""
+    """Publishes the mapping of KEP-5517; needs the cluster's gate DRANodeAllocatableResources."""
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
-    """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
+    """Lists the PCIe roots near CPU devices; needs the cluster's gate DRAListTypeAttributes."""
     hardware_errors: HardwareErrors = HardwareErrors()
     hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
-    """Pools that the driver resizes for claims, by a helper process (ADR 23); claims need a label."""
+    """Pools that a helper process resizes for claims (ADR 23). The claims need a label."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
-    """A file with contents that hide those of /sys, for tests and what-if questions."""
+    """File whose contents replace files of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     run_dir: AbsolutePath = RUN_DIRECTORY
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
     page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the page on the loopback address of the frontend's pod. None: the page is only on the state socket."""
+    """Port of the web page on the loopback address of the frontend's pod. None: the page is only on the state
+    socket."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -268,11 +273,11 @@ class Config(Section):
 
     @property
     def observes(self) -> bool:
-        """True if the driver must change nothing on the node."""
+        """True if the driver must not change the node."""
         return self.enforcement == "observe"
 
     def pages_on_demand(self, numa_node: int, page_bytes: int) -> int:
-        """Returns the maximum number of pages of a size on a NUMA node for claims, including those that exist."""
+        """Returns the maximum number of pages of a size on a NUMA node for claims, including existing ones."""
         entries = self.hugepages_on_demand
         return max(
             (one.pages for one in entries if (one.numa_node, parse_page_size(one.size)) == (numa_node, page_bytes)),
@@ -280,7 +285,7 @@ class Config(Section):
         )
 
     def reserved_bytes(self, numa_node: int, page_bytes: int | None = None) -> int:
-        """Returns the bytes reserved on a node: of plain memory, or of hugepages of one size."""
+        """Returns the bytes reserved on a NUMA node, of plain memory or of hugepages of one size."""
         for entry in self.reserved_memory:
             if entry.numa_node == numa_node:
                 return sum(
@@ -292,7 +297,7 @@ class Config(Section):
 
 
 def parse_config(document: Any, source: str) -> Config:
-    """Validates what was read from a configuration file (None for an empty one). Raises ConfigError."""
+    """Validates the value of a configuration file (None for an empty one). Raises ConfigError."""
     if document is None:
         document = {}
     if not isinstance(document, dict):
@@ -300,11 +305,9 @@ def parse_config(document: Any, source: str) -> Config:
     known = {field.alias or name: name for name, field in Config.model_fields.items()}
     misspelt = {key: right for key in document for right in known if str(key).lower() == right.lower() and key != right}
     if misspelt:
-        raise ConfigError(
-            source, [f"{key}: spelled differently, use {right}" for key, right in sorted(misspelt.items())]
-        )
+        raise ConfigError(source, [f"{key}: wrong spelling, use {right}" for key, right in sorted(misspelt.items())])
     try:
-        # By alias alone: the names of fields are ours, not the file's.
+        # By alias only: the names of the model's fields are not valid in the file.
         return Config.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError(source, faults_of(error, known)) from error

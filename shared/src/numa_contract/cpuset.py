@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU and node lists in the kernel's list format (``0-3,8``), as a set of ints.
+"""CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
-Texts come from pod authors too. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only that
-form is read: so the work for a text is bounded by the largest machine, whatever it repeats. A node has few distinct
-lists and they are read and written over and over, so both ways remember the latest ones.
+Pod authors can supply such texts too. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
+that form is accepted, so the work for a text is bounded by the largest possible machine. A node has few distinct lists,
+which are parsed and formatted again and again; therefore both directions cache the latest ones.
 """
 
 import re
@@ -15,10 +15,10 @@ from numa_contract.errors import MalformedError, shown
 
 _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 HIGHEST_CPU: Final = 8191
-"""Linux cannot be built for more CPUs (CONFIG_NR_CPUS stops at 8192), nor for as many NUMA nodes."""
+"""Highest number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
 LONGEST_LIST: Final = 32 << 10
-"""Maximum size of a list in bytes. Every second CPU of the largest machine takes 20 KB."""
-# What is remembered stays below 4 MB, whatever is written: 256 sets of 512 CPUs share their ints, as do 8 of 8192.
+"""Maximum length of a list in bytes. Every second CPU of the largest machine takes 20 KB."""
+# The caches stay below 4 MB in any case: 256 sets of 512 CPUs share their ints, as do 8 sets of 8192.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
 _LONGEST_TEXT: Final = 256
@@ -26,10 +26,10 @@ _LARGEST_SET: Final = 512
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Reads ``"0-3,8"``; the empty text is the empty set. White space around the whole is allowed, inside it is not.
+    """Parses ``"0-3,8"``. The empty text is the empty set. White space is allowed around the list, not inside.
 
-    Raises MalformedError for anything else: items that are not ascending, CPUs named twice, the kernel's stride syntax,
-    which no file that is read here uses, and whatever is longer than LONGEST_LIST.
+    Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax,
+    which no file read here uses, and texts longer than LONGEST_LIST.
     """
     if len(text) > LONGEST_LIST:
         raise MalformedError("CPU list", text, f"has more than {LONGEST_LIST} characters")
@@ -41,7 +41,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_or_none(text: str) -> frozenset[int] | None:
-    """Reads a list; None for anything else."""
+    """Parses a list. Returns None for any other text."""
     try:
         return parse_cpu_list(text)
     except MalformedError:
@@ -80,7 +80,7 @@ _parsed_large = lru_cache(_REMEMBERED_LARGE)(_parse)
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Writes the shortest list, sorted, ranges merged: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
+    """Formats a set as the shortest list, ascending with merged ranges: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
     cpus = frozenset(cpus)
     return _formatted_small(cpus) if len(cpus) <= _LARGEST_SET else _format(cpus)
 

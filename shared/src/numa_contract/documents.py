@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents from outside: the limit on their nesting, and JSON, parsed to values that can be written again.
+"""Parsing of untrusted documents: a limit on nesting depth, and JSON whose values can be serialized again.
 
 Parsers recurse, and their maximum depth depends on the interpreter: Python 3.11 rejects JSON that is nested 1,000
-levels deep, Python 3.13 parses 9,000. Code that uses the parsed value recurses, too, and may fail where the parser did
-not. So the driver has a limit of its own, which is checked before a parser expands the document. It is the same for
+levels deep, Python 3.13 parses 9,000. Code that uses the parsed value also recurses and may fail where the parser did
+not. Therefore the driver has its own limit, which is checked before a parser expands the document. It is the same for
 JSON, YAML and TOML, and far below the limit of any supported interpreter.
 """
 
@@ -15,19 +15,19 @@ from typing import Any, Final, NoReturn
 from numa_contract.errors import MalformedError, shown
 
 MAX_NESTING: Final = 64
-"""Levels of lists and maps in one document. Objects of the Kubernetes API have about 20."""
+"""Maximum nesting depth of lists and maps in a document. Objects of the Kubernetes API have about 20 levels."""
 TOO_DEEP: Final = f"is nested more than {MAX_NESTING} levels deep"
 _PARENTHESES: Final = bytes.maketrans(b"[{]}", b"(())")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _DIGITS: Final = 20
-"""Maximum number of digits of an integer. 2^64 has 20, and no number here is larger."""
+"""Maximum number of digits of an integer. 2^64 has 20 digits, and no number here is larger."""
 
 
 def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
-    """Reads one JSON text in UTF-8; errors call it ``kind`` and ``name``.
+    """Parses a JSON text in UTF-8. Errors call it ``kind`` and ``name``.
 
     Raises MalformedError if the text is too long, nested too deep, not JSON or not UTF-8, or if it contains NaN, an
-    infinite or huge number, or a lone surrogate, which could be read but never be written again.
+    infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
     """
     if len(data) > most_bytes:
         raise MalformedError(kind, name, f"has {len(data)} bytes, more than {most_bytes}")
@@ -37,18 +37,18 @@ def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
         document = _decode(data.decode())
         if b"\\u" in data:
             json.dumps(document, ensure_ascii=False).encode()
-    except ValueError as error:  # UnicodeError, JSONDecodeError and ours
+    except ValueError as error:  # UnicodeError, JSONDecodeError and those raised below
         raise MalformedError(kind, name, f"cannot be read as JSON ({_words(error)})") from error
     return document
 
 
 def _words(error: ValueError) -> str:
-    # A UnicodeError shows all of what it could not decode.
+    # The text of a UnicodeError contains the whole undecodable input.
     return error.reason if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else str(error)
 
 
 def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -64,7 +64,8 @@ def _bounded(text: str) -> int:
     return int(text)
 
 
-# json.loads() with these functions would make a decoder for each text, which takes ten times as long as a short one.
+# json.loads() with these functions would create a decoder per text, which takes ten times as long as parsing a short
+# one.
 _decode: Final = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, parse_int=_bounded).decode
 
 
@@ -72,7 +73,7 @@ def json_too_deep(data: bytes) -> bool:
     """Returns True if a JSON text is nested too deep. For a text that is not JSON, either answer is possible."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
-    # Drops the strings: once escaped backslashes and quotes are gone, every second part between quotes is one.
+    # Removes the strings: without escaped backslashes and quotes, every second part between quotes is a string.
     return brackets_too_deep(b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]))
 
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which something that came from outside can be unreadable."""
+"""Errors for invalid input from outside the process, and functions that quote such input safely."""
 
 from typing import Final
 
 SHOWN_CHARACTERS: Final = 80
-"""How much of a foreign text is shown to people."""
+"""Maximum number of characters of untrusted text in a message."""
 _ANSWER_BYTES: Final = 1024
 _SHOWN_BITS: Final = 64
 
 
 def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
-    """Returns a foreign text as errors, logs, Events and reports may show it: one line, quoted, cut.
+    """Quotes an untrusted text for errors, logs, Events and reports: on one line and truncated.
 
-    Whoever writes it (a pod's author, a claim, a file name) cannot forge a line of a log or fill an Event with it.
+    So the author of the text (in a pod, a claim or a file name) can neither forge a log line nor fill an Event.
     """
     whole = text if isinstance(text, str) else str(text)
     quoted = repr(whole[:most])
@@ -20,9 +20,9 @@ def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def described(value: object) -> str:
-    """Returns a value of a YAML or JSON document with its type, for a message: ``the boolean false``.
+    """Describes a value of a YAML or JSON document with its type for a message: ``the boolean false``.
 
-    The type matters where it is not visible in the document: YAML 1.1 reads ``off`` as a boolean and 010 as 8.
+    The type is given where the document does not show it: YAML 1.1 reads ``off`` as a boolean and 010 as 8.
     """
     match value:
         case None:
@@ -44,15 +44,15 @@ def described(value: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Returns a foreign text for a terminal, whole and in one line: what does not print is spelled out.
+    """Formats an untrusted text for a terminal, untruncated and on one line, with unprintable characters escaped.
 
-    Those are control characters, lone surrogates, and what changes the direction of writing.
+    These are control characters, lone surrogates, and characters that change the direction of writing.
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
 def cut_answer(text: str) -> str:
-    """Returns an answer to kubelet or runtime in at most 1 KiB of UTF-8; a lone surrogate is written as an escape."""
+    """Truncates an answer to kubelet or runtime to 1 KiB of UTF-8 and escapes lone surrogates."""
     if len(text) <= _ANSWER_BYTES and text.isascii():
         return str(text)
     data = text.encode(errors="backslashreplace")
@@ -62,11 +62,11 @@ def cut_answer(text: str) -> str:
 
 
 class ContractError(ValueError):
-    """A document of the other container or of the operator cannot be used."""
+    """A document of the other container or of the operator is unusable."""
 
 
 class MalformedError(ContractError):
-    """A text does not have the form it must have."""
+    """A text does not have the required form."""
 
     def __init__(self, kind: str, text: str, reason: str) -> None:
         self.reason = reason
@@ -74,4 +74,4 @@ class MalformedError(ContractError):
 
 
 class UnsupportedVersionError(ContractError):
-    """A document is of a format version that this release cannot read."""
+    """A document has a format version that this release cannot read."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all models, which is pydantic's without plugins, and the descriptions of their fields.
+"""Base class of all pydantic models, without pydantic's plugins, and the descriptions of their fields.
 
 The description of a field or of an enumeration's member is the docstring below its definition. It is read from the
-source when a JSON schema is made; a process that makes no schema does not read it.
+source code when a JSON schema is generated, so processes that generate no schema do not read it.
 """
 
 import ast
@@ -17,10 +17,10 @@ __all__ = ["BaseModel", "as_markdown", "attribute_docs"]
 
 
 def _exclude_plugins() -> None:
-    """Replaces pydantic's search for plugins, before the first model is created.
+    """Disables pydantic's search for plugins, before the first model is created.
 
     The search imports importlib.metadata with its archives (1.2 MB) and reads the metadata of all distributions. The
-    images contain no plugin, and a plugin could change which documents are valid.
+    images contain no plugins, and a plugin could change which documents are valid.
     """
     loader = ModuleType("pydantic.plugin._loader")
     loader.get_plugins = tuple  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ _exclude_plugins()
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """Returns the docstrings of a class's attributes by name, inherited ones included. Markup is that of Markdown."""
+    """Returns the docstrings of a class's attributes by name, including inherited ones, as Markdown."""
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         if one.__module__.partition(".")[0] == __package__:
@@ -40,7 +40,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def as_markdown(text: str) -> str:
-    """Returns a docstring as Markdown: lines joined to paragraphs, literals in single backticks."""
+    """Converts a docstring to Markdown: lines joined to paragraphs, literals in single backticks."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(" ".join(one.split()) for one in paragraphs).replace("``", "`")
 

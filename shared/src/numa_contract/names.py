@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every name that another program reads: drivers, classes, devices, CDI ids, environment variables, paths.
+"""Names that other programs read: drivers, classes, devices, CDI ids, environment variables, paths.
 
-Each is built and parsed here and nowhere else. At the end of the module are former names of parameters and settings,
+Each of them is built and parsed only here. At the end of the module are former names of parameters and settings,
 which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so that no other
 module knows them. The chart has the same names in ``templates/tenantpolicy.yaml`` and ``templates/_checks.tpl``.
 """
@@ -18,41 +18,44 @@ CPU_DRIVER: Final = "dra.cpu"
 MEMORY_DRIVER: Final = "dra.memory"
 DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
 ClaimKey = tuple[str, str]
-"""Driver and claim UID: what one claim file is about."""
+"""Driver and claim UID, which identify a claim file."""
 
 CPU_CAPACITY: Final = "dra.cpu/cpu"
 MEMORY_CAPACITY: Final = "size"
 
 OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
-"""Key of the taint on a device of which claims hold more than the machine has left; its value is ``true``."""
+"""Key of the taint on an overcommitted device, whose claims exceed what the machine still has; its value is
+``true``."""
 ON_DEMAND_LABEL: Final = "dra-numa/hugepages-on-demand"
-"""On claims for hugepages that may have to be made; its value is ``true``."""
+"""Label on claims for hugepages that may be allocated on demand; its value is ``true``."""
 PROVISIONED: Final = f"{MEMORY_DRIVER}/provisioned"
 NOT_PROVISIONED: Final = f"{MEMORY_DRIVER}/not-provisioned"
-"""Binding condition, and binding failure condition, of devices with such pages (KEP-5007)."""
+"""Binding condition and binding failure condition of devices with hugepages on demand (KEP-5007)."""
 SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
-"""Key of the taint on a device whose pages cannot be allocated; ``growth-failed`` or ``helper-unavailable``."""
+"""Key of the taint on a device whose pages cannot be allocated; its value is ``growth-failed`` or
+``helper-unavailable``.
+"""
 OBSERVE_ATTRIBUTES: Final = {driver: f"{driver}/observe" for driver in DRIVERS}
-"""Name of the attribute, and key of the taint, of all devices of a node that only observes; their values are true."""
+"""Attribute and taint of all devices of a node that only observes; their values are true."""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
-"""Key of the taint on a device whose hardware fails; its value is ``uncorrected`` or ``corrected``."""
+"""Key of the taint on a device with failing hardware; its value is ``uncorrected`` or ``corrected``."""
 
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
 TOLERATE_MISSING_ANNOTATION: Final = "dra-driver-numa/tolerate-missing"
-"""On pods that may start without the plugin where the runtime requires it."""
+"""Annotation of pods that may start without the plugin although the runtime requires it."""
 
 RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"
 STATE_SOCKET: Final = "state.sock"
 BACKEND_DIRECTORY: Final = "backend"
-"""Below the run directory: what only the backend writes. The rest of it only the frontend writes."""
+"""Subdirectory of the run directory that only the backend writes. The frontend writes everything else."""
 ACTIVE_LOCK: Final = "active.lock"
 CLAIMS_LOCK: Final = "claims.lock"
 CLAIMS_JOURNAL: Final = "claims.journal"
 
 METADATA_DIRECTORY: Final = "dra-device-metadata"
-"""Below a driver's plugin directory; the kubelet's own helper has its files there, too."""
+"""Subdirectory of a driver's plugin directory, shared with the kubelet's own helper."""
 METADATA_MOUNTS: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """Directory of metadata files in containers (KEP-5304)."""
 
@@ -60,14 +63,15 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
-# Prefix, UID, request and item have 15, 128, 63 and some 20 characters.
+# Prefix, UID, request and item have at most 15, 128, 63 and about 20 characters.
 _LONGEST_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
-"""No evidence: nothing is given to a container because of such a variable."""
+"""Prefix of an informative variable, which never entitles a container to anything."""
 
-# A UID becomes part of a file name and of a CDI device name, which may hold letters, digits and "_-.:" (CDI SPEC.md).
+# A UID becomes part of a file name and of a CDI device name, which may contain letters, digits and "_-.:" (CDI
+# SPEC.md).
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,126}[A-Za-z0-9])?", re.ASCII)
 _REQUEST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _MEMORY_ITEM = re.compile(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d{1,9}[KMGT]i)", re.ASCII)
@@ -75,19 +79,19 @@ _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 def check_uid(uid: str) -> str:
-    """Returns a claim or pod UID that may become part of a file name; MalformedError otherwise."""
+    """Returns a claim or pod UID that is safe as part of a file name. Raises MalformedError for any other."""
     if not _UID.fullmatch(uid):
         raise MalformedError("UID", uid, "must be letters, digits, '-' and '.', at most 128")
     return uid
 
 
 def cdi_device_name(uid: str, request: str | None) -> str:
-    """Returns the CDI device of a claim; ``request`` is None when the claim has a single one for the driver."""
+    """Returns the CDI device of a claim. ``request`` is None if the claim has one request for the driver."""
     return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
 
 
 def cdi_file_name(driver: str, uid: str) -> str:
-    """Returns the name of the one file that a driver writes for a claim."""
+    """Returns the name of the CDI file that a driver writes for a claim."""
     return f"{CDI_VENDOR}-{CDI_CLASSES[driver]}_claim-{check_uid(uid)}.json"
 
 
@@ -95,14 +99,14 @@ _CDI_FILE = re.compile(rf"{re.escape(CDI_VENDOR)}-(cpu|memory)_claim-({_UID.patt
 
 
 def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
-    """Returns (driver, claim UID) of a file of ours, None for every other file of the CDI directory."""
+    """Returns (driver, claim UID) of this driver's CDI files, or None for any other file."""
     match = _CDI_FILE.fullmatch(name)
     return (f"dra.{match[1]}", match[2]) if match else None
 
 
 def _one_path_part(kind: str, text: str, form: re.Pattern[str]) -> str:
     if not form.fullmatch(text):
-        raise MalformedError(kind, text, "is no DNS name, so it may not become part of a path")
+        raise MalformedError(kind, text, "is not a DNS name, so it cannot be part of a path")
     return text
 
 
@@ -112,18 +116,19 @@ def metadata_claim_directory(namespace: str, claim: str) -> str:
 
 
 def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
-    """Returns the metadata file of a request (base name) on the host; ``plugins`` is the kubelet's directory of them.
+    """Returns the metadata file of a request (base name) on the host, below ``plugins``, the kubelet's plugin
+    directory.
 
-    The names are those of the kubelet's helper for drivers. Raises MalformedError for what is no object's name.
+    The names are those of the kubelet's helper for drivers. Raises MalformedError for invalid object names.
     """
     directory = f"{plugins}/{driver}/{METADATA_DIRECTORY}/{metadata_claim_directory(namespace, claim)}"
     return f"{directory}/{_one_path_part('request', request, _REQUEST)}/metadata.json"
 
 
 def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, request: str) -> str:
-    """Returns where a container finds the metadata file of a request (base name).
+    """Returns the path of a request's metadata file in a container. ``request`` is the base name.
 
-    A claim made from a template is found by its name inside the pod, the only one that a manifest can know.
+    For a claim made from a template, the path contains its name in the pod, the only one that a manifest can know.
     """
     place = f"resourceclaims/{_one_path_part('claim', claim, _OBJECT)}"
     if pod_claim_name is not None:
@@ -141,7 +146,7 @@ _MEMORY_DEVICE = re.compile(r"(?:memory|hugepages-(\d{1,9}[kmg]))-numa(\d{3,4})"
 
 
 def parse_memory_device_name(name: str) -> tuple[int | None, int]:
-    """Returns bytes of the hugepages (None for plain memory) and NUMA node; MalformedError for every other name."""
+    """Returns the hugepage size in bytes (None for plain memory) and NUMA node. Raises MalformedError."""
     match = _MEMORY_DEVICE.fullmatch(name)
     if match is None:
         raise MalformedError("memory device", name, "is neither memory-numa<node> nor hugepages-<size>-numa<node>")
@@ -151,39 +156,43 @@ def parse_memory_device_name(name: str) -> tuple[int | None, int]:
 def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
     """Returns the DeviceClass of plain memory, or of hugepages of one size: ``dra.hugepages-2m``.
 
-    ``far`` is memory of NUMA nodes without CPUs, which is a class of its own.
+    ``far`` memory, of NUMA nodes without CPUs, has its own class.
     """
     kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
     return f"dra.{kind}" + ("-far" if far else "")
 
 
 class EnvKey(NamedTuple):
-    """The claim, and its request if the claim has several, that an environment variable of ours names."""
+    """Claim and request that one of the driver's environment variables names. The request is "" if the claim has only
+    one.
+    """
 
     driver: str
     uid: str
     request: str | None
     item: str = ""
-    """What a memory variable tells: ``NUMANodes``, ``memory`` or ``hugepages_2Mi``. Empty for CPUs."""
+    """Content of a memory variable: ``NUMANodes``, ``memory`` or ``hugepages_2Mi``. Empty for CPUs."""
 
 
 def cpu_env_key(uid: str, request: str | None) -> str:
-    """Returns the variable whose value is the CPU list of a claim or of one of its requests."""
+    """Returns the variable that contains the CPU list of a claim or of one of its requests."""
     return CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 
 def shared_cpu_env_key(uid: str, request: str | None) -> str:
-    """Returns the variable whose value is every CPU but the claim's, for threads that need none of these."""
+    """Returns the variable that contains all CPUs except the claim's, for threads that need no exclusive CPU."""
     return SHARED_CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 
 def memory_env_key(uid: str, request: str | None, item: str) -> str:
-    """Returns the variable that tells ``item`` of a claim or of one of its requests."""
+    """Returns the variable that contains ``item`` of a claim or of one of its requests."""
     return MEMORY_ENV_PREFIX + uid + (f"_{request}" if request else "") + f"_{item}"
 
 
 def parse_env_key(key: str) -> EnvKey | None:
-    """Returns what a variable names; None if it does not carry our prefixes, MalformedError if it only pretends to."""
+    """Parses the name of a variable. Returns None without a prefix of the driver; raises MalformedError if the rest is
+    invalid.
+    """
     if len(key) > _LONGEST_KEY and key.startswith((CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)):
         raise MalformedError("environment variable", key, f"has more than {_LONGEST_KEY} characters")
     if key.startswith(CPU_ENV_PREFIX):
@@ -198,7 +207,7 @@ def parse_env_key(key: str) -> EnvKey | None:
     else:
         return None
     if not _UID.fullmatch(parsed.uid) or (parsed.request is not None and not _REQUEST.fullmatch(parsed.request)):
-        raise MalformedError("environment variable", key, "names no claim UID and request of ours")
+        raise MalformedError("environment variable", key, "does not contain a claim UID and request of this driver")
     return parsed
 
 
@@ -210,7 +219,7 @@ def state_socket_path(run_directory: str, pod_uid: str) -> str:
 def pool_socket_path(run_directory: str) -> str:
     """Returns the socket of the helper that resizes pools of hugepages.
 
-    It lies beside the run directory: containers of one pod share its directory, and pods of one node do not.
+    It is next to the run directory, which all containers of one pod share.
     """
     return f"{run_directory}-hugepages/pools.sock"
 

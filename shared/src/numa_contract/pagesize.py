@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page sizes and their spellings.
+"""Page sizes in their various spellings.
 
-Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, mount options ``2M``, our names ``2m``.
+Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, mount options ``2M``, and this driver ``2m``.
 """
 
 import re
@@ -22,37 +22,37 @@ def _scaled(page_bytes: int) -> tuple[int, str]:
 
 
 def short_page_size(page_bytes: int) -> str:
-    """Returns the spelling of device, pool and class names and of ``resource.kubernetes.io/pageSize``: ``2m``."""
+    """Formats as in device, pool and class names and ``resource.kubernetes.io/pageSize``: ``2m``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter}"
 
 
 def kubernetes_page_size(page_bytes: int) -> str:
-    """Returns the spelling of ``hugepages-2Mi`` and ``dra.memory/pageSize``: ``2Mi``, ``4Ki``."""
+    """Formats as in ``hugepages-2Mi`` and ``dra.memory/pageSize``: ``2Mi``, ``4Ki``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}i"
 
 
 @lru_cache(64)
 def oci_page_size(page_bytes: int) -> str:
-    """Returns the spelling of the OCI and of cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
+    """Formats as in the OCI specification and cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}B"
 
 
 def mount_page_size(page_bytes: int) -> str:
-    """Returns the spelling of hugetlbfs's mount option ``pagesize=``: ``2M``."""
+    """Formats as in the hugetlbfs mount option ``pagesize=``: ``2M``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}"
 
 
 def sysfs_page_size(page_bytes: int) -> str:
-    """Returns the spelling of sysfs directories: ``hugepages-2048kB``."""
+    """Formats as in the names of sysfs directories: ``hugepages-2048kB``."""
     return f"hugepages-{page_bytes >> 10}kB"
 
 
 def parse_page_size(text: str) -> int:
-    """Reads any of the spellings, in bytes. MalformedError for anything else."""
+    """Parses any of the spellings to bytes. Raises MalformedError."""
     match = _TEXT.fullmatch(text.removeprefix("hugepages-"))
     if match is None or int(match[1]) == 0:
         raise MalformedError("page size", text, "is none of the spellings 2m, 2Mi, 2MB, hugepages-2048kB")

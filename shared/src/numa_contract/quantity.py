@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' resource.Quantity: exact values, canonical text. Compare values, never texts: "1Gi" equals "1024Mi"."""
+"""resource.Quantity of Kubernetes: exact values and canonical texts. Compare values, not texts: "1Gi" equals
+"1024Mi"."""
 
 import re
 from collections.abc import Sequence
@@ -16,15 +17,16 @@ _SCALES: Final = {suffix: 1024**power for power, suffix in enumerate(_BINARY)} |
     suffix: Fraction(1000**power, _FINEST) for power, suffix in enumerate(_DECIMAL)
 }
 _HIGHEST_BINARY: Final = 2**63 - 1
-# Characters, and highest exponent: far beyond every amount. The pattern tries all ways to split a run of digits, and
-# 1e999999999 would fill the memory.
+# Maximum number of characters and bits, and maximum exponent, all far above any real amount. Matching the pattern takes
+# time quadratic in the number of digits, and the exact value of 1e999999999 does not fit into memory.
 _LONGEST: Final = 400
 
 
 def parse_quantity(text: str | float) -> Fraction:
-    """Returns the exact value of a quantity as the API carries it, a string or a bare number; MalformedError otherwise.
+    """Parses a quantity of the API, which is a string or a bare number, to its exact value. Raises MalformedError.
 
-    As in the server, finer than 10^-9 is rounded away from zero, and binary amounts end at 2^63 - 1.
+    As in the API server, values are rounded away from zero to a multiple of 10^-9, and binary amounts are at most 2^63
+    - 1.
     """
     if isinstance(text, int) and text.bit_length() > _LONGEST:
         raise MalformedError("quantity", "number", f"has more than {_LONGEST} bits")
@@ -46,12 +48,12 @@ def parse_quantity(text: str | float) -> Fraction:
 
 
 def _nano(value: Fraction) -> int:
-    """Returns a positive amount in 10^-9, rounded up."""
+    """Converts a positive amount to units of 10^-9, rounded up."""
     return -(-value.numerator * _FINEST // value.denominator)
 
 
 def format_quantity(value: Fraction | int, *, binary: bool = False) -> str:
-    """Returns the canonical text of an amount: ``binary`` for bytes (``512Mi``), else decimal for counts (``16``)."""
+    """Formats an amount canonically: with ``binary`` as bytes (``512Mi``), else as a decimal count (``16``)."""
     value = Fraction(value)
     if value == 0:
         return "0"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a claim was given: the record that the frontend writes into a claim's CDI file and the backend enforces.
+"""Allocation records: the frontend writes one into a claim's CDI file, and the backend enforces it.
 
-Records carry a version and keep fields they do not know: the two images are rolled out one at a time, so release N
-reads what N-1 and N+1 wrote, and what it writes again loses nothing.
+Records have a version and keep unknown fields. The two images are updated one after the other, so release N reads
+records of N-1 and N+1, and does not lose anything when it writes them again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,16 +35,16 @@ RECORD_VERSION: Final = 1
 _MOST_RESULTS: Final = 32
 """Maximum number of allocation results of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
 _MOST_PODS: Final = 256
-"""In reservedFor (ResourceClaimReservedForMaxSize)."""
+"""Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MOST_SETS: Final = 1024
-"""Maximum number of sets of given fields that are stored. Each model has few combinations that occur."""
+"""Maximum number of cached field sets. In practice each model has few different ones."""
 _SMALLEST_PAGE: Final = 1 << 10
 _LARGEST_PAGE: Final = 1 << 40
 
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
-        return parse_cpu_list(value)  # Equal texts share one set: a set of 128 CPUs takes 8 KB.
+        return parse_cpu_list(value)  # Equal texts share one set, since a set of 128 CPUs takes 8 KB.
     cpus: frozenset[int] = read(value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= HIGHEST_CPU:
         raise ValueError(f"must be numbers from 0 to {HIGHEST_CPU}")
@@ -76,17 +76,17 @@ def _shared_fields(given: frozenset[str]) -> set[str]:
 
 
 def _share_fields(model: BaseModel) -> None:
-    if model.model_extra:  # Names of unknown fields are chosen by the document's author, so such sets are not cached.
+    if model.model_extra:  # The document's author chooses the names of unknown fields, so such sets are not cached.
         return
     object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
 
 
 class Document(BaseModel):
-    """Base of everything that crosses the border: frozen, camelCase in JSON, unknown fields ignored.
+    """Base of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
     each of them pydantic creates a set of the fields that were given (``model_fields_set``), with 216 to 728 bytes.
-    Equal sets are one object here. That is safe, since only an assignment to a field changes the set.
+    Equal sets are shared here. That is safe because only an assignment to a field changes the set.
     """
 
     model_config = ConfigDict(
@@ -94,11 +94,11 @@ class Document(BaseModel):
     )
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Shares the set of the fields that were given."""
+        """Replaces the set of given fields with a shared equal one."""
         _share_fields(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy, with changes that are not validated."""
+        """Returns a copy with changes, which are not validated."""
         copied = super().model_copy(update=update, deep=deep)
         _share_fields(copied)
         return copied
@@ -118,12 +118,13 @@ class Document(BaseModel):
 
 
 class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a hash of their fields
-    """Base of everything in a record. Unknown fields are kept and written again; they do not make two values differ."""
+    """Base of all parts of a record. Unknown fields are kept and written again, but ignored in comparisons."""
 
     model_config = ConfigDict(extra="allow")
 
     def __eq__(self, other: object) -> bool:
-        # A release that does not know a field cannot tell whether it matters: an owner is still the same container.
+        # A release that does not know a field cannot tell whether it matters: an owner with it is still the same
+        # container.
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
@@ -139,12 +140,12 @@ class ClaimReference(RecordPart):
 
     @property
     def full_name(self) -> str:
-        """The namespace and the name, ``namespace/name``."""
+        """Namespace and name, ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
 
 class PodReference(RecordPart):
-    """A pod that the claim is reserved for; it lives in the claim's namespace."""
+    """A pod that the claim is reserved for, in the claim's namespace."""
 
     uid: str
     """UID of the pod."""
@@ -153,14 +154,14 @@ class PodReference(RecordPart):
 
 
 class Owner(RecordPart):
-    """The container that first used a claim; a restart of it has another container id but the same owner."""
+    """The container that first used a claim. After a restart the container has another id but the same owner."""
 
     pod_uid: str
     """UID of the container's pod."""
     container: str
     """Name of the container in its pod."""
 
-    # One is made in each hook of the backend and few are retained, so sharing the set of fields would not pay.
+    # Each hook of the backend creates one and few are retained, so sharing the set of fields would not pay off.
     model_post_init = BaseModel.model_post_init  # type: ignore[pydantic-field]
 
 
@@ -180,12 +181,12 @@ class AllocationResult(RecordPart):
 
     @property
     def base(self) -> str:
-        """The request's name without its subrequest: what the kubelet and containers call it."""
+        """Name of the request without its subrequest, as the kubelet and containers use it."""
         return self.request.partition("/")[0]
 
 
 class JoinedAttribute(RecordPart):
-    """Values that matchAttribute constraints of a claim demanded of CPUs."""
+    """Values that a claim's matchAttribute constraints require of its CPUs."""
 
     attribute: str
     """Name with its domain, ``resource.kubernetes.io/numaNode``."""
@@ -194,7 +195,7 @@ class JoinedAttribute(RecordPart):
 
 
 class CpuAllocation(RecordPart):
-    """The CPUs that one allocation result was given."""
+    """CPUs of one allocation result."""
 
     request: str
     """Base name of the request."""
@@ -207,7 +208,7 @@ class CpuAllocation(RecordPart):
 
 
 class MemoryAllocation(RecordPart):
-    """The memory or hugepages that one allocation result was given."""
+    """Memory or hugepages of one allocation result."""
 
     request: str
     """Base name of the request."""
@@ -218,9 +219,9 @@ class MemoryAllocation(RecordPart):
     size: Bytes
     """Allocated memory in bytes."""
     page_bytes: PageBytes
-    """Size of one page in bytes: of a hugepage, or the base page of the machine."""
+    """Size of one page in bytes: the hugepage size, or the machine's base page size."""
     hugepages: bool = False
-    """Whether the memory consists of hugepages."""
+    """True if the memory consists of hugepages."""
 
 
 def _formerly(former: str, present: str) -> AfterValidator:
@@ -229,14 +230,14 @@ def _formerly(former: str, present: str) -> AfterValidator:
 
 
 class CpuParameters(RecordPart):
-    """Parameters of a request for CPUs, with defaults filled in. A newer release may add words to each of them."""
+    """Parameters of a request for CPUs, with defaults filled in. A newer release may add values to each of them."""
 
     cpuset: CpuSet | None = None
     """CPUs that the claim names itself, in the kernel's list format; null if the driver chooses them."""
     strategy: str = "packed"
     """Placement of the CPUs, ``packed`` or ``spread``."""
     full_physical_cores: bool = False
-    """Whether all CPUs of each used core belong to the request."""
+    """True if all CPUs of each used core belong to the request."""
     l3: str = "preferred"
     """Placement in one L3 cache: ``preferred``, ``required`` or ``ignore``."""
     numa: str = "group"
@@ -261,13 +262,14 @@ class CpuParameters(RecordPart):
 
 
 class PoolCpus(RecordPart):
-    """CPUs beside the claim's own ones that a container of a request may use while they are in the shared pool."""
+    """CPUs of the shared pool that a container of a request may use beside the claim's own."""
 
     cpus: CpuSet
     """All CPUs of the machine except those of the claim, in the kernel's list format."""
     near: CpuSet
-    """Those of them that the container may use, in the kernel's list format. If the pool contains none of these, the
-    container may use the whole pool."""
+    """CPUs among them that the container may use, in the kernel's list format. If the pool contains none of these, the
+    container may use the whole pool.
+    """
 
 
 class MemoryMount(RecordPart):
@@ -280,14 +282,14 @@ class MemoryMount(RecordPart):
 
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Returns two mount paths of which the first would hide the second, or is the same; None where there are none."""
-    # In this order whatever lies in a directory follows it at once.
+    """Returns two mount paths of which the first would hide the second or equals it, or None if there are none."""
+    # In this order, paths below a directory directly follow it.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
 
 
 class MemoryParameters(RecordPart):
-    """Parameters of a request for memory, with defaults filled in. A newer release may add words to each of them."""
+    """Parameters of a request for memory, with defaults filled in. A newer release may add values to each of them."""
 
     binding: str = "strict"
     """Binding to the NUMA node: ``strict`` (``cpuset.mems``), ``preferred`` or ``interleave`` (memory policy of the
@@ -319,7 +321,7 @@ class MetadataFile(RecordPart):
 
 
 class AllocationRecord(RecordPart):
-    """Everything that one driver has allocated to one claim. Only the frontend writes it."""
+    """The allocation of one driver for one claim. Only the frontend writes it."""
 
     version: int = RECORD_VERSION
     """Version of the format."""
@@ -351,16 +353,16 @@ class AllocationRecord(RecordPart):
     """``pod`` if all containers of one pod share the claim, or ``container``. An unknown word is enforced as
     ``container``, the stricter one."""
     counted: bool = False
-    """Whether the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
+    """True if the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None
     """The container that first used the claim; null before that."""
     rebuilt: bool = False
-    """Whether the record was rebuilt from the API server and the kernel after its file was lost."""
+    """True if the record was rebuilt from the API server and the kernel after its file was lost."""
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.driver not in DRIVERS:
-            raise ValueError(f"driver {shown(self.driver)} is none of {', '.join(DRIVERS)}")
+            raise ValueError(f"driver {shown(self.driver)} is not one of {', '.join(DRIVERS)}")
         return self
 
     @property
@@ -369,32 +371,32 @@ class AllocationRecord(RecordPart):
         return tuple(dict.fromkeys([result.base for result in self.results]))
 
     def device_request(self, request: str) -> str | None:
-        """Returns the request as it appears in CDI names: None when the claim has a single one for this driver."""
+        """Returns the request as in CDI names, which is None if the claim has one request for this driver."""
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:
         """Returns the qualified CDI device of a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
 
-        The kubelet checkpoints these.
+        The kubelet stores these in its checkpoint.
         """
         return f"{CDI_KINDS[self.driver]}={cdi_device_name(self.claim.uid, self.device_request(request))}"
 
     def cpus_of(self, requests: Iterable[str] | None = None) -> frozenset[int]:
-        """Returns the CPUs of some requests, of all of them by default."""
+        """Returns the CPUs of the given requests, or of all by default."""
         wanted = None if requests is None else set(requests)
         return frozenset().union(*(a.cpus for a in self.cpus if wanted is None or a.request in wanted))
 
     def memory_of(self, requests: Iterable[str] | None = None) -> tuple[MemoryAllocation, ...]:
-        """Returns the memory of some requests, of all of them by default."""
+        """Returns the memory of the given requests, or of all by default."""
         wanted = None if requests is None else set(requests)
         return tuple(a for a in self.memory if wanted is None or a.request in wanted)
 
     def parameters_of(self, request: str) -> CpuParameters:
-        """Returns the parameters of a request (base name), the defaults where none are recorded."""
+        """Returns the parameters of a request (base name), or the defaults if none are recorded."""
         return self.parameters.get(request) or _CPU_DEFAULTS
 
     def memory_parameters_of(self, request: str) -> MemoryParameters:
-        """Returns the memory parameters of a request (base name), the defaults where none are recorded."""
+        """Returns the memory parameters of a request (base name), or the defaults if none are recorded."""
         return self.memory_parameters.get(request) or _MEMORY_DEFAULTS
 
     def reserves(self, pod_uid: str) -> bool:
@@ -403,7 +405,7 @@ class AllocationRecord(RecordPart):
 
 
 def check_version(kind: str, document: Any, current: int) -> None:
-    """Raises UnsupportedVersionError unless the document's ``version`` is one this release reads: up to N+1."""
+    """Raises UnsupportedVersionError unless this release can read the document's ``version``, which is at most N+1."""
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or not max(current - 1, 1) <= version <= current + 1:
         raise UnsupportedVersionError(
@@ -412,7 +414,7 @@ def check_version(kind: str, document: Any, current: int) -> None:
 
 
 def parse_record(document: Any) -> AllocationRecord:
-    """Reads the JSON value of a record; raises ContractError (malformed, or of a version out of reach)."""
+    """Parses the JSON value of a record. Raises ContractError if it is malformed or has an unsupported version."""
     check_version("allocation record", document, RECORD_VERSION)
     try:
         return AllocationRecord.model_validate(document)

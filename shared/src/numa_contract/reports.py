@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of ``PUT /v1/backend``, which the backend sends: its lease, its metrics, the state of all containers."""
+"""Body of ``PUT /v1/backend``, which the backend sends: its lease, its metrics, and the state of all containers."""
 
 from typing import Annotated, Final, Literal, get_args
 
@@ -10,31 +10,31 @@ from numa_contract.records import CpuSet, Document
 
 REPORT_VERSION: Final = 1
 LEASE_SECONDS: Final = 10.0
-"""After so much silence the lease is over."""
+"""Time without a report after which the lease expires."""
 RENEW_SECONDS: Final = 6.0
-"""Time between two reports of a backend whose state does not change.
+"""Interval between reports of a backend whose state does not change.
 
-A report that is lost is noticed after 2 s (the backend's request timeout) and repeated at once. The sum must be below
+A lost report is noticed after 2 s (the backend's request timeout) and repeated at once. The sum of both must be below
 LEASE_SECONDS, so that one lost report does not end the lease. docs/adr/0031-changes-of-reports.md has the figures.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
-"""The same if the frontend is of a release that does not read changes. It closes a connection that is idle for 5 s."""
+"""Interval for a frontend of a release that does not read changes. It closes connections that are idle for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
-"""Maximum size of a request body in bytes. A node with 500 containers needs a twentieth of it."""
+"""Maximum size of a request body in bytes. A node with 500 containers needs 5 % of it."""
 MAX_REPORTS: Final = 20_000
-"""Maximum number of containers in one body. An invalid report can be two bytes long, and rejecting it takes a hundred
-times as much CPU time as sending it."""
+"""Maximum number of containers in one body. An invalid report can be two bytes long, but rejecting it takes a hundred
+times as much CPU time as sending it.
+"""
 RECORDS_WAIT_SECONDS: Final = 25
-"""How long ``GET /v1/records?after=`` waits for a change before it answers without one, unless ``wait`` is given."""
+"""Default of ``wait``: the time that ``GET /v1/records?after=`` waits for a change before it answers without one."""
 MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
-"""The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
+"""Key of the containers' reports, next to the fields of BackendStatus. Absent if the frontend already has them."""
 MAX_OBSERVED: Final = 512
 """Maximum number of changes in an Observation."""
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
-"""Fields of BackendStatus that a report may leave out. A frontend that reads changes then retains their previous
-values."""
+"""Fields of BackendStatus that a report may omit. A frontend that reads changes keeps their previous values."""
 CHANGES: Final = "changes"
 """Key of the ContainerChanges in a body. A body has either this key or CONTAINERS, or neither."""
 
@@ -42,15 +42,17 @@ CHANGES: Final = "changes"
 _MAX_PROBLEMS: Final = 64
 _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
-"""Length of a path in the kernel."""
+"""Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""A text for people. It is cut to 1 KiB, since a longer one of another release is no reason to reject a report."""
+"""Text for people. It is truncated to 1 KiB, because an overlong one of another release is no reason to reject a
+report.
+"""
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
-"""Texts of which at most 64 are read."""
+"""List of texts, of which at most 64 are read."""
 Code = Annotated[str, AfterValidator(lambda code: cut_answer(code[:_MAX_CODE]))]
-"""A code of ``BackendCode``, or of a newer release. It is cut to 64 characters."""
+"""Code of ``BackendCode``, or of a newer release. It is truncated to 64 characters."""
 Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
-"""Codes of which at most 64 are read."""
+"""List of codes, of which at most 64 are read."""
 KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
 
 
@@ -62,16 +64,16 @@ _StateWord = Literal["unknown", "created", "paused", "running", "stopped"]
 
 
 def _read_state(value: object) -> object:
-    # A newer backend may know more states. A container in an unknown state counts as alive.
+    # A newer backend may report other states. A container in an unknown state counts as alive.
     return "unknown" if isinstance(value, str) and value not in get_args(_StateWord) else value
 
 
 ContainerState = Annotated[_StateWord, BeforeValidator(_read_state), WithJsonSchema({"type": "string"})]
-"""Where a container is in its life; a word that this release does not know is read as ``unknown``."""
+"""State in the life of a container. Unknown words are read as ``unknown``."""
 
 
 class ClaimUse(Document):
-    """A claim that a container uses or asks for."""
+    """A claim that a container uses or requests."""
 
     uid: str
     """UID of the claim."""
@@ -80,9 +82,10 @@ class ClaimUse(Document):
     requests: tuple[str, ...] = ()
     """Base names of the requests that the container uses."""
     cpus: CpuSet = frozenset()
-    """CPUs of the claim, in the kernel's list format. Of a claim without a record: those that the environment names and
-    that the container is pinned to. Of other claims: set only if the container may also use CPUs beside those of its
-    claims."""
+    """CPUs of the claim, in the kernel's list format. For a claim without a record: the CPUs that the environment names
+    and to which the container is pinned. For other claims: only set if the container may use more CPUs than those of
+    its claims.
+    """
 
 
 class ClaimIdentity(Document):
@@ -95,7 +98,7 @@ class ClaimIdentity(Document):
 
 
 class ContainerReport(Document):
-    """One container as the runtime and the kernel show it to the backend."""
+    """One container as the backend sees it in the runtime and the kernel."""
 
     version: int = REPORT_VERSION
     """Version of the format."""
@@ -115,17 +118,20 @@ class ContainerReport(Document):
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container."""
     unknown_claims: tuple[ClaimUse, ...] = ()
-    """Claims that the environment names and that have no record, or no record with this pod."""
+    """Claims that the environment names but that have no record, or no record with this pod."""
     refused_claims: tuple[ClaimIdentity, ...] = ()
-    """Claims that the environment names and that the container may not use, for any reason. Empty unless the container
-    was refused. The container uses nothing of them."""
+    """Claims that the environment names but that the container may not use, for any reason. Empty unless the container
+    was refused. The container does not use any of them.
+    """
     cpus: CpuSet = frozenset()
     """CPUs of the container as last read from ``cpuset.cpus.effective``, in the kernel's list format; empty if the file
-    could not be read. Of a container without claimed CPUs, or with the shared pool beside them, on a node where the
-    kernel keeps it off the CPUs of others: the CPUs that ``cpuset.cpus`` allows."""
+    could not be read. For a container without claimed CPUs, or with the shared pool beside them, on a node where the
+    kernel keeps it off others' CPUs: the CPUs that ``cpuset.cpus`` allows.
+    """
     exclusivity: Text = ""
-    """What keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver);
-    empty without a claim."""
+    """Mechanism that keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
+    driver); empty without a claim.
+    """
     pooled: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
     pooled_code: Code = ""
@@ -136,8 +142,9 @@ class ContainerReport(Document):
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
     format."""
     limits: dict[str, Text] = Field(default_factory=dict)
-    """Limits that its claims have set, as last read: contents of the cgroup's files by file name, in bytes or in the
-    kernel's format of the file. ``max`` means no limit."""
+    """Limits that its claims have set, as last read: contents of the cgroup files by file name, in bytes or in the
+    kernel's format of the file. ``max`` means no limit.
+    """
     cgroup: KernelPath = ""
     """Path of its cgroup below the cgroup root."""
     refused: Text = ""
@@ -145,17 +152,17 @@ class ContainerReport(Document):
     refused_code: Code = ""
     """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
     memory_kills: int = 0
-    """Number of its processes that the kernel has killed because memory ran out; counted if it uses a memory claim."""
+    """Number of its processes that the kernel has killed for lack of memory; counted if it uses a memory claim."""
 
     @property
     def named_claims(self) -> frozenset[str]:
-        """UIDs of all claims that the container holds, asks for or was refused."""
+        """UIDs of all claims that the container uses, requests or was refused."""
         used = {use.uid for use in (*self.claims, *self.unknown_claims)}
         return frozenset(used.union(one.uid for one in self.refused_claims))
 
     @property
     def alive(self) -> bool:
-        """Whether a process of it may still run."""
+        """True if one of its processes may still run."""
         return self.state != "stopped"
 
 
@@ -165,10 +172,11 @@ class MetricSample(Document):
     labels: tuple[str, ...] = ()
     """Values of the labels, in the order of the metric's label names."""
     value: float = 0.0
-    """The value, in the unit that ends the metric's name, such as ``_seconds``; of a histogram the sum of all
-    observations."""
+    """Value in the unit that ends the metric's name, such as ``_seconds``; for a histogram, the sum of all
+    observations.
+    """
     counts: tuple[int, ...] = ()
-    """Number of observations in each bucket of a histogram, not cumulative; the last one is of those above the largest
+    """Number of observations in each bucket of a histogram, not cumulative; the last bucket is above the largest
     bound."""
 
 
@@ -190,7 +198,7 @@ class Metric(Document):
 
 
 class ContainerChanges(Document):
-    """The containers that have changed since an earlier report of the same instance.
+    """Containers that have changed since an earlier report of the same instance.
 
     They are sent only if the reader has acknowledged the containers of that report. A reader that no longer has those
     containers, or that would have another number of containers than ``total`` after merging the changes, ignores the
@@ -202,9 +210,9 @@ class ContainerChanges(Document):
     total: int
     """Number of all containers after the changes."""
     removed: tuple[str, ...] = ()
-    """IDs of containers that do not exist any more. They are removed before ``containers`` are added."""
+    """IDs of containers that no longer exist. They are removed before ``containers`` are added."""
     containers: tuple[ContainerReport, ...] = ()
-    """Containers that are new or have changed. Those that are new come after all others, in this order."""
+    """Containers that are new or have changed. New ones come after all others, in this order."""
 
 
 class ObservedChange(Document):
@@ -215,8 +223,9 @@ class ObservedChange(Document):
     file: KernelPath
     """Name of the file in the cgroup, such as ``cpuset.cpus``, or its absolute path if it belongs to no cgroup."""
     present: Text = ""
-    """Present content in the kernel's format of the file: a list of CPUs or NUMA nodes, a number of bytes, or ``max``.
-    Empty if the file is empty or cannot be read."""
+    """Current content in the kernel's format of the file: a list of CPUs or NUMA nodes, a number of bytes, or ``max``.
+    Empty if the file is empty or cannot be read.
+    """
     desired: Text = ""
     """Content that would be written, in the same format."""
     reason: Text = ""
@@ -224,21 +233,23 @@ class ObservedChange(Document):
 
 
 class Observation(Document):
-    """What the backend would write to files of the node. It writes nothing, since ``enforcement`` is ``observe``."""
+    """Changes that the backend would make to files of the node. It makes none, because ``enforcement`` is
+    ``observe``."""
 
     total: int = 0
     """Number of files that would change."""
     cgroup_files: int = 0
-    """Number of these files that belong to cgroups. The others are those of interrupts and kernel workers."""
+    """Number of these files that belong to cgroups. The others belong to interrupts and kernel workers."""
     complete: bool = False
-    """Whether all containers that the runtime has listed were compared."""
+    """True if all containers that the runtime listed were compared."""
     changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
     """The changes, at most 512 of them, by cgroup and file."""
 
 
 class BackendStatus(Document):
     """The backend's lease. Each report renews it, after each change and at least every 6 s (every 2 s if the frontend
-    is of an older release). It ends 10 s after the last report."""
+    is of an older release). It expires 10 s after the last report.
+    """
 
     version: int = REPORT_VERSION
     """Version of the format."""
@@ -248,58 +259,68 @@ class BackendStatus(Document):
     """Instance of the backend, which changes when the process restarts."""
     generation: int = 0
     """Generation of the containers' state: a number that grows with each change of a report; 0 before the runtime has
-    sent its state."""
+    sent its state.
+    """
     reported_at: float | None = None
-    """Time at which the report was made, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that
-    is older than the last one has been overtaken and is ignored. Null if the backend does not send it."""
+    """Time of the report, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that is older than
+    the last one was overtaken and is ignored. Null if the backend does not send it.
+    """
     records: int | None = None
-    """Generation of the claim records that the backend had read when it made this report; null if it knows of none. A
-    claim that was released by then and that no container names is used by no container."""
+    """Generation of the claim records that the backend had read when it made this report; null if it has read none. A
+    claim that was released by then and that no container names is used by no container.
+    """
     active: bool = False
-    """Whether this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
+    """True if this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
     enforced: bool = True
-    """Whether a backend of this node holds the lock, serves the runtime, and has renewed its heartbeat lately."""
+    """True if a backend of this node holds the lock, serves the runtime, and has renewed its heartbeat recently."""
     synchronized: bool = False
-    """Whether the runtime has sent its state and delivers events."""
+    """True if the runtime has sent its state and delivers events."""
     runtime: Text = ""
     """Name and version of the container runtime; empty while it is not connected."""
     request_timeout: float | None = None
-    """Seconds after which the runtime gives up a hook; null if it does not report it (before NRI 0.6, or not
-    connected)."""
+    """Seconds after which the runtime abandons a hook; null if it does not report it (before NRI 0.6, or not
+    connected).
+    """
     registration_timeout: float | None = None
-    """Seconds after which the runtime gives up the registration of a plugin; null if it does not report it."""
+    """Seconds after which the runtime abandons the registration of a plugin; null if it does not report it."""
     pool: CpuSet = frozenset()
     """CPUs of the shared pool, which containers without a CPU claim may use, in the kernel's list format."""
     partitioned: CpuSet = frozenset()
-    """CPUs that the kernel keeps for containers with claims, as cpuset partitions, in the kernel's list format."""
+    """CPUs that the kernel isolates for containers with claims, as cpuset partitions, in the kernel's list format."""
     exclusivity: Text = ""
-    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool`` (the driver).
-    The report of a container has the answer for its own CPUs. Empty if the backend does not report it."""
+    """Mechanism that keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool`` (the
+    driver). A container's report contains the value for its own CPUs. Empty if the backend does not report it.
+    """
     exclusivity_reason: Text = ""
-    """Reason why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
-    With ``cpuExclusivity: partition`` CPU claims for one container are then refused."""
+    """Reason why that is the pool although the configuration allows or requires partitions, with the remedy; else
+    empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
+    """
     exclusivity_code: Code = ""
     """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
     kubelet_pins: Texts = ()
-    """Managers of the kubelet that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
-    containers: ``cpu``, ``memory``."""
+    """Managers that assign CPUs or NUMA nodes to containers, ``cpu`` or ``memory``: static ones of the kubelet, or
+    another NRI plugin in their place.
+    """
     problems: Texts = ()
     """What the backend cannot enforce at present: one sentence each, with the remedy."""
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     observation: Observation | None = None
-    """What the backend would write; null unless ``enforcement`` is ``observe``. If a report leaves it out, that of the
-    previous report remains valid."""
+    """Changes that the backend would make; null unless ``enforcement`` is ``observe``. If a report omits it, that of
+    the previous report remains valid.
+    """
     counters: dict[str, float] = Field(default_factory=dict)
-    """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report leaves them out, the
-    numbers of the previous report remain valid."""
+    """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report omits them, the
+    numbers of the previous report remain valid.
+    """
     metrics: tuple[Metric, ...] = ()
-    """Metrics of the backend. If a report leaves them out, those of the previous report remain valid.
-    ``GET /v1/backend`` does not contain them; ``/metrics`` does."""
+    """Metrics of the backend. If a report omits them, those of the previous report remain valid. ``GET /v1/backend``
+    does not contain them; ``/metrics`` does.
+    """
 
     @property
     def coded_problems(self) -> tuple[tuple[str, str], ...]:
-        """The problems, each with its code, which is empty if the backend has sent none."""
+        """Problems with their codes. A code is "" if the backend sent none."""
         codes = (*self.problem_codes, *("" for _ in self.problems))
         return tuple(zip(codes, self.problems, strict=False))
 
@@ -310,8 +331,9 @@ class StateAnswer(Document):
     instance: str
     """Instance of the frontend, which changes when the process restarts."""
     generation: int
-    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not
-    the present generation, the backend sends the containers."""
+    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not the
+    current generation, the backend sends the containers.
+    """
     reads_changes: bool = False
     """True if the frontend accepts reports that contain only the containers that have changed, and reports without
     counters and metrics. False for an older release."""
@@ -334,6 +356,6 @@ class RecordsAnswer(Document):
     """Changes of claim records."""
 
     generation: int
-    """Present generation of the records. It grows with every change, also over restarts of the frontend."""
+    """Current generation of the records. It grows with every change, also across restarts of the frontend."""
     changes: tuple[RecordChange, ...] = ()
-    """Changes after the generation that was asked for, as far back as the frontend remembers them."""
+    """Changes after the requested generation, as far back as the frontend remembers them."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON documents of the state endpoint (``/v1/...``), beside claim records, container reports and the lease.
+"""JSON documents of the state endpoint (``/v1/...``) apart from claim records, container reports and the lease.
 
-A model belongs here if the service sends it to people or tools. ``/openapi.json`` and ``docs/state-api.md`` are made
-from these models. DESIGN.md, "The documents of the state endpoint", has the rules of compatibility.
+A model belongs here if the service sends it to people or tools. ``/openapi.json`` and ``docs/state-api.md`` are
+generated from these models. DESIGN.md, "The documents of the state endpoint", has the rules of compatibility.
 """
 
 from typing import Final
 
 STATE_VERSION: Final = 1
-"""Version of the documents' format, shown by ``/v1/version``. New fields do not change it."""
+"""Version of the documents' format, returned by ``/v1/version``. New fields do not change it."""

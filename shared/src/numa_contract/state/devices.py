@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/devices``, ``/v1/cpus`` and ``/v1/memory``: what the node offers, and which claims have it.
+"""``/v1/devices``, ``/v1/cpus`` and ``/v1/memory``: the node's devices and the claims that use them.
 
-A field of these documents that has no value is left out.
+A field of these documents that has no value is omitted.
 """
 
 from numa_contract.records import CpuSet
@@ -28,7 +28,7 @@ class DeviceDocument(StateDocument):
     capacity: int
     """Capacity for claims: number of CPUs, or bytes of memory."""
     claimed: int
-    """Part of it that claims hold: number of CPUs, or bytes of memory."""
+    """Part of the capacity that is allocated to claims: number of CPUs, or bytes of memory."""
     health: str
     """``healthy``, ``unhealthy`` or ``unknown``."""
     message: str
@@ -38,7 +38,7 @@ class DeviceDocument(StateDocument):
 
 
 class CpuDocument(StateDocument):
-    """One CPU that is online or that a claim holds."""
+    """One CPU that is online or allocated to a claim."""
 
     cpu: int
     """Number of the CPU."""
@@ -52,12 +52,13 @@ class CpuDocument(StateDocument):
     """``claimed``; ``pool`` (claims may have it, and containers without a claim run there); ``withheld`` (in the shared
     pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a claim)."""
     claim_uid: str | None = None
-    """UID of the claim that holds the CPU; left out if none does."""
+    """UID of the claim to which the CPU is allocated; left out if there is none."""
     claim: str | None = None
     """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
     exclusivity: str | None = None
-    """What keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver). Left out if
-    no container of the claim runs."""
+    """Mechanism that keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver).
+    Left out if no container of the claim runs.
+    """
     pooled: str | None = None
     """Reason why the shared pool enforces the claim although the kernel could. Left out otherwise."""
     pool_requested: str | None = None
@@ -65,7 +66,7 @@ class CpuDocument(StateDocument):
 
 
 class MemoryDocument(StateDocument):
-    """One memory device, or memory of a device that the node no longer has and that a claim still holds."""
+    """One memory device, or memory that a claim still has although the node no longer has the device."""
 
     device: str
     """Name of the device."""
@@ -74,16 +75,16 @@ class MemoryDocument(StateDocument):
     page_size: str
     """Size of one page, such as ``4Ki`` or ``2Mi``."""
     hugepages: bool
-    """Whether the memory consists of hugepages."""
+    """True if the memory consists of hugepages."""
     capacity_bytes: int
     """Memory for claims in bytes."""
     claimed_bytes: int
-    """Memory in bytes that claims hold."""
+    """Memory in bytes that is allocated to claims."""
     free_bytes: int
-    """Memory in bytes that a claim can still get."""
+    """Memory in bytes that is available to new claims."""
     reserved_bytes: int | None = None
     """Memory in bytes that is reserved for the system on the NUMA node; left out for hugepages."""
     reserved_as: str | None = None
     """Source of the reserved amount; left out for hugepages."""
     claims: tuple[str, ...]
-    """Claims that hold some of it, each ``namespace/name``."""
+    """Claims with memory of the device, each ``namespace/name``."""

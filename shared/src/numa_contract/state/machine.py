@@ -13,11 +13,11 @@ class HugepagesDocument(StateDocument):
     page_size: str
     """Size of one page, such as ``2Mi`` or ``1Gi``."""
     total: int
-    """Number of pages of the kernel's pool, surplus pages included."""
+    """Number of pages in the kernel's pool, including surplus pages."""
     free: int
     """Number of pages that no process uses."""
     held_by_host: int
-    """Number of pages that processes outside of pods hold."""
+    """Number of pages that processes outside of pods use."""
 
 
 class NumaNodeDocument(StateDocument):
@@ -28,7 +28,7 @@ class NumaNodeDocument(StateDocument):
     cpus: CpuSet
     """Online CPUs of the node, in the kernel's list format."""
     memory_bytes: int
-    """Memory of the node in bytes, hugepages included."""
+    """Memory of the node in bytes, including hugepages."""
     memory_kind: str
     """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
     bandwidth: int | None = Field(default=None, alias="bandwidthMBps")
@@ -52,7 +52,7 @@ class ErrorCounterDocument(StateDocument):
     source: str
     """Name of the kernel's counter, such as ``mc0``."""
     what: str
-    """Hardware that the counter belongs to, as the kernel names it."""
+    """Hardware to which the counter belongs, as named by the kernel."""
     corrected: int
     """Number of corrected errors since the counter was reset."""
     uncorrected: int
@@ -64,12 +64,12 @@ class ErrorCounterDocument(StateDocument):
 
 
 class MachineDocument(StateDocument):
-    """The machine as of the latest read, which is at most four seconds old."""
+    """The machine as last read, at most four seconds ago."""
 
     problem: str
     """Reason why the last read failed, or empty. The result of the last successful read stays in use."""
     warnings: tuple[str, ...]
-    """What does not fit the configuration, or cannot be read, although the driver works: one sentence each."""
+    """Mismatches with the configuration and unreadable parts that do not stop the driver: one sentence each."""
     cpus: CpuSet
     """Online CPUs, in the kernel's list format."""
     offline: CpuSet
@@ -81,11 +81,11 @@ class MachineDocument(StateDocument):
     packages: int
     """Number of sockets with an online CPU."""
     smt: bool
-    """Whether a core has more than one online CPU."""
+    """True if a core has more than one online CPU."""
     base_page_bytes: int
     """Size of the kernel's base page in bytes."""
     kubelet_reserved_bytes: int | None = None
-    """Memory in bytes that the kubelet reserves on the whole node, if the driver reserves memory by this figure; else
+    """Memory in bytes that the kubelet reserves on the whole node, if the driver reserves the same amount; else
     null."""
     numa_nodes: tuple[NumaNodeDocument, ...]
     """NUMA nodes by ID."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/node``: everything that the page draws, in one document.
+"""``/v1/node``: everything that the web page shows, in one document.
 
-A field that has no value is left out. Two documents of a node on which nothing has changed are equal.
+A field that has no value is omitted. If nothing has changed on a node, two documents are equal.
 """
 
 from numa_contract.records import CpuSet
@@ -15,11 +15,11 @@ class ProblemDocument(StateDocument):
     level: str
     """``fault`` (something does not work) or ``warning`` (the driver works, and an operator should know)."""
     code: str
-    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts those that are left out."""
+    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts omitted ones."""
     subject: str
-    """The object that it is about; empty for the node as a whole."""
+    """Object of the problem; empty for the node as a whole."""
     text: str
-    """What is wrong, in most cases with the remedy."""
+    """Description of the problem, in most cases with the remedy."""
 
 
 class PageNumaNode(StateDocument):
@@ -38,13 +38,13 @@ class PageNumaNode(StateDocument):
 
 
 class PageCpu(CpuDocument):
-    """One CPU that is present, with one word for its use."""
+    """One CPU that is present, with its use."""
 
     use: str
     """``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see
     the table of the page."""
     isolcpus: bool | None = None
-    """True if the kernel was booted with the CPU as isolated; else left out."""
+    """True if the CPU is isolated since boot; else left out."""
     socket: int | None = None
     """Number of its socket; left out if the CPU has been offline since the frontend started."""
     core_type: str | None = None
@@ -56,11 +56,11 @@ class PageMemory(MemoryDocument):
     """One memory device, with all memory of its kind."""
 
     total_bytes: int
-    """Memory of this page size on the NUMA node in bytes, whoever uses it."""
+    """Memory of this page size on the NUMA node in bytes, including memory not available to claims."""
 
 
 class EnforcedDocument(StateDocument):
-    """The condition ``Enforced`` of a claim, the worst of its devices."""
+    """The condition ``Enforced`` of a claim, for the device with the worst status."""
 
     status: str
     """``True``, ``False`` or ``Unknown``."""
@@ -91,7 +91,7 @@ class PageClaim(StateDocument):
     pods: tuple[str, ...]
     """Names of the pods that the claim is reserved for."""
     enforced: EnforcedDocument
-    """Whether the claim is enforced."""
+    """Status of the claim's enforcement."""
     cpus: CpuSet | None = None
     """CPUs of the claim, in the kernel's list format; left out if it has none."""
     memory: tuple[PageClaimMemory, ...] | None = None
@@ -112,7 +112,7 @@ class PageContainer(StateDocument):
 
 
 class NodeDocument(StateDocument):
-    """The node: CPUs, memory, claims and containers, and what is wrong."""
+    """CPUs, memory, claims, containers and problems of a node."""
 
     node: str
     """Name of the node."""
@@ -124,7 +124,7 @@ class NodeDocument(StateDocument):
     """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
     for other reasons."""
     problems: tuple[ProblemDocument, ...]
-    """Problems, then warnings, at most 100, and one entry with the number of those that are left out."""
+    """Problems, then warnings, at most 100, and one entry with the number of omitted ones."""
     numa_nodes: tuple[PageNumaNode, ...]
     """NUMA nodes by ID."""
     memory: tuple[PageMemory, ...]

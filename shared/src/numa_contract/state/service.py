@@ -32,7 +32,7 @@ class VersionDocument(StateDocument):
 
 
 class BackendDocument(StateDocument):
-    """The backend's last report, and whether a backend of this node enforces."""
+    """The backend's last report, and whether any backend of this node enforces."""
 
     live: bool
     """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
@@ -46,21 +46,23 @@ class BackendDocument(StateDocument):
 
 
 class BackendReport(BackendStatus):
-    """A report of the backend: its lease, its metrics and, if the state of containers has changed, all containers or
-    those that have changed."""
+    """A report of the backend: its lease, its metrics and, if the state of containers has changed, all or only the
+    changed containers.
+    """
 
     model_config = ConfigDict(defer_build=True)
 
     containers: tuple[ContainerReport, ...] | None = None
-    """All containers of the node; left out if the frontend has their present state, or the state to which ``changes``
-    apply."""
+    """All containers of the node; left out if the frontend has their current state, or the state to which ``changes``
+    apply.
+    """
     changes: ContainerChanges | None = None
     """Containers that have changed; left out if ``containers`` is present. Only for a frontend whose last answer
     contains ``readsChanges``."""
 
 
 class ErrorDocument(StateDocument):
-    """The answer to a request that failed."""
+    """Body of the answer to a failed request."""
 
     detail: str
     """Reason, in one sentence."""

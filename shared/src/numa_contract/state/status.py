@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/status``: whether the driver works on this node, and what is wrong, by code."""
+"""``/v1/status``: the driver's health on this node, with a code for each problem."""
 
 from enum import StrEnum
 from typing import Final
@@ -14,7 +14,7 @@ from numa_contract.state.base import StateDocument
 
 
 class StatusCode(StrEnum):
-    """Codes of problems and warnings. A code keeps its meaning; texts are for people and change."""
+    """Codes of problems and warnings. The meaning of a code never changes; the texts are for people and may change."""
 
     # Problems of the service and of its link to the backend.
     SERVICE_DOWN = "ServiceDown"
@@ -32,29 +32,30 @@ class StatusCode(StrEnum):
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend of this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
-    """The backend cannot enforce something, and has sent no code for the cause or one that this release does not know.
-    The text is the backend's own."""
+    """The backend cannot enforce something, and sent no code for the cause or one that this release does not know. The
+    text is the backend's own.
+    """
     MACHINE_UNREADABLE = "MachineUnreadable"
-    """The machine cannot be read; the last machine that was read stays in force."""
+    """The machine cannot be read; the result of the last successful read stays in use."""
     NOTHING_OFFERED = "NothingOffered"
-    """A driver offers no device, since a setting cannot be right on this machine. Subject: the driver."""
+    """A driver offers no device, because a setting is impossible on this machine. Subject: the driver."""
     NOT_REGISTERED = "NotRegistered"
     """A driver is not registered with the kubelet. Subject: the driver."""
     SOCKET_NOT_PLACED = "SocketNotPlaced"
-    """A socket of a driver for the kubelet was removed and cannot be placed again. Subject: the driver."""
+    """A driver's socket for the kubelet was removed and cannot be created again. Subject: the driver."""
     SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
     """The ResourceSlices of a driver have not been written. Subject: the driver."""
     FEATURE_GATE_MISSING = "FeatureGateMissing"
     """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
     RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"
-    """The state socket or its link cannot be placed in the run directory."""
+    """The state socket or its link cannot be created in the run directory."""
     CLAIMS_DIRECTORY_UNUSABLE = "ClaimsDirectoryUnusable"
     """The CDI directory cannot be read or was replaced on the host."""
     JOURNAL_UNUSABLE = "JournalUnusable"
     """The journal of prepared claims cannot be read or written."""
     # Problems of claims, containers and devices.
     FILE_UNUSABLE = "ClaimFileUnusable"
-    """A file of the CDI directory cannot be used; ``/v1/quarantine`` lists them. Subject: the file's name."""
+    """A file of the CDI directory is unusable; ``/v1/quarantine`` lists such files. Subject: the file's name."""
     FILE_MISSING = "ClaimFileMissing"
     """The file of a prepared claim is gone. Subject: the claim, ``namespace/name``. Only ``dra-frontend status``
     reports it, while the service is down."""
@@ -78,17 +79,17 @@ class StatusCode(StrEnum):
     ERRORS_UNREADABLE = "HardwareErrorsUnreadable"
     """A counter of hardware errors cannot be read."""
     HOST_HUGEPAGES_UNKNOWN = "HostHugepagesUnknown"
-    """It is not known which hugepages processes outside of pods hold, so these pages count as free."""
+    """It is not known which hugepages processes outside of pods use, so these pages count as free."""
     KUBELET_RESERVE_UNKNOWN = "KubeletReserveUnknown"
     """The Node does not contain the memory that the kubelet reserves, or cannot be read."""
     STATIC_MANAGER = "KubeletManagerStatic"
-    """The kubelet's static CPU or memory manager, or another NRI plugin, assigns CPUs or NUMA nodes as well."""
+    """The kubelet's static CPU or memory manager, or another NRI plugin, also assigns CPUs or NUMA nodes."""
     NO_PARTITIONS = "PartitionsUnavailable"
     """The configuration allows cpuset partitions, but this node cannot create any."""
     MAPPING_UNSUPPORTED = "NodeAllocatableMappingUnsupported"
     """The API server or the kubelet does not know ``publishNodeAllocatableResourceMapping``. Subject: the driver."""
     SLICE_LISTS_REFUSED = "ResourceSliceListsRefused"
-    """The API server refuses list attributes, so the devices are published without them. Subject: the driver."""
+    """The API server rejects list attributes, so the devices are published without them. Subject: the driver."""
     SLICE_FIELDS_DROPPED = "ResourceSliceFieldsDropped"
     """The API server has dropped or changed fields of the devices. Subject: the driver."""
     CONDITIONS_DROPPED = "BindingConditionsUnsupported"
@@ -99,7 +100,7 @@ class StatusCode(StrEnum):
     OBSERVE_MODE = "ObserveMode"
     """``enforcement`` is ``observe``: the driver changes nothing on the node, and refuses claims."""
     NO_RESERVED_CPUS = "NoReservedCPUs"
-    """``reservedCPUs`` is empty, so claims may have the CPUs on which the system runs."""
+    """``reservedCPUs`` is empty, so claims may get the CPUs on which the system runs."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 
@@ -114,7 +115,7 @@ PREVENTS_PREPARE: Final = frozenset(
         StatusCode.NO_BACKEND_ENFORCES,
     }
 )
-"""Codes of the problems because of which no claim can be prepared."""
+"""Codes of the problems that prevent all claims from being prepared."""
 
 
 class Notice(StateDocument):
@@ -122,24 +123,25 @@ class Notice(StateDocument):
 
     code: str
     """Code of the problem or warning, for programs: one of these, or one of ``cause`` for a problem that the backend
-    reports. A newer release may add codes."""
+    reports. A newer release may add codes.
+    """
     cause: str = ""
     """Code of the cause that the backend reports for ``CPUsKeptByPool``, ``ContainerRefused`` and
     ``PartitionsUnavailable``; empty for other codes, and if the backend has sent none or one that this release does not
     know."""
     subject: str = ""
-    """The object that it is about, as described for the code; empty for the node or the service as a whole."""
+    """Object of the problem or warning, as described for the code; empty for the node or the service as a whole."""
     text: str
-    """The problem or warning for people: one sentence, in most cases with the remedy."""
+    """Description of the problem or warning for people: one sentence, in most cases with the remedy."""
     unready: bool = False
-    """Whether the pod is not ready because of it."""
+    """True if the pod is not ready because of it."""
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
-        """Returns the schema with the meaning of each code, which is open for codes of newer releases."""
+        """Returns the schema with the meaning of each code. It allows other codes, which newer releases may add."""
         reference = super().__get_pydantic_json_schema__(schema, handler)
         properties = handler.resolve_ref_schema(reference)["properties"]
         for field, codes in (("code", StatusCode), ("cause", BackendCode)):
@@ -149,7 +151,7 @@ class Notice(StateDocument):
 
 
 class StatusDocument(StateDocument):
-    """Whether the driver works on this node."""
+    """Health of the driver on this node."""
 
     node: str
     """Name of the node."""
@@ -160,14 +162,15 @@ class StatusDocument(StateDocument):
     runtime: str
     """Name and version of the container runtime; empty if it is not known."""
     ready: bool
-    """Whether the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
+    """True if the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
     live: bool
     """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
     for other reasons."""
     problems: tuple[Notice, ...]
-    """What does not work: problems that make the pod unready, then others. Some that make a ready pod
-    unready, such as a missing registration or an unusable journal, are listed only after they have lasted for 10 s."""
+    """Problems that make the pod unready, then others. Some that make a ready pod unready, such as a missing
+    registration or an unusable journal, are listed only after they have lasted for 10 s.
+    """
     warnings: tuple[Notice, ...]
-    """What an operator should know although the driver works."""
+    """Conditions that an operator should know although the driver works."""
     left_out: int = 0
     """Number of problems and warnings that are left out: at most 100 of each are listed."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that people read for values of the documents.
+"""Display texts for values of the documents.
 
-The commands import this module. The page and ``kubectl numa`` import no Python of this package and contain the same
-words; tests compare them.
+The commands import this module. The web page and ``kubectl numa`` import no Python of this package and contain the same
+texts; tests compare them.
 """
 
 from typing import Final
@@ -23,10 +23,10 @@ KEPT_BY: Final = {
     "isolated": "the kernel (isolated cpuset partition)",
     "pool": "the shared pool",
 }
-"""Names of what keeps others off the CPUs of a claim, by ``exclusivity``."""
+"""Names of the mechanisms that keep others off the CPUs of a claim, by ``exclusivity``."""
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Answers to whether a claim is enforced, by the status of its condition ``Enforced``."""
+"""Answers to whether a claim is enforced, by the status of its ``Enforced`` condition."""
 LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
 """Names of the levels of problems in ``/v1/node``."""
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
-"""Units of amounts of memory, as in Kubernetes' quantities."""
+"""Units for amounts of memory, as in quantities of Kubernetes."""

@@ -73,7 +73,7 @@ def test_a_number_that_json_does_not_have_is_refused(word: str) -> None:
     """The cluster could not store it."""
     with pytest.raises(HelmError):
         helm_value(f"key: {word}")
-    with pytest.raises(ConfigError, match=r"line 1: .* is not a number of JSON"):
+    with pytest.raises(ConfigError, match=r"line 1: .* is not a JSON number"):
         parse_yaml(f"key: {word}".encode(), "some.yaml")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both processes do on a node, written once: configuration file, log, locks, claim files, addresses, back-off.
+"""Node code shared by both services: configuration file, log, locks, claim files, addresses, back-off.
 
-Standard library and PyYAML only. Nothing in here makes decisions or speaks a protocol.
+Depends only on the standard library and PyYAML. No module here makes decisions or implements a protocol.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses on which a process listens: TCP addresses from flags, and the length of a unix socket's path."""
+"""Listening addresses: TCP addresses from flags, and the length limit of unix socket paths."""
 
 import os
 import socket
@@ -10,19 +10,19 @@ from numa_contract.errors import MalformedError
 from numa_contract.names import check_uid
 
 SOCKET_PATH_BYTES: Final = 107
-"""sun_path holds 108 bytes with the closing NUL (unix(7))."""
+"""Maximum length of a socket path: sun_path has 108 bytes, including the terminating NUL (unix(7))."""
 
 
 class SocketPathError(ValueError):
-    """A unix socket's path is longer than the kernel can bind."""
+    """A unix socket's path is longer than the kernel allows."""
 
 
 class BindError(OSError):
-    """The process cannot listen at a TCP address."""
+    """The process cannot listen on a TCP address."""
 
 
 def check_socket_path(path: str | os.PathLike[str]) -> None:
-    """Raises SocketPathError for a path that no unix socket can have."""
+    """Raises SocketPathError if a path is too long for a unix socket."""
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_BYTES:
         raise SocketPathError(
@@ -32,7 +32,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> None:
 
 
 def parse_bind_address(text: str) -> tuple[str, int] | None:
-    """Reads ``HOST:PORT``, ``:PORT`` (every address), ``[IPv6]:PORT`` or ``off`` (None). ConfigError."""
+    """Parses ``HOST:PORT``, ``:PORT`` (all addresses), ``[IPv6]:PORT`` or ``off`` (None). Raises ConfigError."""
     if text == "off":
         return None
     host, colon, port = text.rpartition(":")
@@ -43,13 +43,13 @@ def parse_bind_address(text: str) -> tuple[str, int] | None:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Listens at an address; without a host, or with ``::``, at every address of both IP versions.
+    """Listens on an address. Without a host, or with ``::``, listens on all addresses of both IP versions.
 
     Raises BindError if the address cannot be used.
     """
     try:
         if host in ("", "::") and socket.has_dualstack_ipv6():
-            # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
+            # The kubelet probes the pod's address, which may be an IPv6 address.
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -60,9 +60,9 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def pod_uid(given: str | None) -> str:
-    """Returns the UID of the pod that this process runs in, as flag or environment tell it. ConfigError."""
+    """Returns the UID of the pod that this process runs in, from the flag or the environment. Raises ConfigError."""
     if not given:
-        reason = "the pod's UID is unknown: set POD_UID from metadata.uid (downward API) or give --pod-uid"
+        reason = "the pod's UID is unknown: set POD_UID from metadata.uid (downward API) or pass --pod-uid"
         raise ConfigError("command line", [reason])
     try:
         return check_uid(given)
@@ -71,5 +71,6 @@ def pod_uid(given: str | None) -> str:
 
 
 def node_name(*given: str | None) -> str:
-    """Returns the first name that is given, else the host's, as Kubernetes has it: stripped and in lower case."""
+    """Returns the first given name, else the host name, in the form that Kubernetes uses: stripped and in lower
+    case."""
     return next((name for name in given if name), os.uname().nodename).strip().lower()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long to wait before the next attempt."""
+"""Delays between attempts."""
 
 import random
 import time
@@ -7,13 +7,13 @@ from math import inf
 from typing import Final
 
 _JITTER: Final = random.Random()  # noqa: S311 - spreads attempts, guards nothing
-"""The shared random number generator. Seeding one for each Backoff would take longer than the rest of most calls."""
+"""Random number generator shared by all Backoffs. Seeding one each would dominate the cost of a short-lived Backoff."""
 
 
 class Backoff:
-    """Waits that double from ``first`` to ``last`` seconds; half of each is random, so that instances drift apart.
+    """Delays that double from ``first`` to ``last`` seconds. Half of each is random, so that instances drift apart.
 
-    If the next wait is requested more than ``calm`` seconds after the end of the last one, it is ``first`` again.
+    If the next delay is requested more than ``calm`` seconds after the end of the last one, it is ``first`` again.
     """
 
     def __init__(self, first: float, last: float, jitter: random.Random | None = None, *, calm: float = inf) -> None:
@@ -25,7 +25,7 @@ class Backoff:
         self._until = inf
 
     def next(self) -> float:
-        """Returns the seconds to wait now."""
+        """Returns the next delay in seconds."""
         now = time.monotonic()
         if now - self._until >= self._calm:
             self.reset()
@@ -35,5 +35,5 @@ class Backoff:
         return wait
 
     def reset(self) -> None:
-        """An attempt went well: the next wait is a short one again."""
+        """Resets the delay after a successful attempt."""
         self._next = self._first

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim files in the CDI directory as they are now, cheap enough to be brought up to date in every hook.
+"""Cached view of the claim files in the CDI directory, cheap enough to be refreshed in every hook.
 
-Rules of this file. A claim's CPUs are held as long as a file of its name is there, readable or not; what once could be
-read and no longer can keeps its CPUs. Nothing but the absence of the file frees them. The writer replaces files by
-rename, so the directory's own time changes with every change. Time stamps in the kernel move in steps of a tick, up to
-10 ms. The clock that they are taken from is read before each scan: a stamp that is older than that cannot come again,
-nor can one that lies in the future; one in between proves nothing (timekeeping.rst, ktime_get_coarse_real_ts64;
-multigrain stamps are never older).
+Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. A file that was readable once
+and no longer is keeps its previous content. Only the removal of the file releases the CPUs.
+
+Change detection uses time stamps. The frontend replaces files by rename, so every change updates the directory's
+modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's time stamps advance in
+ticks of up to 10 ms, so two changes within one tick have the same stamp:
+
+  tick              t                       t+1
+  events      write A   scan   write B      write C
+  stamp             t              t            t+1        B is invisible if the scan trusted the stamp t
+
+Therefore the coarse clock from which stamps are taken is read before each scan. A stamp that is older than this reading
+cannot be reused by a later change, so it proves that nothing has changed. Neither can a stamp in the far future, left
+by a clock that was set back. Any other stamp proves nothing, and the directory is scanned again (timekeeping.rst,
+ktime_get_coarse_real_ts64; multigrain stamps are never older).
 """
 
 import asyncio
@@ -27,9 +36,9 @@ from numa_contract.names import ClaimKey, cdi_file_name, parse_cdi_file_name
 from numa_node.files import read_regular
 
 MAX_CLAIM_FILES: Final = 4096
-"""Claim files that are read; more are named as a problem. A node has some hundred pods."""
+"""Maximum number of claim files that are read; any more are reported as a problem. A node has a few hundred pods."""
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
-# A clock that is set back makes stamps of the future; between this and now the clock may come to a stamp once more.
+# If a clock was set back, stamps may lie in the future. The clock may reach a stamp again within this time.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -37,21 +46,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectoryView:
-    """What the directory holds; the same object as before when nothing has changed."""
+    """Content of the directory. The same object as before if nothing has changed."""
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Texts by file name; "" is the directory itself."""
+    """Problems by file name. The name "" stands for the directory itself."""
     detached: bool = False
-    """The directory was removed on the host, and what is mounted here is what is left of it: files of the new one are
-    never seen. Only a restart of the container mounts the new one."""
+    """True if the directory was removed on the host, so that files in its replacement are not visible here. Only a
+    restart of the container mounts the new directory.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     stamp: _Stamp
     scanned_ns: int
-    """Time of the reading on the file system's clock, comparable with the time stamps of the file."""
+    """Time of the read on the file system's clock, comparable with the file's time stamps."""
     file: ClaimFile | None
     problem: str = ""
     digest: bytes = b""
@@ -59,31 +69,35 @@ class _Entry:
 
 
 stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
-"""Returns the time stamp that a file would get from the kernel now."""
+"""Returns the time stamp that the kernel would give to a file now."""
 
 
 def _stamp_of(directory: os.stat_result) -> _Stamp:
-    # The modification time, not the change time: chmod of the directory is no news. Without a link it is removed.
+    # The modification time, not the change time, since chmod of the directory does not matter. A directory with link
+    # count 0 has been removed.
     return directory.st_mtime_ns, directory.st_ino, directory.st_dev, min(directory.st_nlink, 1)
 
 
 def _settled(stamp_ns: int, scanned_ns: int) -> bool:
-    """Returns True if any change after the scan changes the stamp."""
+    """Returns True if any change after the scan is certain to change the stamp."""
     return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
 
 
 class DirectoryReplacedError(OSError):
-    """The CDI directory was removed on the host, so that no other process uses the one that is mounted here."""
+    """The CDI directory was replaced on the host, so that no other process uses the one mounted here."""
 
     def __init__(self) -> None:
         super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
 
 
 class ClaimDirectory:
-    """The directory as last scanned. Not thread-safe: one :meth:`refresh` at a time."""
+    """The claim directory as last scanned. Not thread-safe: only one :meth:`refresh` at a time."""
 
     def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns, *, absence: str = "") -> None:
-        """``absence``: the problem to report while the directory does not exist; empty if that is normal."""
+        """Creates a view that is still empty.
+
+        ``absence`` is the problem to report while the directory does not exist, or empty if that is normal.
+        """
         self._path = path
         self._absence = absence
         self._clock_ns = clock_ns
@@ -91,12 +105,12 @@ class ClaimDirectory:
         self._stamp: _Stamp = ()
         self._scanned_ns = 0
         self.settled = True
-        """True if the directory's time stamp will show every later change. Otherwise it must be read again."""
+        """True if the directory's time stamp will show every later change. Otherwise it must be scanned again."""
         self.view = DirectoryView()
-        """The view as of the last refresh."""
+        """View as of the last refresh."""
 
     def is_current(self) -> bool:
-        """Returns True if the directory's time shows that the view is current. Takes one system call.
+        """Returns True if the directory's time stamp proves that the view is current. Takes one system call.
 
         Must not be called during a refresh().
         """
@@ -106,9 +120,9 @@ class ClaimDirectory:
             return False
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
-        """Returns the present view. ``thorough`` reads every file even if the directory's time has not changed.
+        """Returns the current view. ``thorough`` scans the directory even if its time stamp has not changed.
 
-        Blocks on file I/O. Raises nothing: what cannot be read is among the view's problems.
+        Blocks on file I/O. Never raises: unreadable files are among the view's problems.
         """
         now_ns = self._clock_ns()
         try:
@@ -116,24 +130,24 @@ class ClaimDirectory:
             if status.st_nlink == 0:
                 return self._detached()
             stamp = _stamp_of(status)
-            # The first scan's clock decides: a later one may have caught up with a stamp of the future.
+            # The clock of the first scan counts: by a later scan it may have reached a stamp that lay in the future.
             if not thorough and stamp == self._stamp and self.settled:
                 return self.view
             found, problem = self._scan(now_ns)
         except FileNotFoundError:
             stamp, found, problem = (), {}, self._absence
         except OSError as error:
-            return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
+            return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims read so far remain in effect")
         self._stamp, self._scanned_ns = stamp, now_ns
         self.settled = not stamp or _settled(stamp[0], now_ns)
         self._entries = found
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Takes over what this process has just put there, or removed (None), so that the next refresh need not look.
+        """Updates the view with a file that this process has written or removed (None), which spares the next scan.
 
-        What others write within the same tick of the clock is then seen only by the next thorough refresh: writers
-        exclude each other by a lock, and learn of each other's changes by other means. Raises nothing.
+        A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
+        exclude each other by a lock and learn of each other's changes by other means. Never raises.
         """
         name, files = cdi_file_name(*key), dict(self.view.files)
         self._entries.pop(name, None)
@@ -157,7 +171,7 @@ class ClaimDirectory:
         return self._show({"": problem})
 
     def _detached(self) -> DirectoryView:
-        problem = f"{self._path} was removed on the node; the claims known so far stay in force"
+        problem = f"{self._path} was removed on the node; the claims read so far remain in effect"
         self._keep(f"{problem} until this container restarts and mounts the new directory")
         if not self.view.detached:
             self.view = replace(self.view, detached=True)
@@ -186,14 +200,15 @@ class ClaimDirectory:
                 try:
                     found[entry.name] = self._read(entry, now_ns)
                 except FileNotFoundError:
-                    # Removed since the directory was listed.
+                    # The file was removed after the directory was listed.
                     continue
         return found, f"{left} claim files beyond {MAX_CLAIM_FILES} are not read" if left else ""
 
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)
         status = entry.stat(follow_symlinks=False)
-        # Each change of a file changes these, since the change time cannot be set. More would take a third of a scan.
+        # Every change of a file changes one of these two, since the change time cannot be set. Comparing more fields
+        # would take a third of the scan time.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
         if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
             return before
@@ -201,8 +216,8 @@ class ClaimDirectory:
             return _spoilt(before, stamp, now_ns, f"{entry.name} is not a regular file")
         try:
             data = read_regular(entry.path, MAX_CLAIM_FILE)
-            # Most files are read again only because their time stamps prove nothing yet; to parse one takes ten times
-            # as long as to compare it.
+            # Most files are read again only because their time stamps prove nothing yet. Parsing takes ten times as
+            # long as comparing.
             digest = blake2b(data, digest_size=16).digest()
             if before is not None and before.digest == digest:
                 return replace(before, stamp=stamp, scanned_ns=now_ns)
@@ -210,12 +225,12 @@ class ClaimDirectory:
         except FileNotFoundError:
             raise
         except OSError as error:
-            # Scanned at 0: it is tried again, since whatever keeps it from being read may pass.
+            # Marked as scanned at time 0, so that the read is retried: its cause may be temporary.
             return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
         except ContractError as error:
             return _spoilt(before, stamp, now_ns, str(error))
         except Exception as error:  # noqa: BLE001 - an unforeseen file must not stop the others
-            return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be judged: {shown(repr(error))}")
+            return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be processed: {shown(repr(error))}")
         if before is not None and before.file is not None and _same(before.file, read):
             read = before.file
         problem = f"{entry.name}: {read.problem}" if read.problem else ""
@@ -226,13 +241,13 @@ class DirectoryReader:
     """Reads the claim files for callers on an event loop. One thread reads at a time; waiting callers share its result.
 
     A caller never gets the result of a read that began before its call, since that read may have missed a change that
-    the caller knows of. It shares the next read with all callers that came in the meantime.
+    the caller knows of. It shares the next read with all callers that arrive in the meantime.
     """
 
     def __init__(self, directory: ClaimDirectory, changed: Callable[[Mapping[ClaimKey, ClaimFile]], object]) -> None:
-        """``changed`` is called with the present claim files after each read that has found a change."""
+        """Creates a reader. ``changed`` is called with the current claim files after each read that found a change."""
         self.view = DirectoryView()
-        """The view as of the last read."""
+        """View as of the last read."""
         self._directory = directory
         self._changed = changed
         self._reads = 0
@@ -247,8 +262,8 @@ class DirectoryReader:
         """Updates the view. With ``thorough``, unchanged files are read as well."""
         known = self._directory.view is self.view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
-            # In most calls the time stamp of the directory shows that nothing has changed. The directory is on a file
-            # system in memory, so this system call takes a hundredth of the time of a switch to a thread.
+            # In most calls the directory's time stamp shows that nothing has changed. The directory is on a file system
+            # in memory, so this system call takes a hundredth of the time of a thread switch.
             return
         view = await self._read(thorough=thorough)
         if view is self.view:
@@ -259,15 +274,15 @@ class DirectoryReader:
         self.view = view
 
     async def _read(self, *, thorough: bool) -> DirectoryView:
-        """Returns the result of a read that began after this call. One read at a time, in a thread."""
+        """Returns the result of a read that began after this call. Reads run one at a time, in a thread."""
         asked = self._reads
         await self._reading.acquire()
         if self._reads > asked and not thorough:
-            # Another caller has begun a read after this call, and it has ended.
+            # Another caller's read has begun after this call and has ended.
             self._reading.release()
             return self._directory.view
         self._reads += 1
-        # Not to_thread: if a hook is cancelled, its thread continues to read, and must hold the lock until it ends.
+        # Not to_thread: if a hook is cancelled, its thread continues to read and must hold the lock until it ends.
         read = partial(self._directory.refresh, thorough=thorough)
         job = asyncio.get_running_loop().run_in_executor(None, read)
         job.add_done_callback(lambda _: self._reading.release())

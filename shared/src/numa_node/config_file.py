@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the configuration file and manifests strictly, with the values that kubectl and Helm give to plain scalars.
+"""Strict YAML reader for the configuration file and manifests, with kubectl's and Helm's values for plain scalars.
 
 Both containers read the configuration with this code, so they cannot disagree. The same text is also read by other
 programs: Helm reads the values from which the chart renders the file, and kubectl reads the claims that ``simulate``
@@ -29,12 +29,12 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
-"""Maximum size in bytes. A configuration is a screen of text; a larger file was mounted by mistake."""
+"""Maximum size in bytes. A configuration fills about a screen; a larger file was mounted by mistake."""
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
 """Maximum length of a number, since the time to parse one grows with the square of its length."""
-# What PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
+# Exceptions that PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
 _INVALID: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 DEPRECATED_FLAGS: Final = {
@@ -80,7 +80,7 @@ class _StrictLoader(yaml.SafeLoader):
         super().__init__(stream)
         self._level = 0
         self._measured: dict[Node, tuple[int, int]] = {}
-        """Levels of lists and maps in each complete node, and its number of values."""
+        """Nesting depth and number of values of each complete node."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -107,13 +107,13 @@ class _StrictLoader(yaml.SafeLoader):
         self._measured[node] = levels, values
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        # Only keys that are written here: those merged by `<<` are added later, and may be overridden.
+        # Only keys written in this map: keys merged by `<<` are added later and may be overridden.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
-                # A list or map as a key is not possible in JSON. Its text may be larger than memory: aliases in it
-                # would be expanded before they are measured.
+                # JSON does not allow a list or map as a key. Its text may not even fit into memory, because aliases in
+                # it would be expanded before they are measured.
                 raise ComposerError(None, None, "found unhashable key: a list or a map", key.start_mark)
             if key.value in seen:
                 raise ComposerError(None, None, f"the key {shown(key.value)} is given twice", key.start_mark)
@@ -129,7 +129,7 @@ class _StrictLoader(yaml.SafeLoader):
         """Returns the value of a float, as an integer if it has no fraction. A number that is too large is text."""
         text = self._number_text(node)
         if _NOT_FINITE.match(text):
-            raise ConstructorError(None, None, f"{text} is not a number of JSON", node.start_mark)
+            raise ConstructorError(None, None, f"{text} is not a JSON number", node.start_mark)
         value = float(text.replace("_", "")) if _FLOAT.match(text) else self.construct_yaml_float(node)
         if not math.isfinite(value):
             return text
@@ -154,7 +154,7 @@ def _tag(name: str) -> str:
 _StrictLoader.add_constructor(_tag("int"), _StrictLoader.construct_integer)
 _StrictLoader.add_constructor(_tag("float"), _StrictLoader.construct_float)
 _StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_boolean)
-# Resolvers by first character. If several of them match, the first one is used.
+# Resolvers by first character. If several match, the first one is used.
 _StrictLoader.yaml_implicit_resolvers = {
     **{first: [(_tag("bool"), _TRUE), (_tag("bool"), _FALSE)] for first in "yYtToOfF"},
     **{first: [(_tag("bool"), _FALSE), (_tag("null"), _NULL)] for first in "nN"},
@@ -186,12 +186,12 @@ def _children(node: Node) -> list[Node]:
 
 
 def parse_yaml(data: bytes, source: str) -> Any:
-    """Returns the value of one YAML document; ConfigError names ``source`` and the line."""
+    """Returns the value of one YAML document. Raises ConfigError with ``source`` and the line."""
     return _parsed(data, source, lambda text: yaml.load(text, _StrictLoader))  # noqa: S506 - a SafeLoader with one rule more
 
 
 def parse_yaml_documents(data: bytes, source: str) -> list[Any]:
-    """Returns the values of all documents of a YAML stream; ConfigError names ``source`` and the line."""
+    """Returns the values of all documents of a YAML stream. Raises ConfigError with ``source`` and the line."""
     documents: list[Any] = _parsed(data, source, lambda text: list(yaml.load_all(text, _StrictLoader)))
     return documents
 
@@ -210,9 +210,9 @@ def _parsed(data: bytes, source: str, parse: Callable[[str], Any]) -> Any:
 
 
 def read_yaml(path: str) -> Any:
-    """Returns the value of a YAML file; ConfigError names file and place."""
+    """Returns the value of a YAML file. Raises ConfigError with the file and the place."""
     try:
-        # A mounted ConfigMap is a link to a link, which its directory's owner placed there.
+        # A mounted ConfigMap is a link to a link, which the directory's owner created.
         with open(path, "rb") as file:  # noqa: PTH123
             data = file.read(MAX_FILE + 1)
     except OSError as error:
@@ -223,9 +223,9 @@ def read_yaml(path: str) -> Any:
 
 
 def load_config(path: str | None, flags: Mapping[str, Any] = MappingProxyType({})) -> Config:
-    """Returns the configuration of a file (None: the defaults) with flags, by key of the file, laid over it.
+    """Returns the configuration in a file (None: the defaults), overridden by ``flags``, which has the file's keys.
 
-    Each is judged by itself first, so that a bad flag is not blamed on the file. Raises ConfigError.
+    Both are validated separately first, so that an invalid flag is not attributed to the file. Raises ConfigError.
     """
     document = read_yaml(path) if path else {}
     if path:

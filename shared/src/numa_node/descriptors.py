@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files a process may have open."""
+"""Limit of open files of a process."""
 
 import resource
 from typing import Final
 
 MOST_OPEN: Final = 65536
-"""Not more, since some runtimes allow a billion, which would never stop a leak."""
+"""Maximum limit that the process sets. Some runtimes allow a billion, which would never stop a leak."""
 
 
 def raise_descriptor_limit() -> None:
     """Raises the soft limit of open files to the hard one, up to MOST_OPEN.
 
-    systemd and containerd set it to 1024 for the sake of programs that still use select(2).
+    systemd and containerd set it to 1024 for programs that still use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN)

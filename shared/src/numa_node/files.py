@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that several processes of a node share: read safely, replaced as a whole, locked.
+"""Safe access to files that several processes of a node share: bounded reads, atomic replacement, locks.
 
-A lock is an exclusive flock(2). The kernel releases it when its holder dies, however that happens. Lock files are never
-removed: a lock on a file that has lost its name excludes no other process.
+A lock is an exclusive flock(2). The kernel releases it when its holder dies for any reason. Lock files are never
+removed, because a lock on an unlinked file excludes no other process.
 """
 
 import asyncio
@@ -16,17 +16,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-# Nearly every file of sysfs fits into one; an empty read ends it. A buffer for the most would be mapped and unmapped
-# each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
+# Nearly every file of sysfs fits into one buffer, and an empty read ends it. A larger buffer would be mapped and
+# unmapped each time, which took a seventh of an idle frontend's CPU time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
 _LONGEST_DELAY: Final = 0.1
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file. OSError for everything else, and for one of more than ``most_bytes``.
+    """Returns the content of a regular file. Raises OSError for anything else, and for more than ``most_bytes``.
 
-    Never waits, and follows no link unless it may: a FIFO would block its reader, a link could lead to /dev/zero.
+    Never blocks, and follows no link unless ``follow`` is set: a FIFO would block its reader, and a link could lead to
+    /dev/zero.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
@@ -46,7 +47,7 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
 
 
 def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
-    """Replaces a file atomically: a reader sees the previous or this content. Raises OSError, then nothing is changed.
+    """Replaces a file atomically: a reader sees the previous or the new content. Raises OSError if nothing was changed.
 
     The temporary file is in the same directory and has a hidden name with another ending. So container runtimes, which
     watch for renames inside the directory, see the new file, and no process reads it half written.
@@ -75,7 +76,7 @@ class LockTimeoutError(TimeoutError):
 
 
 def locked(descriptor: int) -> bool:
-    """Tries to lock an open file exclusively, without waiting. Returns True if it holds the lock now."""
+    """Tries to lock an open file exclusively without waiting. Returns True if it now holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,7 +85,7 @@ def locked(descriptor: int) -> bool:
 
 
 def is_named(descriptor: int, path: str | Path) -> bool:
-    """Returns True if the open file still has this name. A lock on another file excludes no process."""
+    """Returns True if the open file still has this name. A lock on a renamed or removed file excludes no process."""
     try:
         there = os.stat(path)  # noqa: PTH116 - asked before every write; Path costs more than the call
     except OSError:
@@ -94,27 +95,27 @@ def is_named(descriptor: int, path: str | Path) -> bool:
 
 
 class FileLock:
-    """The lock of one process. It never blocks the event loop; coroutines of this process queue in order."""
+    """An inter-process lock that never blocks the event loop. Coroutines of this process acquire it in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._turn = asyncio.Lock()
         self._descriptor: int | None = None
-        """Open while the lock is held."""
+        """Descriptor of the lock file; open while the lock is held."""
         self._waiting: dict[asyncio.Timeout, float] = {}
-        """Time limits of coroutines that wait for their turn, in seconds from the latest release."""
+        """Timeouts of the coroutines that wait for their turn, in seconds from the latest release."""
 
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if it cannot be opened.
 
-        The time starts again when another coroutine of this process releases the lock: what counts is how long one
-        holder takes, not how many wait. The last time starts at this coroutine's turn.
+        The timeout restarts when another coroutine of this process releases the lock, so that it limits the time of one
+        holder and not the length of the queue. It restarts for the last time when this coroutine's turn begins.
         """
         mine = False
         try:
             async with asyncio.timeout(limit) as scope:
                 mine = await self._own_turn(scope, limit)
-                # Polled, since a thread that blocks in flock(2) cannot be cancelled and would outlive the event loop.
+                # Polls, since a thread that blocks in flock(2) cannot be cancelled and would outlive the event loop.
                 delay = _FIRST_DELAY
                 while not self._try():
                     await asyncio.sleep(delay)
@@ -125,7 +126,7 @@ class FileLock:
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
                 own = "earlier calls of this process wait for the disk"
                 why = "another instance, or a slow disk, holds it" if mine else own
-                raise LockTimeoutError(f"{self.path} could not be had within {limit:g} s: {why}") from None
+                raise LockTimeoutError(f"{self.path} could not be locked within {limit:g} s: {why}") from None
             raise
 
     async def _own_turn(self, scope: asyncio.Timeout, limit: float | None) -> bool:
@@ -141,7 +142,7 @@ class FileLock:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         had = False
         try:
-            # If the file was removed or replaced, the next try opens the new one.
+            # If the file was removed or replaced, the next attempt opens the new one.
             had = locked(descriptor) and is_named(descriptor, self.path)
         finally:
             if not had:
@@ -150,7 +151,7 @@ class FileLock:
         return had
 
     def release(self) -> None:
-        """Releases it; RuntimeError if it is not held."""
+        """Releases the lock. Raises RuntimeError if it is not held."""
         if self._descriptor is None:
             raise RuntimeError(f"{self.path} is not held")
         os.close(self._descriptor)
@@ -163,7 +164,7 @@ class FileLock:
 
     @asynccontextmanager
     async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
-        """Holds the lock for a block; LockTimeoutError after ``limit`` seconds of waiting."""
+        """Holds the lock for a block. Raises LockTimeoutError after ``limit`` seconds of waiting."""
         await self.acquire(limit)
         try:
             yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Third-party modules that a library imports although the services hardly use them: they are executed on first use.
+"""Third-party modules that a library imports but the services hardly use: they are executed on first use.
 
 docs/benchmarks.md lists the memory and time that each of them takes.
 """
@@ -15,9 +15,8 @@ _lock = RLock()
 def add_lazy_modules(*names: str) -> None:
     """Adds modules to ``sys.modules`` that are executed when one of their names is first used (PEP 562).
 
-    This has an effect only for importers that import the module itself (``import a.b``, ``from a import b``). Those
-    that import names from it execute it at once. Modules that have been imported before are left as they are. Raises
-    ImportError.
+    This only affects importers of the module itself (``import a.b``, ``from a import b``). An importer of its names
+    executes it at once. Modules that are already imported are left unchanged. Raises ImportError.
     """
     for name in names:
         if name not in sys.modules:
@@ -31,7 +30,7 @@ def _add(name: str) -> None:
     module, loader, is_executing = importlib.util.module_from_spec(spec), spec.loader, False
 
     def load(attribute: str) -> Any:
-        # The import system looks for such names as __path__ in each module.
+        # The import system looks up names such as __path__ in each module.
         if attribute.startswith("__"):
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         nonlocal is_executing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log format of both containers: ``key=value`` pairs or JSON. A record is one line, whatever its values contain."""
+"""Log format of both containers: ``key=value`` pairs or JSON. A record is one line, whatever its values contain."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _LONGEST_VALUE: Final = 2048
-"""Characters. An exception's traceback is never cut."""
+"""Maximum length of a value in characters. An exception's traceback is never truncated."""
 _MOST_COMPLAINTS: Final = 256
 
 
@@ -26,7 +26,7 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line. In pairs, a value with other than plain characters is written as a JSON string.
 
-        Fields that are None are left out of pairs, and a mapping is written as ``key:value,key:value``.
+        Fields that are None are omitted from pairs, and a mapping is written as ``key:value,key:value``.
         """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {
@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 class Complaints:
-    """Logs the error of an item once, until the item has no error or another one."""
+    """Logs the error of an item once, and again only if the error changes or returns after the item was fine."""
 
     def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
         self._logger = logger
@@ -76,7 +76,7 @@ class Complaints:
         self._told: dict[Hashable, str] = {}
 
     def say(self, item: Hashable, message: str, error: BaseException | str) -> None:
-        """Logs the error of an item, with the traceback if its type is not among the foreseen ones."""
+        """Logs the error of an item, with the traceback if its type is not an expected one."""
         text = str(error) or repr(error)
         if self._told.get(item) != text:
             self._told = dict([*self._told.items(), (item, text)][-_MOST_COMPLAINTS:])
@@ -85,7 +85,8 @@ class Complaints:
 
     @contextmanager
     def about(self, item: Hashable, message: str) -> Iterator[None]:
-        """Logs an exception of the block as the error of this item and suppresses it: other items are handled."""
+        """Logs an exception of the block as the error of this item and suppresses it, so that other items are
+        handled."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is logged
@@ -94,12 +95,12 @@ class Complaints:
             self.well(item)
 
     def well(self, item: Hashable) -> None:
-        """Notes that the item has no error."""
+        """Records that the item has no error."""
         self._told.pop(item, None)
 
 
 class LimitedLog:
-    """Logs at most ``most`` warnings in each period of ``seconds``, for warnings whose number others determine."""
+    """Logs at most ``most`` warnings per ``seconds``, for warnings that untrusted input can trigger."""
 
     def __init__(
         self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -113,7 +114,8 @@ class LimitedLog:
         self._left_out = 0
 
     def warn(self, message: str, fields: Mapping[str, object], trace: Exception | None = None) -> None:
-        """Logs a warning with these fields, or only counts it. The first one of the next period contains the count."""
+        """Logs a warning with these fields, or only counts it. The first warning of the next period contains the
+        count."""
         now = self._clock()
         if now - self._began >= self._seconds:
             self._began, self._logged = now, 0
@@ -128,7 +130,7 @@ class LimitedLog:
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Writes the log to ``stream`` (by default standard error) as ``text`` or ``json`` lines."""
+    """Configures logging to ``stream`` (by default standard error) as ``text`` or ``json`` lines."""
     target = logging.StreamHandler(sys.stderr if stream is None else stream)
     target.setFormatter(_Lines(form))
     logging.basicConfig(level=level.upper(), handlers=[target], force=True)

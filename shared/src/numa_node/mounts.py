@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """The fields of one line that matter for cgroups."""
+    """Fields of one mountinfo line that matter for cgroups."""
 
     root: str
-    """Which part of the file system is seen there."""
+    """Part of the file system that is mounted."""
     point: str
     kind: str
     options: frozenset[str]
-    """Of the file system itself, the same at all its mounts."""
+    """Options of the file system itself, which are the same at all its mounts."""
     read_only: bool = False
-    """This mount, or the whole file system, is read-only."""
+    """True if this mount or the whole file system is read-only."""
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Reads mountinfo; lines without the separator are skipped, since nothing but cgroup lines matters here."""
+    """Parses mountinfo. Lines without a separator are skipped, since they are never cgroup mounts."""
     found = []
     for line in text.splitlines():
         head, separator, tail = line.partition(" - ")
@@ -33,6 +33,6 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def mounts_over(path: str, mounts: Iterable[Mount]) -> list[Mount]:
-    """Returns the mounts at a path and above it, from the top down: the last one is what is seen there."""
+    """Returns the mounts at a path and above it, outermost first. The last one is the one in effect there."""
     above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
     return sorted(above, key=lambda mount: len(mount.point))

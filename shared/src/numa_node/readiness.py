@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness of a pod. It changes only after a problem has lasted, or has been absent, for some time.
+"""Readiness of a pod, which changes only after a problem has lasted, or has been absent, for some time.
 
-A starved node is late with everything now and then. A pod that goes unready each time tells nothing, and keeps a
-roll-out of a DaemonSet from going on.
+A starved node occasionally misses any deadline. If the pod became unready each time, its readiness would be
+meaningless, and the roll-out of a DaemonSet would stall.
 """
 
 import logging
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 LASTS_SECONDS: Final = 10.0
-"""How long a problem lasts before a pod that was ready is not."""
+"""Time that a problem must last before a ready pod becomes unready."""
 GONE_SECONDS: Final = 2.0
-"""How long it is gone before the pod is ready again."""
+"""Time that all problems must be absent before the pod is ready again."""
 Problem = TypeVar("Problem")
-"""A problem: a text, or a value of which ``str`` makes one."""
+"""A problem: a text, or a value that ``str`` converts to one."""
 _log = logging.getLogger(__name__)
 
 
 class Readiness(Generic[Problem]):
-    """Whether this pod is ready. It is not before the first time without a problem."""
+    """Readiness of this pod. It starts as not ready and stays so until the first update without a problem."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,10 +29,10 @@ class Readiness(Generic[Problem]):
         self._problems: tuple[Problem, ...] = ()
         """Reasons why it is not ready; empty while it is, and before the first update."""
         self._changed_at: float | None = None
-        """Time since which the present problems, or their absence, contradict the state that is reported."""
+        """Time since which the problems, or their absence, contradict the reported state."""
 
     def update(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        """Takes the problems of this moment. Returns the reasons why the pod is not ready, or nothing if it is."""
+        """Updates the current problems. Returns the reasons why the pod is not ready, or nothing if it is."""
         if bool(problems) != self._ready:
             self._changed_at = None
             self._problems = tuple(problems)

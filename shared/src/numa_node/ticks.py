@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the periodic work of the services.
+"""Schedule of the services' periodic work.
 
-Waking up an idle process takes more CPU time than the few files that it then reads. Therefore all regular work is done
-at *ticks*: multiples of TICK_SECONDS on the loop's clock, which is the same in all processes on a machine. Any number
-of timers that end at the same tick cause one wake-up. A task with nothing to do waits for the next *quiet* tick, a
-multiple of QUIET_SECONDS.
+Waking up an idle process takes more CPU time than reading a few files. Therefore all periodic work runs at *ticks*:
+multiples of TICK_SECONDS on the loop's clock, which is the same in all processes of a machine. Any number of timers
+that end at the same tick cause one wake-up. A task with nothing to do waits for the next *quiet* tick, a multiple of
+QUIET_SECONDS.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final
 
 TICK_SECONDS: Final = 2.0
 QUIET_SECONDS: Final = 4.0
-"""A multiple of TICK_SECONDS: a quiet tick is a tick, so that quiet tasks wake up together with busy ones."""
+"""Interval of quiet ticks, a multiple of TICK_SECONDS, so that quiet tasks wake up together with busy ones."""
 
 
 def until_tick(period: float = TICK_SECONDS) -> float:
@@ -27,7 +27,7 @@ async def next_tick(*, busy: bool = False) -> None:
 
 
 async def each_tick(work: Callable[[], Awaitable[bool | None]]) -> None:
-    """Calls ``work`` at each quiet tick, or at the next tick if it has returned True, for ever or until it raises."""
+    """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Ends only if it raises."""
     busy: bool | None = False
     while True:
         await next_tick(busy=bool(busy))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TOML from files and pipes, checked for its depth before it is parsed."""
+"""Parses TOML from files and pipes, after a check of its nesting depth."""
 
 import re
 import tomllib
@@ -8,8 +8,8 @@ from typing import Any, Final
 from numa_contract.documents import MAX_NESTING, TOO_DEEP, brackets_too_deep, value_too_deep
 
 # Strings and comments. A string that is not closed ends with the text, so no alternative fails late, nothing is matched
-# twice and the time is linear. No possessive quantifiers: Python before 3.11.5 mishandles them if their content
-# backtracks.
+# twice and the time is linear. Possessive quantifiers are not used: Python before 3.11.5 mishandles them if their
+# content backtracks.
 _NOT_STRUCTURE: Final = re.compile(
     r'"""(?:[^"\\]+|\\.|"{1,2}(?!"))*(?:"{3,5}|\\?\Z)'
     r"|'''(?:[^']+|'{1,2}(?!'))*(?:'{3,5}|\Z)"
@@ -24,7 +24,7 @@ _BETWEEN_KEYS: Final = re.compile(r"[]\n\r=,{}[]")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Returns a TOML document. Raises ValueError if the text is not TOML or is nested too deep."""
+    """Parses a TOML document. Raises ValueError if the text is not TOML or is nested too deep."""
     structure = _NOT_STRUCTURE.sub("s", text)
     if brackets_too_deep(structure.encode(errors="replace")) or _dots_too_deep(structure):
         raise ValueError(TOO_DEEP)
@@ -38,6 +38,6 @@ def parse_toml(text: str) -> dict[str, Any]:
 def _dots_too_deep(structure: str) -> bool:
     """Returns True if a key or the header of a table has too many parts.
 
-    Each part is a level without a bracket, and the time of tomllib grows with the square of their number.
+    Each part is a level without a bracket, and the run time of tomllib grows with the square of their number.
     """
     return any(key.count(".") >= MAX_NESTING for key in _BETWEEN_KEYS.split(structure))

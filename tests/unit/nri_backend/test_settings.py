@@ -62,7 +62,7 @@ def test_flags_of_the_replaced_drivers_override_the_file_with_a_warning(tmp_path
         ("--- {}\n--- {}\n", "document"),
         ("x: !!python/object:os.system {}\n", "could not determine a constructor"),
         ("a: \x00\n", "is not valid YAML"),
-        ("a: .inf\n", "is not a number of JSON"),
+        ("a: .inf\n", "is not a JSON number"),
         ("- a\n", "must be a map of settings"),
         ("colour: red\n", "colour: unknown key"),
         ("&a [*a]\n", "an alias refers to a value that contains it"),

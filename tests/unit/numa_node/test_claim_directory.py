@@ -35,7 +35,7 @@ def test_only_the_absence_of_a_file_lets_go_of_its_cpus(tmp_path: Path) -> None:
     path.rename(tmp_path / "aside")
     path.write_text("")
     assert view_of(directory) == {"c1": {2, 3}}
-    assert "stay in force" in directory.view.problems[""]
+    assert "remain in effect" in directory.view.problems[""]
     path.unlink()
     (tmp_path / "aside").rename(path)
     assert not directory.refresh().problems

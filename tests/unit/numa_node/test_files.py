@@ -45,7 +45,7 @@ async def test_lock_excludes_another_holder(short_root: Path) -> None:
     """Two instances never hold it together; who waits leaves the loop free, and can be stopped."""
     first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await first.acquire()
-    with pytest.raises(LockTimeoutError, match=r"lock could not be had within 0\.02 s: another instance"):
+    with pytest.raises(LockTimeoutError, match=r"lock could not be locked within 0\.02 s: another instance"):
         await second.acquire(limit=0.02)
     with pytest.raises(LockTimeoutError, match="earlier calls of this process"):
         await first.acquire(limit=0.02)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's configuration, read by the rules of the release that uses it. Pure.
+"""containerd's configuration, interpreted by the rules of the release that uses it. Pure.
 
-There are two sources. A dump is what ``containerd config dump`` prints: containerd itself has merged the files, renamed
-old sections and filled in its defaults. Files are config.toml and its imports, which the releases read differently:
+There are two sources. A dump is the output of ``containerd config dump``: containerd itself has merged the files,
+renamed old sections and filled in its defaults. Files are config.toml and its imports, which the releases read
+differently:
 
-* 1.7 puts an imported section in the place of the whole one. The last file with a ``version`` line decides for all of
-  them whether sections have short names (1) or full ones (2). It accepts no higher version (mergeConfig and ValidateV2
-  in services/server/config, Decode).
-* 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line decides for the merged result
-  whether the CRI section of 1.7 is taken over. 2.0.0 and 2.0.1 then put it in the place of the whole new section, later
+* 1.7 replaces a whole section with an imported one. The last file with a ``version`` line determines for all of them
+  whether sections have short names (1) or full ones (2). It accepts no higher version (mergeConfig and ValidateV2 in
+  services/server/config, Decode).
+* 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line determines for the merged
+  result whether the CRI section of 1.7 is used. 2.0.0 and 2.0.1 then replace the whole new section with it, later
   releases fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets full
   names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
-* 2.3 and 2.4 take over the CRI section of 1.7 in each file before they merge.
+* 2.3 and 2.4 convert the CRI section of 1.7 in each file before they merge.
 
-``disabled_plugins`` of all files are added up in every release. Files are read breadth first: the imports of
+In every release, ``disabled_plugins`` of all files are combined. Files are read breadth first: the imports of
 config.toml come before the imports of those, and a file is read once.
 """
 
@@ -33,15 +34,17 @@ CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
 """CRI plugin of containerd 1; containerd 2 has only its gRPC service under this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
-"""Section with CDI, by the version of a dump: 2 is 1.7, 3 is 2.0 to 2.2, 4 is 2.3 and later (version/version.go)."""
+"""Section that contains the CDI settings, by the version of a dump: 2 is 1.7, 3 is 2.0 to 2.2, 4 is 2.3 and later
+(version/version.go).
+"""
 DUMP_OF_1_7: Final = 2
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
-"""Socket on which containerd serves NRI by default."""
+"""Default socket on which containerd serves NRI."""
 CDI_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
-"""``cdi_spec_dirs`` of every release by default."""
+"""Default ``cdi_spec_dirs`` of every release."""
 
 _GRPC_SERVER: Final = "io.containerd.server.v1.grpc"
-# What 1.7 accepts as the name of a plugin in a file of version 2.
+# Plugin names that 1.7 accepts in a file of version 2.
 _FULL_NAME: Final = re.compile(r"io\.containerd\.[^.]*\..*", re.DOTALL)
 
 Table = dict[str, Any]
@@ -49,40 +52,40 @@ Release = tuple[int, ...]
 
 
 class RuntimeConfigError(ValueError):
-    """The text is not a dump of a containerd that can be judged; the message names the remedy."""
+    """The text is not a usable dump of containerd. The message contains the remedy."""
 
 
 class UndeterminedError(ValueError):
-    """The setting that containerd uses cannot be determined from what was read; the message gives the reason."""
+    """The setting that containerd uses cannot be determined from what was read. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """The configuration that containerd uses, as it prints it."""
+    """The configuration that containerd uses, as printed by it."""
 
     version: int
     plugins: Table
     disabled: tuple[str, ...]
-    """Plugins that are switched off as a whole; a dump has no section of theirs. 1.7 may print short names."""
+    """Plugins that are disabled as a whole, which have no section in a dump. 1.7 may print short names."""
     of_2_0: bool = False
-    """Whether containerd 2.0 printed it. 2.0.0 to 2.0.5 leave out settings that stand under the names of 1.7."""
+    """True if containerd 2.0 printed it. 2.0.0 to 2.0.5 omit settings that are given under their names in 1.7."""
 
     @property
     def cri(self) -> str:
-        """The plugin in whose section CDI is switched on."""
+        """The plugin whose section enables CDI."""
         return CRI_OF_DUMP[self.version]
 
     def value(self, *path: str) -> Any:
-        """Returns the value at a place below ``plugins``, or None if there is none."""
+        """Returns the value at a path below ``plugins``, or None if there is none."""
         return _at(self.plugins, path)
 
     def is_off(self, plugin: str) -> bool:
-        """Returns True if a plugin is switched off as a whole."""
+        """Returns True if a plugin is disabled as a whole."""
         return plugin in map(full_name, self.disabled)
 
     @property
     def can_require_plugins(self) -> bool:
-        """Whether this containerd has NRI's default validator (2.2 and later); the section then has its table."""
+        """True if this containerd has NRI's default validator (2.2 and later), whose table is then in the section."""
         return isinstance(self.value(NRI, "default_validator"), dict)
 
 
@@ -101,14 +104,14 @@ def read_dump(text: str) -> Dump:
     for plugin in (dump.cri, NRI):
         if not isinstance(dump.value(plugin), dict) and not dump.is_off(plugin):
             raise RuntimeConfigError(
-                f'it has no [plugins."{plugin}"]: it must be what "containerd config dump" prints, not a config.toml'
+                f'it has no [plugins."{plugin}"]: it must be the output of "containerd config dump", not a config.toml'
             )
     return dump
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What one release makes of a set of files."""
+    """Configuration that one release derives from a set of files."""
 
     plugins: Table
     cri: str
@@ -117,13 +120,13 @@ class Effective:
     """Section of NRI."""
     disabled: frozenset[str]
     has_cri: bool
-    """Whether the CRI service is on; a containerd without it cannot be the kubelet's."""
+    """True if the CRI service is on; a containerd without it cannot be the kubelet's."""
     on_by_default: bool
-    """Whether NRI and CDI are on where no file mentions them."""
+    """True if NRI and CDI are on unless a file mentions them."""
 
     @property
     def has_nri(self) -> bool:
-        """Whether disabled_plugins leaves NRI on."""
+        """True unless disabled_plugins disables NRI."""
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
@@ -133,7 +136,7 @@ class Effective:
             if found is None:
                 return None
             if not isinstance(found, dict):
-                raise UndeterminedError(f"{plugin} has something else than a table in the place of {part}")
+                raise UndeterminedError(f"{plugin} has a {part} that is not a table")
             if any(key != part and key.casefold() == part for key in found):
                 raise UndeterminedError(f"{plugin} has {part} in another spelling, which containerd may accept")
             found = found.get(part)
@@ -141,18 +144,18 @@ class Effective:
 
 
 Documents = Sequence[tuple[str, Mapping[str, Any]]]
-"""Files in the order in which containerd reads them: path and parsed content."""
+"""Path and parsed content of each file, in the order in which containerd reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a range of releases reads files."""
+    """Rules by which a range of releases reads files."""
 
     name: str
-    """Releases, for messages."""
+    """Name of the releases, for messages."""
     first: Release
     last: Release
-    """The patch number is left out: every patch of this minor release is included."""
+    """Last release. Without a patch number, every patch release of this minor release is included."""
     read: Callable[[Documents], Effective]
 
     def covers(self, release: Release) -> bool:
@@ -161,22 +164,22 @@ class Rules:
 
 
 def rules_for(release: Release | None) -> tuple[Rules, ...]:
-    """Returns the rules of a release, or those of every release if it is not known."""
+    """Returns the rules of a release, or all rules if the release is not known."""
     return RULES if release is None else tuple(one for one in RULES if one.covers(release))
 
 
 def full_name(plugin: str) -> str:
-    """Returns the full name of a plugin that matters here, and any other name as it is."""
+    """Returns the full name of a relevant plugin, and any other name unchanged."""
     return {"cri": CRI_OF_1, "nri": NRI}.get(plugin, plugin)
 
 
 def items(found: Any) -> list[Any]:
-    """Returns the items of a list, and none of anything else."""
+    """Returns the items of a list, or nothing for any other value."""
     return found if isinstance(found, list) else []
 
 
 def same_place(path: str) -> str:
-    """Returns a path in one form: /var/run is a link to /run on every node."""
+    """Normalizes a path: /var/run is a link to /run on every node."""
     path = posixpath.normpath(path)
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
@@ -185,14 +188,14 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
     """Returns the absolute patterns that a file imports, in order. Raises UndeterminedError."""
     patterns = _names(path, document, "imports")
     clean = [posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in patterns]
-    # POSIX leaves two leading slashes alone, Go does not.
+    # POSIX gives two leading slashes a special meaning, Go does not.
     return [f"/{one.lstrip('/')}" for one in clean]
 
 
 def grpc_address(documents: Documents) -> str:
-    """Returns the address of containerd's gRPC server in its files; empty if they have none.
+    """Returns the address of containerd's gRPC server in its files, or "" if they do not set it.
 
-    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file counts.
+    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file takes precedence.
     """
     found = ""
     for _, document in documents:
@@ -221,7 +224,7 @@ def _read_1_7(documents: Documents) -> Effective:
 
 
 def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effective:
-    """Returns what 2.0 to 2.2 make of files: merged first, then converted."""
+    """Returns the configuration that 2.0 to 2.2 derive from files: merged first, then converted."""
     newest = 3
     version, plugins, disabled = newest, Table(), set[str]()
     for path, document in documents:
@@ -247,7 +250,7 @@ def _read_2_0_2(documents: Documents) -> Effective:
 
 
 def _read_2_3(documents: Documents) -> Effective:
-    """Returns what 2.3 and later make of files: each is converted, then they are merged."""
+    """Returns the configuration that 2.3 and later derive from files: each is converted, then they are merged."""
     newest = 4
     plugins, disabled = Table(), set[str]()
     for path, document in documents:
@@ -273,7 +276,7 @@ RULES: Final = (
     Rules("containerd 2.0.2 to 2.2", (2, 0, 2), (2, 2), _read_2_0_2),
     Rules("containerd 2.3 and 2.4", (2, 3), (2, 4), _read_2_3),
 )
-"""Every release that is known, oldest first."""
+"""Rules of all known releases, oldest first."""
 
 
 def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
@@ -285,7 +288,7 @@ def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
 
 
 def _fill_from_former_cri(plugins: Table) -> None:
-    """Adds the keys of the section of 1.7 that the new section lacks. Keys of other plugins come along unused."""
+    """Adds the keys of the section of 1.7 that the new section lacks. Keys of other plugins are copied but unused."""
     former, now = plugins.get(CRI_OF_1), plugins.get(CRI_OF_2)
     if isinstance(former, dict):
         plugins[CRI_OF_2] = former | (now if isinstance(now, dict) else {})
@@ -297,7 +300,7 @@ def _replace_with_former_cri(plugins: Table) -> None:
 
 
 def _merge(into: Table, more: Table) -> None:
-    """Merges tables key by key; anything else, lists included, is replaced."""
+    """Merges tables key by key. Any other value, including a list, is replaced."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
@@ -316,7 +319,7 @@ def _full_names(path: str, plugins: Table) -> Table:
 
 
 def _full_name(name: str) -> str:
-    """Returns the full name of CRI's section; no other short name becomes one that matters here."""
+    """Expands the short name of the CRI section. No other short name expands to a relevant section."""
     return name if "." in name else CRI_OF_1 if name == "cri" else f"io.containerd.other.v1.{name}"
 
 
@@ -335,7 +338,7 @@ def _plugins(path: str, document: Mapping[str, Any]) -> Table:
 def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
     found = _top(path, document, key, list, [])
     if not all(isinstance(one, str) for one in found):
-        raise UndeterminedError(f"{key} of {path} contains something else than text")
+        raise UndeterminedError(f"{key} of {path} contains a value that is not a string")
     return list(found)
 
 

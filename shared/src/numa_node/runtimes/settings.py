@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a container runtime that the driver requires: where they stand, their defaults and their values. Pure.
+"""Settings of a container runtime that the driver requires: their paths, defaults and required values. Pure.
 
-Claims reach containers through CDI, and limits through NRI. ``nri-backend setup-runtime`` writes these settings, the
-doctor checks them. How containerd makes one configuration of its files is in :mod:`numa_node.runtimes.containerd`.
+Claims reach containers through CDI, and limits through NRI. ``nri-backend setup-runtime`` writes these settings, and
+the doctor checks them. :mod:`numa_node.runtimes.containerd` implements how containerd merges its files.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI
 CONTAINERD: Final = "containerd"
 CRI_O: Final = "CRI-O"
 OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
-"""The first release with all of NRI that the backend needs, by runtime."""
+"""First release, by runtime, whose NRI has all functions that the backend needs."""
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
-"""The first release with NRI's default validator, which can require plugins, by runtime."""
+"""First release, by runtime, with NRI's default validator, which can require plugins."""
 LEAST_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
-"""Shortest timeouts of NRI; they are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
+"""Minimum timeouts of NRI, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a setting stands, and its default."""
+    """Path of a setting, and its default."""
 
     name: str
     kind: type
     cri: bool
-    """Whether it is in containerd's CRI section, else in NRI's."""
+    """True if the setting is in containerd's CRI section, False if it is in the NRI section."""
     key: tuple[str, ...]
     """Path in containerd's section."""
     former: Any
@@ -37,9 +37,9 @@ class Setting:
     default: Any
     """Default of containerd 2 and CRI-O."""
     crio: tuple[str, ...] = ()
-    """Path in CRI-O's file below ``[crio]``; without one, CRI-O always has the default."""
+    """Path in CRI-O's file below ``[crio]``. If empty, CRI-O always has the default."""
     is_negative: bool = False
-    """Whether containerd's key switches off what the setting switches on."""
+    """True if containerd's key disables what the setting enables."""
     is_negative_in_crio: bool = False
 
     def path(self, cri: str) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Setting:
         return (cri if self.cri else NRI, *self.key)
 
     def written(self, value: Any) -> Any:
-        """Returns what containerd's key must be set to for a value of the setting."""
+        """Converts a value of the setting to the value of containerd's key."""
         return not value if self.is_negative else value
 
 
@@ -105,17 +105,17 @@ SETTINGS: Final = (
         ("nri", _VALIDATOR, "nri_validator_tolerate_missing_plugins_annotation"),
     ),
 )
-"""In the order in which a drop-in has them."""
+"""All settings, in the order of a drop-in."""
 NEEDED: Final = ("cdi", "cdi_directories", "hugetlb", "nri", "connections")
 """Settings without which claims do not reach containers."""
 REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
-"""Settings by which no container starts without the driver, except those of annotated pods."""
+"""Settings that prevent containers from starting without the driver, except in annotated pods."""
 
 
 def required_value(name: str, found: Any, cdi_dir: str) -> Any:
-    """Returns the value that a setting must have, given its present value; both are equal if nothing is missing.
+    """Returns the required value of a setting, given its current value. Both are equal if nothing is missing.
 
-    Lists keep their entries. The socket may be any.
+    Lists keep their entries. Any socket is accepted.
     """
     match name:
         case "cdi_directories":

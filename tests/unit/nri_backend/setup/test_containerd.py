@@ -146,7 +146,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
         ("", "has version 'None'; known are 2, 3, 4"),
         ("version = 1\n", "has version '1'"),
         ("version = 5\n", "has version '5'"),
-        ("version = 3\n", "must be what .containerd config dump. prints"),
+        ("version = 3\n", "must be the output of .containerd config dump."),
         ("version = 3\nplugins = 1\n", "has version '3'"),
         ("a = " + "[" * 100_000, "is not TOML"),
     ],

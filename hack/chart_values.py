@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model of the chart's values, from which ``values.schema.json`` and the table in the chart's README are generated.
 
-Objects of the Kubernetes API (affinity, resources, ...) are not checked here, since the API server checks them. Texts
-in which people often make mistakes are checked in ``_checks.tpl`` instead of by a pattern: if a pattern does not match,
-Helm prints the pattern, while ``_checks.tpl`` explains the mistake.
+Objects of the Kubernetes API (affinity, resources, ...) are not validated here, since the API server does that. Texts
+that are often misspelled are validated in ``_checks.tpl`` instead of by a pattern: Helm would only print the pattern
+that does not match, while ``_checks.tpl`` explains the mistake.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
 ExtendedResource = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
-"""The name of an extended resource, ``domain/name``, as in ``resources`` of a container."""
+"""Name of an extended resource, ``domain/name``, as in ``resources`` of a container."""
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
@@ -121,7 +121,7 @@ class GroupComponent(Values):
 
 
 class Group(Values):
-    """Nodes that need other values. Keys that a group does not contain are the same as for all other nodes."""
+    """Nodes that need other values. Keys that a group does not contain have the same values as for all other nodes."""
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
@@ -133,7 +133,7 @@ class Group(Values):
 
 
 class Creation(Values):
-    """Objects that may exist already."""
+    """Objects that may already exist."""
 
     create: bool
 
@@ -148,7 +148,7 @@ class ServiceAccount(Creation):
 
 
 class Switch(Values):
-    """A part of the chart that can be switched on."""
+    """A part of the chart that can be enabled."""
 
     enabled: bool
 
@@ -161,7 +161,7 @@ class TolerateMissing(Switch):
 
 
 class AdmissionPolicy(Values):
-    """ValidatingAdmissionPolicies for what RBAC cannot express."""
+    """ValidatingAdmissionPolicies for rules that RBAC cannot express."""
 
     enabled: bool
     """Limits the driver's account to slices and claim status of its node, and Events about this node and pods."""

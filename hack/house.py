@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the size of packages and classes: what is larger than this page permits is hard to hold in the head.
+"""Checks the size of packages and classes, so that each can be understood as a whole.
 
 No package of the product has more than MAX_MODULES modules, and no class of the backend more than MAX_FIELDS fields.
 """
@@ -19,7 +19,7 @@ _NO_FIELDS: Final = ("ClassVar", "Final")
 
 
 def crowded(root: Path) -> list[str]:
-    """Returns the packages that are too large, in words; generated code is left out."""
+    """Returns a message for each package that is too large. Generated code does not count."""
     packages = [init.parent for source in SOURCES for init in sorted((root / source).rglob("__init__.py"))]
     sizes = {one: sum(not module.name.startswith("__") for module in one.glob("*.py")) for one in packages}
     return [f"{one}: {size} modules, at most {MAX_MODULES}" for one, size in sizes.items() if size > MAX_MODULES]

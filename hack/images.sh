@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # images.sh [TARGET...]
-# images.sh --where     the folder in which the results are
+# images.sh --where     prints the directory of the results
 #
-# Builds targets of the Dockerfile (default: both images) without an engine: buildah, in a chroot, from Debian packages.
-# The base image is made with mmdebstrap from the mirror that this machine's apt uses and gets the name that the
-# Dockerfile has for it; Python packages are fetched by this machine's pip, whatever its index, and installed without one.
-# Neither leaves a trace in an image. Per target: TARGET.tar (for docker load or ctr import) and TARGET.cdx.json (its SBOM).
-# A target is made again when something that it is made from has changed.
-# IMAGES_ARCH=arm64 builds for that architecture; what runs during the build is emulated by QEMU then.
+# Builds targets of the Dockerfile (default: both images) without a container engine: buildah, from Debian packages, runs
+# in a chroot. mmdebstrap creates the base image, under the name that the Dockerfile uses, from the mirror of this
+# machine's apt. Python packages are downloaded by this machine's pip from its configured index and installed offline.
+# Neither mirror nor index appears in an image. The results of a target are TARGET.tar (for docker load or ctr import) and
+# TARGET.cdx.json (its SBOM). A target is rebuilt if one of its sources has changed.
+# IMAGES_ARCH=arm64 builds for that architecture; QEMU then emulates the programs that run during the build.
 # Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
 set -euo pipefail
 # shellcheck source=/dev/null
@@ -25,7 +25,7 @@ arm64) MACHINE=aarch64 CACHE=$CACHE/arm64 ;;
 *) fail "IMAGES_ARCH is $ARCH: use amd64 or arm64" ;;
 esac
 BASE=docker.io/library/debian:$SUITE-slim
-TIME=315532800 # of every file in an image: 1980, before which the wheels of our own packages cannot be
+TIME=315532800 # modification time of every file in an image: 1980, the earliest possible time in a wheel
 OUT=$CACHE/out
 
 install_tools() {
@@ -49,7 +49,7 @@ install_emulator() {
     fail "the kernel runs no $MACHINE programs: mount binfmt_misc, then update-binfmts --enable qemu-$MACHINE"
 }
 
-private() { # private COMMAND...: mounts made by it are seen by nobody else and end with it
+private() { # private COMMAND...: runs it in a private mount namespace, which ends with it
   BUILDAH_ISOLATION=chroot TMPDIR=$CACHE/tmp unshare --mount --propagation private "$@"
 }
 storage() { printf -- '--root %s/storage --runroot %s/run' "$CACHE" "$CACHE"; }
@@ -91,7 +91,7 @@ fetch_wheels() {
   echo "$key" >"$CACHE/wheels/key"
 }
 
-sources() { # sources TARGET: what its image is made from
+sources() { # sources TARGET: lists the sources of its image
   local of=(services/nri-backend/src tests/fakes tests/stage tests/demo services/dra-frontend locks/dra-frontend.txt)
   [ ! -d "$ROOT/services/$1" ] || of=("services/$1" "locks/$1.txt")
   cd "$ROOT" && find Dockerfile .dockerignore hack/image hack/images.sh locks/build.txt shared "${of[@]}" \
@@ -108,7 +108,7 @@ build() { # build TARGET
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
   rm -f "$OUT/$target.tar"
-  # Not compressed: an emulated processor takes minutes to unpack it, and registries compress anyway.
+  # Not compressed: unpacking takes minutes on an emulated processor, and registries compress anyway.
   engine push --quiet "localhost/$target:$VERSION" "docker-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
   container=$(engine from "localhost/$target:$VERSION")
   # shellcheck disable=SC2016 # for the inner shell
@@ -118,7 +118,7 @@ build() { # build TARGET
   echo "$key" >"$OUT/$target.key"
 }
 
-prepare() { # everything that a build needs
+prepare() { # prepares everything that a build needs
   [ -x "$PYTHON" ] || fail "no $PYTHON: run make, or set PYTHON to one with pip and packaging"
   VERSION=$("$PYTHON" "$ROOT/hack/version.py")
   mkdir -p "$CACHE"/{tmp,run} "$OUT"

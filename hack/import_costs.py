@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the anonymous memory that each service's imports take, by package: the table of docs/benchmarks.md.
 
-python -m hack.import_costs                    both services, with this interpreter
-python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
+  python -m hack.import_costs                    both services, with this interpreter
+  python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
 
 The images have another interpreter, and byte code without docstrings (hack/image/compile.py).
 
@@ -26,7 +26,7 @@ SERVICES: Final = {
     "frontend": ("numa_tools.cli", "--config=/nowhere/config.yaml"),
     "backend": ("nri_backend.__main__", "--version"),
 }
-"""The module with ``main`` of each service, and an argument with which it imports everything and ends."""
+"""Module with ``main`` of each service, and an argument with which it imports everything and exits."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
 _LEAST_KIB: Final = 240
 """Packages with less than this are combined in one row."""
@@ -66,7 +66,7 @@ REASONS: Final = {
 
 @contextmanager
 def _measured(cost: Callable[[str, int], None]) -> Iterator[None]:
-    """Reports the anonymous memory in KiB that the execution of each module takes, without that of its imports."""
+    """Calls ``cost`` with the anonymous memory in KiB that executing each module takes, excluding its imports."""
     stack: list[int] = []
 
     def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def _anonymous_kib() -> int:
 
 
 def costs(entry: str, argument: str) -> dict[str, int]:
-    """Starts a service in this process, so that it imports its modules; returns the KiB of each package."""
+    """Starts a service in this process so that it imports its modules. Returns the KiB of each package."""
     found: Counter[str] = Counter()
 
     def cost(module: str, kib: int) -> None:
@@ -112,7 +112,7 @@ def costs(entry: str, argument: str) -> dict[str, int]:
 
 
 def table(services: dict[str, dict[str, int]]) -> str:
-    """Returns the table of some services: the largest packages, and the sum of the others."""
+    """Returns the table for these services: the largest packages, and the sum of all others."""
     every = {name for found in services.values() for name in found}
     names = {name for found in services.values() for name, kib in found.items() if kib >= _LEAST_KIB}
     ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))

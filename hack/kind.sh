@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kind.sh up|down: a kind cluster with the driver from this tree. Wants docker, kind, kubectl and helm.
+# kind.sh up|down: creates or deletes a kind cluster with the driver from this tree. Needs docker, kind, kubectl and helm.
 #
-# Both images are built from this tree, as localhost/NAME:VERSION; one that FRONTEND_IMAGE or BACKEND_IMAGE names
-# (NAME:TAG, known to docker) is taken as it is. KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: kind's own).
+# Builds both images from this tree, as localhost/NAME:VERSION, unless FRONTEND_IMAGE or BACKEND_IMAGE names an existing
+# image (NAME:TAG, known to docker). KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: that of kind).
 set -eu
 cd "$(dirname "$0")/.."
 cluster=dra-driver-numa namespace=dra-driver-numa
@@ -33,7 +33,7 @@ up() {
   echo "kind: ready; try kubectl apply -f examples/cpus.yaml"
 }
 
-build() { # build TARGET NAME: always, since the version alone does not tell what is in an image
+build() { # build TARGET NAME: always builds, since images of the same version may differ
   docker build --target "$1" --build-arg "VERSION=$version" --tag "$2" .
 }
 

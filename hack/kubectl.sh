@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints the path of a kubectl that executes by WebSocket (1.31 and later): $KUBECTL, the one on the path, or Debian's,
+# Prints the path of a kubectl whose exec uses WebSockets (1.31 and later): $KUBECTL, the one on PATH, or that of Debian,
 # which is unpacked into the cache of the node tests.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/../tests/node/vm" && pwd)

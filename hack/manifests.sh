@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# manifests.sh [HELM ARGUMENT...]: prints everything that the chart installs as one file, for those without Helm.
-# Takes what "helm template" takes, for example --values FILE. Variables: HELM (the command, default
+# manifests.sh [HELM ARGUMENT...]: prints all objects that the chart installs as one file, for users without Helm.
+# Accepts the arguments of "helm template", for example --values FILE. Variables: HELM (the command, default
 # "helm") and CHART (default charts/dra-driver-numa).
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,5 +19,5 @@ metadata:
     # The pods mount host paths.
     pod-security.kubernetes.io/enforce: privileged
 END
-# --skip-tests: the pod of "helm test" is nothing to keep in a cluster.
+# --skip-tests: the pod of "helm test" must not be installed permanently.
 "${HELM:-helm}" template dra-driver-numa "$chart" --namespace "$namespace" --skip-tests "$@"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``kubectl numa``: one file for Python, its archive, and a manifest for krew. The same input gives the same.
+"""Builds ``kubectl numa``: one Python file, its archive, and a manifest for krew. The build is reproducible.
 
-``python -m hack.plugin DIRECTORY [REPOSITORY]``; REPOSITORY is the address below which releases are downloaded. Without
-it there is no manifest.
+``python -m hack.plugin DIRECTORY [REPOSITORY]``. REPOSITORY is the address below which releases are downloaded; without
+it, no manifest is written.
 """
 
 import gzip
@@ -21,7 +21,7 @@ _PACKAGE: Final = ROOT / "services/kubectl-numa/src/kubectl_numa"
 _NAME: Final = "kubectl-numa"
 _MAIN: Final = "from kubectl_numa.__main__ import main\n\nmain()\n"
 _NO_OLDER: Final = (1980, 1, 1, 0, 0, 0)
-"""A ZIP archive knows no time before."""
+"""Earliest time that a ZIP archive can store."""
 _MANIFEST: Final = """\
 apiVersion: krew.googlecontainertools.github.com/v1alpha2
 kind: Plugin
@@ -50,7 +50,7 @@ spec:
 
 
 def zipapp() -> bytes:
-    """Returns the program: a ZIP archive behind a line that names its interpreter."""
+    """Returns the program: a ZIP archive after a line that names its interpreter."""
     data = io.BytesIO(b"#!/usr/bin/env python3\n")
     data.seek(0, io.SEEK_END)
     texts = {f"{_PACKAGE.name}/{file.name}": file.read_text() for file in sorted(_PACKAGE.glob("*.py"))}
@@ -63,7 +63,7 @@ def zipapp() -> bytes:
 
 
 def archive(program: bytes) -> bytes:
-    """Returns the program and the licence as ``.tar.gz``."""
+    """Returns program and licence as ``.tar.gz``."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content, mode in ((_NAME, program, 0o755), ("LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644)):
@@ -74,7 +74,7 @@ def archive(program: bytes) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes everything to a directory; returns the exit code."""
+    """Writes all files to a directory and returns the exit code."""
     directory, repository = Path(arguments[0]), (arguments[1:] or [""])[0].rstrip("/")
     directory.mkdir(parents=True, exist_ok=True)
     program = zipapp()

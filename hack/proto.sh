@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# proto file | source root | package below it | "grpc" where service stubs are wanted
+# proto file | source root | package below it | "grpc" if service stubs are needed
 TABLE='
 ttrpc                 services/nri-backend/src    nri_backend/_pb
 nri                   services/nri-backend/src    nri_backend/_pb
@@ -37,7 +37,7 @@ generate() { # proto, package, output root, "grpc" or nothing
     sed -i "s/^ *raise NotImplementedError('Method not implemented!')$/&  # overridden by servers/" "$3/$2/$1_pb2_grpc.py"
   fi
   if [ "$2" = tests/fakes/_pb ]; then
-    # The stand-ins live in one process with the code they test, and one pool refuses two files with the same symbols.
+    # The fakes run in the same process as the code under test, and a descriptor pool rejects two files with equal symbols.
     sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' "$3/$2/$1_pb2.py"
   fi
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what real releases of containerd make of random configuration files, as data for the tests.
+"""Records how real releases of containerd interpret random configuration files, as test data.
 
 ``python -m hack.record_dumps 1.7.24=PROGRAM 2.1.9=PROGRAM`` runs ``containerd config dump`` of each program, which
-starts no daemon, and writes tests/data/containerd/dumps.json. A PROGRAM may be several words, such as the loader of the
-system that the program was built for.
+starts no daemon, and writes tests/data/containerd/dumps.json. A PROGRAM may consist of several words, for example to
+run it with the dynamic loader of the system that it was built for.
 """
 
 import json
@@ -27,7 +27,7 @@ _ORIGIN: Final = (
 
 
 def _dump(program: str, files: Files) -> dict[str, Any] | None:
-    """Returns the settings in a dump, or None if containerd does not accept the files."""
+    """Returns the settings in a dump, or None if containerd rejects the files."""
     with TemporaryDirectory() as directory:
         for name, text in files.items():
             path = Path(directory, name)

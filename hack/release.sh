@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# release.sh                    makes everything that a release has in dist/, from what is committed
-# release.sh --check            makes it twice, from nothing, and compares the digests; dist/ is left alone
+# release.sh                    builds all artifacts of a release in dist/ from the committed sources
+# release.sh --check            builds them twice from scratch and compares the digests; does not change dist/
 # release.sh --without-images   leaves out the images and their SBOMs, which need root and minutes
 #
 # Images by architecture (docker load, ctr import) and the chart, with an SBOM each, the manifests, the kubectl plugin
@@ -33,7 +33,7 @@ images() { # images VERSION
   done
 }
 
-chart() { # chart VERSION: chart, SBOM and manifests. What "helm package" makes has the time of day in it
+chart() { # chart VERSION: chart, SBOM and manifests; repacks the archive of "helm package", which contains the time
   local dir; dir=$(mktemp -d)
   "$PYTHON" -m hack.chart_release prepare "$dir/source"
   "$HELM" package "$dir/source/dra-driver-numa" --destination "$dir" >/dev/null

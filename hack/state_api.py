@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the reference page of the state endpoint, ``docs/state-api.md``, from its OpenAPI document.
+"""Generates ``docs/state-api.md``, the reference page of the state endpoint, from its OpenAPI document.
 
-``python -m hack.state_api`` writes it; with ``--check`` it compares instead, and fails if the file differs.
+``python -m hack.state_api`` writes it. With ``--check`` it fails if the file differs.
 """
 
 import sys
@@ -32,7 +32,7 @@ value is left out in `/v1/devices`, `/v1/cpus`, `/v1/memory` and `/v1/node`.
 
 
 def openapi() -> dict[str, Any]:
-    """Returns the OpenAPI document, which depends on no node."""
+    """Returns the OpenAPI document, which is the same on every node."""
     state = SimpleNamespace(watch=None, store=None, backend=None, node="", instance="")
     return state_app(cast("StateSource", state), BackendLink(cast("StateSource", state))).openapi()
 
@@ -90,7 +90,7 @@ def _in_row(text: str) -> str:
 
 
 def _type_of(schema: dict[str, Any]) -> str:
-    """Returns the type of a schema in words, with links to documents."""
+    """Returns the type of a schema in words, with links to the documents."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -109,7 +109,7 @@ def _wrapped(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or compares; returns the exit code."""
+    """Writes or compares the page and returns the exit code."""
     text = page(openapi())
     if "--check" not in arguments:
         PAGE.write_text(text)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_image.sh [ARGUMENT...]
 #
-# Runs the unit, hostile and fuzz tests with the interpreter and the installed packages of the frontend's image, which has
-# those of the backend's, too, and the OpenSSL that pytest's plugins need. The image is mounted as the root file system of
-# a private mount namespace, with this tree in /src. pytest and what else the image does not have comes after the image's
-# own packages in the module search path, so it cannot replace one of them.
-# ARGUMENTs go to pytest.
+# Runs the unit, hostile and fuzz tests with the interpreter and the installed packages of the frontend's image, which
+# also contains those of the backend, and the OpenSSL that pytest's plugins need. The image is mounted as the root file
+# system of a private mount namespace, with this tree in /src. pytest and other packages that the image lacks come after
+# the image's own packages in the module search path, so they cannot replace any of them.
+# ARGUMENTs are passed to pytest.
 # Variables: those of images.sh, JOBS (pytest workers; by default two more than CPUs, since the hostile tests mostly wait).
 set -euo pipefail
 # shellcheck source=hack/images.sh
@@ -14,7 +14,7 @@ set -euo pipefail
 say() { printf 'test-image: %s\n' "$*" >&2; }
 SITE=$CACHE/test-site
 
-fetch_site() { # the packages of locks/test.txt, unpacked
+fetch_site() { # downloads and unpacks the packages of locks/test.txt
   local key; key=$( (cat "$ROOT/locks/test.txt"; echo "$GUEST_PYTHON all") | digest)
   [ "$(cat "$SITE/key" 2>/dev/null)" != "$key" ] || return 0
   say "fetching pytest for Python $GUEST_PYTHON"
@@ -29,7 +29,7 @@ fetch_site() { # the packages of locks/test.txt, unpacked
   echo "$key" >"$SITE/key"
 }
 
-# Runs as the shell of the private mount namespace: the root file system, the tree, the site, and the command.
+# Script for the private mount namespace: mounts the root file system, the tree and the site, and runs the command.
 # shellcheck disable=SC2016
 INSIDE='set -e
 root=$1 tree=$2 site=$3
@@ -68,9 +68,9 @@ test_images() {
   local container status=0
   container=$(engine from "localhost/dra-frontend:$VERSION")
   flock -u 9
-  # test_library.py compares with the whole Kubernetes client, of which the image has only what the frontend imports. The
-  # image has neither a shell, which the tests of the page about the runtime type into, nor unshare(1), by which a test of
-  # the preflight mounts a directory read-only, nor /etc/hosts, by which the test of cookies finds a server by name.
+  # Excluded tests: test_library.py needs the whole Kubernetes client, of which the image contains only the part that the
+  # frontend imports. The image also lacks a shell, which the tests of the runtime page use, unshare(1), with which a test
+  # of the preflight mounts a directory read-only, and /etc/hosts, which the test of cookies needs to resolve a name.
   run_in "$container" -q -n "${JOBS:-$(($(nproc) + 2))}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
     --ignore tests/unit/dra_frontend/api_server/test_library.py \
     --ignore tests/unit/nri_backend/setup/test_runtime_page.py \

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the functions that the frontend calls for one Prepare: ``python -m hack.trace``.
 
-Starts the driver on a stage (``tests/stage``), prepares claims with one CPU request each, and prints the functions that
-the frontend has called for the last of them, from the call of the kubelet to the answer. Comprehensions and lambdas are
-left out; a module counts even if only one of these was called.
+Starts the driver in the test environment of ``tests/stage``, prepares claims with one CPU request each, and prints the
+functions that the frontend calls for the last of them, from the kubelet's call to the answer. Comprehensions and
+lambdas are left out, but their module counts even if nothing else in it is called.
 """
 
 import os
@@ -27,7 +27,7 @@ _OURS = ("dra_frontend", "nri_backend", "numa_contract", "numa_node", "numa_tool
 
 
 class Journey:
-    """The functions that were called, in the order of their first calls."""
+    """Functions called for one request, in the order of their first calls."""
 
     def __init__(self) -> None:
         self.running = False
@@ -35,12 +35,12 @@ class Journey:
         self.modules: dict[str, dict[str, None]] = {}
         """Names of functions by module. A dictionary, because it keeps the order."""
         self.climbs: dict[str, None] = {}
-        """Calls that lead back to a module whose function is waiting, by caller and called function."""
+        """Calls from a module back into one with a function further up the stack, by caller and called function."""
         self.waiting: tuple[str, ...] = ()
         """Modules of the functions that wait for the thread in which the calls happen, outermost first."""
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """Records a call. This is a profile function as described at ``sys.setprofile``."""
+        """Records a call. A profile function as described at ``sys.setprofile``."""
         if self.running and event == "call" and (module := _module(frame)):
             functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
             if not name.endswith(">"):
@@ -60,7 +60,7 @@ class Journey:
 
 
 def callers(frame: FrameType | None) -> tuple[str, ...]:
-    """Returns the modules of the functions that are running in a frame and above it, outermost first."""
+    """Returns the modules of the functions in a frame and above it, outermost first."""
     found: list[str] = []
     while frame is not None:
         found += filter(None, [_module(frame)])
@@ -69,9 +69,9 @@ def callers(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def _module(frame: FrameType) -> str:
-    """Returns the module of a function of the driver, else an empty text.
+    """Returns the module of a function of the driver, or "" for any other function.
 
-    Generated code, such as the methods of a dataclass and messages of gRPC, is left out, since it has no source.
+    Generated code, such as the methods of a dataclass and gRPC messages, is left out, since it has no source file.
     """
     if frame.f_code.co_filename.startswith("<"):
         return ""
@@ -81,7 +81,7 @@ def _module(frame: FrameType) -> str:
 
 
 def main() -> None:
-    """Prints the journey, or with ``--aligned`` those of a claim for CPUs and memory of the same NUMA node."""
+    """Prints the functions of one request, or with ``--aligned`` those of a claim for aligned CPUs and memory."""
     requests = [cpus(1), memory("16Mi")] if "--aligned" in sys.argv[1:] else [cpus(1)]
     with tempfile.TemporaryDirectory() as directory:
         written = Path(directory, "journeys")

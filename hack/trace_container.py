@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journeys of one CreateContainer and of its StartContainer: ``python -m hack.trace_container``.
+"""Prints the functions called for one CreateContainer and its StartContainer: ``python -m hack.trace_container``.
 
-A journey begins with the bytes that the multiplexer receives and ends with those of the answer. The container is the
-first one of its pod and has a claim of CPUs and one of hugepages; other pods have run before. The socket and the work
-of the audit next to the hooks are not included.
+Recording begins with the bytes that the multiplexer receives and ends with the bytes of the answer. The container is
+the first one of its pod and has a claim of CPUs and one of hugepages; other pods have run before. The socket, and the
+audit's work next to the hooks, are not included.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ _SANDBOX_SECONDS = 0.05
 
 
 class Runtime:
-    """The other end of a connection without a socket."""
+    """Runtime side of a connection without a socket."""
 
     def __init__(self, node: Node) -> None:
         self._server, self._demultiplexer, self._ids = ServerConnection(), Demultiplexer(), count(1, 2)
         self._service = PluginService(node.enforcer, lambda *_: None)
 
     async def call(self, method: str, request: Message, journey: Journey) -> None:
-        """Makes the plugin answer a call; from bytes to bytes it is part of the journey."""
+        """Makes the plugin answer a call, recorded in the journey from request bytes to answer bytes."""
         call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
         sent = frame_message(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
         journey.running = True
@@ -77,7 +77,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             memory = memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI), pods=[of.uid])
             one = container(f"life-{number}", *node.claim(cpus), *node.claim(memory), of=of.uid)
             node.make_pod(of)
-            # The kubelet makes the pod's sandbox between the two calls. In the meantime the claim files are read.
+            # The kubelet creates the pod's sandbox between the two calls. In the meantime the claim files are read.
             await asyncio.sleep(_SANDBOX_SECONDS)
             await node.enforcer.claim_files.refresh()
             sandbox, message = _messages(of, one)
@@ -86,7 +86,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
             node.make_cgroups(of, replace(one, resources=Resources(cpus="2-3", mems="1")))
             message.linux.resources.cpu.cpus = "2-3"
-            # While the runtime makes the container, the audit reads the kills in the pod.
+            # While the runtime creates the container, the audit reads the kills in the pod.
             await asyncio.sleep(_SANDBOX_SECONDS)
             started = Journey() if warm else start
             await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)
@@ -97,7 +97,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
 
 
 def main() -> None:
-    """Prints both journeys."""
+    """Prints the functions of both calls."""
     create, start = Journey(), Journey()
 
     def both(frame: FrameType, event: str, argument: Any) -> None:

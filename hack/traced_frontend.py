@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service dra-frontend with a record of each Prepare: ``python -m hack.traced_frontend FILE ARGUMENT...``.
 
-After each Prepare, the file contains its journey (``hack/trace.py``): the calls of the task that gRPC makes for the
-call of the kubelet, and those of the threads that work for this task. Other tasks and threads that run at the same time
-are left out.
+After each Prepare, FILE contains its journey (``hack/trace.py``): the calls of the task that gRPC creates for the
+kubelet's call, and of the threads that work for this task. Other tasks and threads that run at the same time are left
+out.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BEGINNING = "NodePrepareResources"
 
 
 class Recorder:
-    """The journeys of all tasks, and of the threads that work for them."""
+    """The journeys of all tasks, including the threads that work for them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class Recorder:
         self._run_in_executor = asyncio.base_events.BaseEventLoop.run_in_executor
 
     def install(self) -> None:
-        """Follows the calls of this thread and of those that it starts."""
+        """Traces the calls of this thread and of threads that it starts."""
 
         def run_in_executor(loop: Any, executor: Any, run: Callable[..., Any], *arguments: Any) -> Any:
             followed = partial(self._follow, _current_task(), callers(currentframe()), run)
@@ -47,7 +47,7 @@ class Recorder:
         sys.setprofile(self)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Records a call. This is a profile function as described at ``sys.setprofile``."""
+        """Records a call. A profile function as described at ``sys.setprofile``."""
         if event != "call":
             return
         if (journey := getattr(self._thread, "journey", None)) is not None:
@@ -67,7 +67,7 @@ class Recorder:
     def _follow(
         self, task: asyncio.Task[Any] | None, waiting: tuple[str, ...], run: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Runs a function in a thread of the executor. Its calls are those of the task that waits for it."""
+        """Runs a function in a thread of the executor and assigns its calls to the task that waits for it."""
         journey = None if task is None else self._journeys.get(task)
         if journey is None:
             return run(*arguments)

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # venv.sh DIRECTORY "LOCK..." "PACKAGE..."
-# Makes a virtual environment from hashed locks with our packages in it, editable. Nothing but Python is needed before;
-# where Debian has split venv off Python, it is installed (as root or with sudo).
+# Creates a virtual environment from hashed locks, with the packages of this tree installed in editable mode. Only Python
+# is required. If Debian's separate package for venv is missing, it is installed (as root or with sudo).
 set -eu
 cd "$(dirname "$0")/.."
 dir=$1 locks=$2 packages=$3

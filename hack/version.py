@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the one version of images, chart and packages; --check fails when a file names another: version.py [--check].
+"""Prints the version of images, chart and packages. With --check, fails if a file has another: version.py [--check].
 
-The source is ``numa_contract.__version__``: both services report it.
+The source is ``numa_contract.__version__``, which both services report.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "shared/src/numa_contract/__init__.py"
-# Where the version is repeated, since the format has no way to refer to another file.
+# Files that repeat the version, since their format cannot refer to another file.
 COPIES = {
     "shared/pyproject.toml": (r'^version = "(.*)"$',),
     "services/dra-frontend/pyproject.toml": (r'^version = "(.*)"$',),
@@ -18,7 +18,7 @@ COPIES = {
     "services/kubectl-numa/src/kubectl_numa/__init__.py": (r'^__version__ = "(.*)"$',),
     "charts/dra-driver-numa/Chart.yaml": (r'^version: "?([^"\s]+)"?$', r'^appVersion: "?([^"\s]+)"?$'),
 }
-# Where the lowest Python is repeated.
+# Files that repeat the lowest supported Python version.
 PYTHONS = {
     "services/dra-frontend/pyproject.toml": r'^requires-python = ">=(.*)"$',
     "services/nri-backend/pyproject.toml": r'^requires-python = ">=(.*)"$',
@@ -30,15 +30,15 @@ PYTHONS = {
 
 
 def said(path: Path, pattern: str) -> str:
-    """What a file says; "" when it says nothing."""
+    """Returns the version in a file, or "" if the pattern does not match."""
     found = re.search(pattern, path.read_text(), re.MULTILINE)
     return found.group(1) if found else ""
 
 
 def faults(version: str) -> list[str]:
-    """Every place that does not say the version."""
+    """Returns a message for each file with another version."""
     found = [
-        f"{name}: says {other or 'no version'}, not {version}"
+        f"{name}: has {other or 'no version'}, not {version}"
         for name, patterns in COPIES.items()
         for pattern in patterns
         if (other := said(ROOT / name, pattern)) != version
@@ -51,7 +51,7 @@ def faults(version: str) -> list[str]:
 
 
 def python_faults() -> list[str]:
-    """Every place that does not name the lowest supported Python, which is ``requires-python`` of the contract."""
+    """Returns a message for each file that lacks the lowest supported Python, ``requires-python`` of the contract."""
     least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
     found = [
         f"{name}: does not name Python {least}, the lowest that is supported (shared/pyproject.toml)"

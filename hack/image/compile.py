@@ -2,10 +2,10 @@
 """Compiles third-party modules for the images, without docstrings and column numbers: compile.py ROOT DIRECTORY...
 
 Docstrings and column numbers would take memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
-(docs/benchmarks.md), and are not used there: tracebacks still contain the line. Assertions stay, unlike with -OO. The
-driver's own modules are compiled by compileall, since the state endpoint describes its documents with docstrings.
+(docs/benchmarks.md), and are not used there: tracebacks still contain line numbers. Assertions stay, unlike with -OO.
+The driver's own modules are compiled by compileall, since the state endpoint describes its documents with docstrings.
 
-ROOT is the directory that will be / in the image. Python loads the compiled files without checking whether the source
+ROOT is the directory that becomes / in the image. Python loads the compiled files without checking whether the source
 has changed (unchecked hash, PEP 552).
 """
 
@@ -21,7 +21,7 @@ _WITH_DOCSTRING: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFu
 
 
 def without_docstrings(tree: ast.Module) -> ast.Module:
-    """Removes the docstrings from a module, and returns it."""
+    """Removes the docstrings from a module and returns it."""
     for node in ast.walk(tree):
         if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             first = node.body.pop(0)
@@ -30,7 +30,7 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def compiled(source: bytes, name: str) -> bytes:
-    """Returns the content of the file with the code of a module. Raises SyntaxError or ValueError."""
+    """Returns the compiled module as the content of its file. Raises SyntaxError or ValueError."""
     code = compile(without_docstrings(ast.parse(source, name)), name, "exec", dont_inherit=True)
     return MAGIC_NUMBER + _UNCHECKED_HASH + source_hash(source) + marshal.dumps(code)
 
@@ -48,5 +48,5 @@ def main(root: str, *directories: str) -> None:
 
 
 if __name__ == "__main__":
-    # Column numbers are left out by the interpreter (-X no_debug_ranges).
+    # The interpreter omits column numbers (-X no_debug_ranges).
     main(*sys.argv[1:])

@@ -1,16 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# install.sh common               installs what both services' locks name into /opt/app, with byte code. Run in /src.
-# install.sh libraries SERVICE    adds the rest of a service's lock, and leaves in /libraries what is new
-# install.sh SERVICE              adds the service itself, and leaves in /own what is new
+# install.sh common               installs the packages of both services' locks into /opt/app, with byte code. Run in /src.
+# install.sh libraries SERVICE    adds the rest of a service's lock, and copies the new files to /libraries
+# install.sh SERVICE              adds the service itself, and copies the new files to /own
 set -eu
 service=$1 lock=nri-backend
-export SOURCE_DATE_EPOCH=315532800 # 1980: no file can be older in a wheel, which is a ZIP archive
+export SOURCE_DATE_EPOCH=315532800 # 1980, the earliest time in a wheel, which is a ZIP archive
 case $service in
 common | libraries)
   [ "$service" = common ] || lock=$2
   pip --python /opt/app/bin/python3 install --require-hashes --only-binary :all: -r "locks/$lock.txt"
-  # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0027).
+  # APIs and models of the Kubernetes client, the largest package by far, are not imported (docs/adr/0027).
   for part in api models; do
     find /opt/app/lib -path "*/kubernetes_asyncio/client/$part/*" -type f ! -name __init__.py -delete
   done

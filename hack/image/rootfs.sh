@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # rootfs.sh DIRECTORY PACKAGE...: copies the files of installed Debian packages, for the root of the final images.
-# Their licences and their entries in dpkg's database stay, beside those that are there, so that scanners and the SBOM see them.
+# Also copies their licences and their entries in dpkg's database, so that scanners and the SBOM find them.
 set -eu
 root=$1; shift
 mkdir -p "$root"/etc "$root"/root "$root"/run "$root"/var/lib/dpkg

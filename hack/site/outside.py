@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of mkdocs: README.md is the first page, and links that leave docs/ show the file's path instead.
+"""Hook of mkdocs: README.md becomes the first page, and links out of docs/ become plain paths.
 
-A site has no place for the chart, the examples and the code. REPOSITORY, the address of a tree of the sources, makes
-them links again.
+The site does not contain the chart, the examples and the code. If REPOSITORY is set to the address of a source tree,
+the links point there instead.
 """
 
 import os
@@ -17,7 +17,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds README.md as index.md, with links as a page of docs/ writes them."""
+    """Adds README.md as index.md, with links in the form that pages of docs/ use."""
     readme = (ROOT / "README.md").read_text()
     elsewhere = re.sub(r"\]\((?!docs/|https?:|#)", "](../", readme)
     files.append(File.generated(config, "index.md", content=elsewhere.replace("](docs/", "](")))
@@ -25,7 +25,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_kwargs: Any) -> str:
-    """Makes links out of docs/ addresses below REPOSITORY, or plain paths."""
+    """Replaces links out of docs/ with addresses below REPOSITORY, or with plain paths."""
     repository = os.environ.get("REPOSITORY", "").rstrip("/")
     folder = Path("docs", page.file.src_uri).parent
 

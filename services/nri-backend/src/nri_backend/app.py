@@ -2,8 +2,8 @@
 """Builds the backend from its parts and runs it. All tasks of the process are started here.
 
 The plugin connects to the runtime before this instance holds the active lock, so that a standby knows every container
-when it becomes active. Nothing here waits for the frontend. At the end of the process all tasks end before the lock is
-released, so that two instances never enforce at the same time.
+when it becomes active. Nothing here waits for the frontend. On shutdown all tasks end before the lock is released, so
+that two instances never enforce at the same time.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems in a lease; the log contains all of them."""
-# Enforcement uses two threads at a time. The others are for writes that hang (worker.py), and for kills.
+# Enforcement uses two threads at a time. The others are for hung writes (node/worker.py) and for kills.
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
@@ -68,7 +68,7 @@ _NOT_READY: Final = Page(b"not synchronised with the container runtime; see the 
 
 
 class EssentialTaskError(Exception):
-    """A task that must run as long as the process has ended."""
+    """Raised if a task ends that must run as long as the process."""
 
 
 def no_claims(cdi_dir: str) -> Problem:
@@ -77,7 +77,7 @@ def no_claims(cdi_dir: str) -> Problem:
 
 
 class Backend:
-    """One instance of the backend. Its constructor opens no sockets and takes no lock."""
+    """One instance of the backend. The constructor opens no sockets and takes no lock."""
 
     def __init__(self, settings: Settings, lock: ActiveLock, privileges: Privileges) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class Backend:
         self._observer: Observer | None = None
         if isinstance(files, ObservedFiles):
             self._observer = Observer(enforcer, tree, files, self._quiet.observed_passes)
-        # This calls _changed(), so the objects that it wakes must exist by now.
+        # This calls _changed(), so the objects that it wakes must already exist.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
             state.forbid_partitions(lost_problem(lost))
@@ -129,11 +129,11 @@ class Backend:
         )
 
     async def answered(self) -> None:
-        """Waits for running hooks: if a start were cancelled, its container would be killed."""
+        """Waits for running hooks, because a cancelled start hook would kill its container."""
         await self._session.drain(REQUEST_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """Returns the tasks that run until the process ends, by name."""
+        """Returns the tasks that run as long as the process, by name."""
         observer = {"observer": self._observe(self._observer)} if self._observer else {}
         return {
             **observer,
@@ -146,11 +146,11 @@ class Backend:
         }
 
     def pages(self) -> Pages:
-        """Returns the pages of the kubelet's probes."""
+        """Returns the pages for the kubelet's probes."""
         return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
-        """Returns True if the pod is ready: synchronized with the runtime, as active instance or as standby."""
+        """Returns True if the pod is ready: synchronized with the runtime, as the active instance or a standby."""
         link = self._session.status
         missing = f"not synchronised with the container runtime at {self._settings.config.nri_socket}"
         problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
@@ -170,11 +170,11 @@ class Backend:
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
-        # For a claim that it is releasing, the frontend waits for a report of the containers that still use it.
+        # To release a claim, the frontend waits for a report of the containers that still use it.
         self._news.set()
 
     def lease(self) -> BackendStatus:
-        """Returns the present status without counters and metrics, in less time than status()."""
+        """Returns the current status without counters and metrics, which is faster than status()."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
@@ -198,7 +198,7 @@ class Backend:
         )
 
     def status(self) -> BackendStatus:
-        """Returns the present status."""
+        """Returns the current status."""
         lease, link, enforcer, pool = self.lease(), self._session.status, self._enforcer, self._enforcer.state.pool
         observation = self._observer.observation if self._observer else None
         metrics = self._telemetry.metrics(
@@ -222,7 +222,7 @@ class Backend:
 
     @property
     def pool_reason(self) -> Problem:
-        """Reason why the backend creates no partitions although the configuration allows them; else empty."""
+        """Reason why the backend creates no partitions although the configuration allows them, else ""."""
         asked = self._settings.config.cpu_exclusivity == "pool"
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
@@ -241,7 +241,9 @@ class Backend:
 
 def _log_exclusivity(pool_reason: str, configured: str) -> None:
     if pool_reason and configured == "partition":
-        text = "CPU claims for one container are refused: cpuExclusivity is partition, and this node makes no partition"
+        text = (
+            "CPU claims for one container are refused: cpuExclusivity is partition, and this node creates no partitions"
+        )
         _log.warning(text, extra={"reason": pool_reason})
     elif pool_reason:
         _log.warning("claims are enforced by the shared pool, not by the kernel", extra={"reason": pool_reason})
@@ -270,7 +272,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _node_files(config: Config) -> NodeFiles:
-    """Returns what changes the node, or only records the changes with ``enforcement: observe``."""
+    """Returns the writer of node files, which only records the changes with ``enforcement: observe``."""
     return ObservedFiles() if config.observes else NodeFiles()
 
 
@@ -289,7 +291,7 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # This changes the capabilities of the present thread, which new threads inherit, so it comes before all threads.
+    # This changes the capabilities of the current thread, which new threads inherit, so it precedes all threads.
     tree = CgroupTree(config.cgroup_root, _node_files(config))
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the kubelet's probes over TCP. Every process that reaches the port can send to it.
+"""HTTP server for the kubelet's probes over TCP. Every process that reaches the port can send to it.
 
-The backend has no HTTP server among its dependencies, and needs to answer two paths. So only the first line of a
-connection is read; it is answered with one of a few pages, and the connection is closed. Headers are received and
-dropped. Connections are bounded in number, time and bytes, and the newest one is always served: the oldest makes room
-for it. docs/adr/0025-one-http-server.md compares this server with the frontend's.
+The backend does not depend on an HTTP library and only answers two paths. So only the first line of a request is
+parsed; it is answered with one of a few pages, and the connection is closed. Headers are received and dropped. The
+number, duration and size of connections are limited. A new connection is always served: if there are too many, the
+oldest is closed. docs/adr/0025-one-http-server.md compares this server with the frontend's.
 """
 
 import asyncio
@@ -18,24 +18,25 @@ from numa_node.addresses import listen_tcp
 
 MAX_CONNECTIONS: Final = 64
 _SECONDS: Final = 5.0
-"""Time of a whole connection, until the peer has read the last byte of the answer."""
+"""Maximum duration of a connection, until the peer has read the last byte of the answer."""
 _MAX_BYTES: Final = 8 << 10
-"""Bytes that are read from a connection. Headers are read, because closing earlier would cut the answer off."""
+"""Maximum number of bytes read from a connection. Headers are read because closing earlier would truncate the
+answer."""
 _CONNECTIONS_PER_TURN: Final = 8
-"""Connections of a flood that are accepted before other work of the event loop has its turn."""
+"""Maximum number of connections accepted in one turn of the event loop, so that a flood does not stall other work."""
 _BACKLOG: Final = 1024
-"""Connections that wait in the kernel in the meantime (listen(2))."""
+"""Number of connections that wait in the kernel in the meantime (listen(2))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer."""
+    """An answer to a probe."""
 
     body: bytes
     status: int = 200
 
     def http(self, *, head: bool) -> bytes:
-        """Returns the whole response, for HEAD without its body."""
+        """Returns the whole response, without a body for HEAD."""
         lines = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "Content-Type: text/plain; charset=utf-8",
@@ -47,7 +48,7 @@ class Page:
 
 
 Pages = Mapping[str, Callable[[], Page]]
-"""Functions that make a page, by path."""
+"""Functions that return the current page, by path."""
 HEALTHY: Final = Page(b"ok\n")
 _NOT_HTTP: Final = Page(b"this is not HTTP\n", 400)
 
@@ -67,7 +68,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._pages = pages
         self._others = others
         self._seconds = seconds
-        # Small, so that one turn of the event loop never reads more of a peer than this.
+        # Small, so that one turn of the event loop reads no more than this from a peer.
         self._buffer = memoryview(bytearray(_MAX_BYTES))
         self._read = 0
         self._answered = False
@@ -83,7 +84,7 @@ class _Connection(asyncio.BufferedProtocol):
             oldest.abort()
 
     def abort(self) -> None:
-        """Ends the connection at once."""
+        """Closes the connection at once."""
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
@@ -105,16 +106,16 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def eof_received(self) -> bool:
-        return False  # closes, after what was written
+        return False  # closes after the written data is sent
 
 
 @asynccontextmanager
 async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = _SECONDS) -> AsyncIterator[int]:
-    """Serves pages while the context is open; yields the port. Raises BindError if the address cannot be used."""
+    """Serves pages while the context is open and yields the port. Raises BindError if the address cannot be used."""
     connections: dict[_Connection, None] = {}
     listening = listen_tcp(*address)
     loop = asyncio.get_running_loop()
-    # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
+    # asyncio uses one number for both: how many connections wait in the kernel, and how many are accepted in one turn.
     server = await loop.create_server(
         lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_CONNECTIONS_PER_TURN
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems: sentences for people, each with the code of its cause for programs. Pure."""
+"""Problems: sentences for people, each with a machine-readable code of its cause. Pure."""
 
 import errno
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Problem(str):
 
     __slots__ = ("code",)
     code: BackendCode | None
-    """Code of the cause, or None if there is no problem, or a cause that an operator need not repair."""
+    """Code of the cause. None if there is no problem, or if the cause needs no action by an operator."""
 
     def __new__(cls, text: str, code: BackendCode | None) -> Self:
         """Returns the sentence ``text`` with a code."""
@@ -34,7 +34,7 @@ class Problem(str):
 
     @property
     def code_text(self) -> str:
-        """The code as in reports: empty if there is none."""
+        """The code as in reports, or "" if there is none."""
         return self.code or ""
 
 
@@ -53,8 +53,7 @@ class CodedError(Exception):
 
 
 def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
-    """Returns the code of an error: its own, or that of its errno, or one of these of its direct cause, or
-    ``otherwise``."""
+    """Returns the code of an error or its direct cause: its own, or that of its errno, else ``otherwise``."""
     for one in (error, error.__cause__):
         if isinstance(one, CodedError):
             return one.code

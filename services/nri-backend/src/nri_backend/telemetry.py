@@ -25,7 +25,7 @@ GAUGES: Final = {
     "partitioned_cpus": "Number of CPUs in cpuset partitions of containers with claims.",
     "pooled_containers": "Number of containers with claims whose cpuset partition the kernel refused.",
     "claims": "Number of claim records that the backend has read.",
-    "moved_interrupts": "Number of interrupts that are moved off claimed CPUs at present.",
+    "moved_interrupts": "Number of interrupts that are currently moved off claimed CPUs.",
     "immovable_interrupts": "Number of interrupts on claimed CPUs that cannot be moved.",
     "observed_changes": "Number of files of the node that would be written; 0 unless enforcement is observe.",
     "observed_cgroup_files": "Number of cgroup files that would be written; 0 unless enforcement is observe.",
@@ -89,7 +89,7 @@ class Telemetry:
         self._repairs = _Series(
             "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
         )
-        text = "Number of processes of containers with memory claims that the kernel killed because memory was short."
+        text = "Number of processes of containers with memory claims that the kernel killed for lack of memory."
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
             "mover_duration_seconds",

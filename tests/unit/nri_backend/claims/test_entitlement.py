@@ -105,7 +105,7 @@ def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, othe
     ]
     memory = entitlement_of(*records).memory
     assert memory is not None
-    text = f"of its claims' mounts that at /h would hide that at {max(one, other)}; give each a directory of its own"
+    text = f"the mount of one claim at /h would hide that of another at {max(one, other)}; give each its own directory"
     assert memory.fault == (text if hidden else "")
 
 
@@ -116,7 +116,7 @@ def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, othe
         (["isolated", "isolated"], "container", "isolated", ""),
         (["exclusive", "isolated"], "container", "isolated", "its requests ask for isolation: exclusive and"),
         (["exclusive"], "pod", "", ""),
-        (["isolated"], "pod", "", "is for one container, and the claim is shared in the pod"),
+        (["isolated"], "pod", "", "is for a single container, but the claim is shared in the pod"),
         (["silent"], "container", "", "isolation: silent is unknown to this release"),
     ],
 )

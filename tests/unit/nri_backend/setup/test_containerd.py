@@ -111,7 +111,7 @@ def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
     document = dump(release) | {"disabled_plugins": [NRI]}
     del document["plugins"][NRI]
     assert manual_changes(as_read(document), require_plugin=True) == [
-        f'disabled_plugins names "{NRI}": remove it from the file that sets it; drop-ins only extend the list'
+        f'disabled_plugins contains "{NRI}": remove it from the file that sets it; drop-ins only extend the list'
     ]
     assert not [line for line in missing(document) if NRI in line]
 
@@ -134,7 +134,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
     document = dump("1.7") | {"disabled_plugins": ["cri"]}
     del document["plugins"][CRI_2]
     assert manual_changes(as_read(document)) == [
-        'disabled_plugins names "cri": remove it from the file that sets it; drop-ins only extend the list'
+        'disabled_plugins contains "cri": remove it from the file that sets it; drop-ins only extend the list'
     ]
     assert not [line for line in missing(document) if CRI_2 in line]
 

@@ -41,7 +41,7 @@ class Variable(NamedTuple):
 
     name: str
     value: str
-    """The value as it was set. It is only compared with the record, never interpreted."""
+    """Value as set in the container. It is only compared with the record, never interpreted."""
     key: EnvKey
 
 
@@ -98,7 +98,7 @@ class Rejection:
     unknown: tuple[ClaimUse, ...] = ()
     """Rejected claims whose record the frontend may still write or update."""
     about: tuple[ClaimUse, ...] = ()
-    """Every claim that the container names and may not use."""
+    """All claims that the container names and may not use."""
     cause: BackendCode | None = None
     """Code of the problem that caused the rejection, or None if the reason is the only cause."""
 
@@ -122,15 +122,15 @@ class Claims:
         self.known: dict[ClaimKey, Held | str] = {}
         """Each claim with all of its requests, or the reason why no container can hold it."""
         self.first_users = dict(first_users)
-        """The container that was the first to use a claim, as far as this instance knows."""
+        """Container that first used each claim, as far as this instance knows."""
         self._lives = lives
         self._set_files(files)
 
     def _set_files(self, files: Mapping[ClaimKey, ClaimFile]) -> set[ClaimKey]:
-        """Sets the present claim files; returns the claims that have changed.
+        """Sets the current claim files and returns the claims that have changed.
 
-        An unchanged file must be the same object as before. The shares of the changed claims are computed here, so
-        that hooks do not compute them.
+        An unchanged file must be the same object as before. The shares of the changed claims are computed here, so that
+        hooks do not compute them.
         """
         before, known = self.files, self.known
         changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}
@@ -163,7 +163,7 @@ def _whole(file: ClaimFile) -> Held | str:
 
 
 def read_evidence(env: Sequence[str]) -> Evidence:
-    """Parses the variables (``K=V``) that nri/plugin.py has selected from an environment by their prefix."""
+    """Parses the variables (``K=V``) that nri/plugin.py has selected from an environment by their prefixes."""
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
         limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
@@ -186,8 +186,9 @@ def authorize(
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
     """Returns a container's entitlement, the claims in it that no record allows any more, and the rejection of others.
 
-    The rejection is None if every claim that the environment names may be used. ``proven`` contains the claims that
-    have been enforced for the container since its start; these stay in the entitlement if they are rejected now.
+    The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
+    claims that have been enforced for the container since its start; these stay in the entitlement if they are rejected
+    now.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]
@@ -214,13 +215,13 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         return _no_record(key, variables, held)
     if user.pod_uid not in held.share.pods:
         return _not_reserved(held.record, variables)
-    # The backend adds the variables of share.env to the container, so they are in every later message of the runtime
-    # about it.
+    # The backend adds the variables of share.env to the container, so all later messages of the runtime about it
+    # contain them.
     stated = {(variable.name, variable.value) for variable in variables}
     if stated - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)
         if isinstance(requests, str):
-            remedy = "variables of this name are set by the driver alone, remove them from pod and image"
+            remedy = "only the driver may set variables of this name; remove them from pod and image"
             return Rejection(Reason.FORGED, f"{_name_of(held.record)}: {requests}; {remedy}")
         held = Held(held.record, requests)
     owner = claims.owner(held, user)
@@ -287,7 +288,7 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
         name = variable.name
         if name in expected:
             if variable.value != expected[name][1]:
-                return f"{name}={shown(variable.value)} is not what the claim was given"
+                return f"{name}={shown(variable.value)} is not the allocation of the claim"
             seen.add(name)
         elif variable.key.driver == CPU_DRIVER and variable.key.request is None:
             unions.append(variable)

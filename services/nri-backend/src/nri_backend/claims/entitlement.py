@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes a container's entitlement: the sum of its claims, as far as the container names their requests.
+"""Computes a container's entitlement: the sum of its claims, restricted to the requests that the container names.
 
 ``share_of()`` computes the share of one claim from its record. That is done when the claim's file is read, for a
 container that names all requests of the claim. Hooks only add up the shares of the claims that a container holds.
-``entitlement_from()`` also applies the rules that no single share can answer, such as isolation that contradicts that
-of another claim. A container that names some of the requests gets a share of its own, computed in the same way.
+``entitlement_from()`` also applies rules that involve several claims, such as contradicting values of ``isolation``. A
+container that names only some of the requests gets its own share, computed in the same way.
 
 A memory claim results in NUMA nodes or a memory policy, a limit, and a protection. The parameters ``limit``, ``high``
-and ``protect`` apply to plain memory; hugepages have limits of their own. A cgroup has one memory limit, so the
-container is limited if at least one of its requests asks for a limit, and the limit is the sum of all its requests.
+and ``protect`` apply to plain memory; hugepages have separate limits. A cgroup has one memory limit, so the container
+is limited if at least one of its requests asks for a limit, and the limit is the sum of all its requests.
 """
 
 from collections import defaultdict
@@ -33,9 +33,11 @@ _KNOWN: Final = {
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
 """Claim UID, the allocation of one result, and the parameters that apply to it."""
 Protected = tuple[str, str, str]
-"""File, claim UID and request. Containers that share a request have equal keys, so its protection is counted once."""
+"""File, claim UID and request. The keys of containers that share a request are equal, so its protection counts once."""
 Pages = tuple[int, str, str]
-"""Page size in bytes, claim UID and request. Containers that share a request have equal keys: it is counted once."""
+"""Page size in bytes, claim UID and request. The keys of containers that share a request are equal, so its pages count
+once.
+"""
 
 
 PartitionKind = Literal["", "root", "isolated"]
@@ -55,7 +57,7 @@ class MemoryGrant:
     high: int | None = None
     """``memory.high`` in bytes, or None."""
     protected: Mapping[Protected, int] = field(default_factory=dict)
-    """Protected bytes."""
+    """Protected bytes by file, claim and request."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Claimed hugepages in bytes by page size in bytes, in whole pages."""
     fault: str = ""
@@ -81,7 +83,8 @@ NOT_COUNTED: Final = Counted()
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The resources that a claim gives to a container, and what the container must show for them.
+    """The resources that a claim gives to a container, and the environment variables that the container must have for
+    them.
 
     They depend on the requests of the claim that the container names.
     """
@@ -95,17 +98,17 @@ class Share:
     cpus: frozenset[int]
     """CPUs of the requests; empty for a memory claim."""
     near: tuple[frozenset[int], ...]
-    """CPUs near which a request also uses the shared pool, for each request that uses it."""
+    """CPUs near which a request also uses the shared pool, one set for each such request."""
     interrupted: frozenset[int]
     """CPUs from which interrupts are not moved."""
     parameters: tuple[CpuParameters, ...]
     """Parameters of each request; empty for a memory claim."""
     shared: bool
-    """True for CPUs that other containers of the pod may hold as well."""
+    """True if other containers of the pod may use the CPUs as well."""
     parts: tuple[_Part, ...]
-    """Memory of each request, to add it to that of other claims."""
+    """Memory of each request, to be added to that of other claims."""
     memory: MemoryGrant | None
-    """Grant for these parts alone; None without memory."""
+    """Grant for these parts alone, or None without memory."""
     hugepages: Mapping[Pages, int]
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted
@@ -114,7 +117,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim, and those of its requests (base names) that a container holds."""
+    """A claim, with the requests (base names) that a container uses."""
 
     record: AllocationRecord
     requests: tuple[str, ...]
@@ -174,14 +177,15 @@ def total_counted(amounts: Iterable[Counted]) -> Counted:
 
 @dataclass(frozen=True, slots=True)
 class Entitlement:
-    """Everything that a container may use because of its claims."""
+    """All resources that a container may use because of its claims."""
 
     claims: tuple[Held, ...] = ()
     cpus: frozenset[int] = frozenset()
     """CPUs of its claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
-    """CPUs near its own that it may use as well, as far as they are in the shared pool. If none of them is in the pool,
-    the container uses the whole pool. Empty if it may use its own CPUs only."""
+    """CPUs near its own that it may use as well if they are in the shared pool. If none of them is in the pool, the
+    container uses the whole pool. Empty if it may use its own CPUs only.
+    """
     interrupted: frozenset[int] = frozenset()
     """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
     lift_quota: bool = False
@@ -192,7 +196,7 @@ class Entitlement:
     fault: str = ""
     """Reason why its CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
-    """None without a memory claim."""
+    """Sum of its memory claims, or None without one."""
     mems: frozenset[int] = frozenset()
     """NUMA nodes that the container is bound to, those of ``memory``; empty if it is not bound."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
@@ -252,9 +256,9 @@ def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
         return f"isolation: {unknown[0]} is unknown to this release of nri-backend; upgrade it or use exclusive"
     if len(isolation) > 1 and "isolated" in isolation:
         other = "CPUs of the shared pool (poolCPUs)" if "mixed" in isolation else "isolation: exclusive"
-        return f"its requests ask for {other} and for isolation: isolated, and a container is one or the other"
+        return f"its requests ask for {other} and for isolation: isolated, but a container can only have one of them"
     if shared and "isolated" in isolation:
-        return "isolation: isolated is for one container, and the claim is shared in the pod; leave out one of them"
+        return "isolation: isolated is for a single container, but the claim is shared in the pod; remove one of both"
     return ""
 
 
@@ -309,9 +313,11 @@ def _fault(parts: Sequence[_Part]) -> str:
                 what = f"{name}: {value} of request {allocation.request}"
                 return f"{what} is unknown to this release of nri-backend; upgrade it or use {known[0]}"
     if {"preferred", "interleave"} <= {parameters.binding for _, _, parameters in parts}:
-        return "its claims ask for binding: preferred and for binding: interleave, and a process has one memory policy"
+        return "its claims ask for binding: preferred and binding: interleave, but a process has only one memory policy"
     mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
     if pair := hiding_mounts(mounts.values()):
         # The runtime would mount both, and only one of them would be visible.
-        return f"of its claims' mounts that at {pair[0]} would hide that at {pair[1]}; give each a directory of its own"
+        return (
+            f"the mount of one claim at {pair[0]} would hide that of another at {pair[1]}; give each its own directory"
+        )
     return ""

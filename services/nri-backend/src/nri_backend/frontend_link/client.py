@@ -44,9 +44,9 @@ from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, Ht
 from nri_backend.frontend_link.reports import Reports
 
 BURST: Final = 4
-"""Reports that are sent without delay. A claim may be waiting for CPUs that a container has just released."""
+"""Number of reports that are sent without delay. A claim may be waiting for CPUs that a container has just released."""
 RATE_PER_SECOND: Final = 6
-"""Reports per second after a burst, however many changes there are."""
+"""Maximum number of reports per second after a burst."""
 RECORDS_PAUSE_SECONDS: Final = 0.02
 """Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
 RETRY_SECONDS: Final = 0.05
@@ -59,14 +59,14 @@ _log = logging.getLogger(__name__)
 
 
 class _RateLimiter:
-    """A token bucket of BURST tokens that is refilled with RATE_PER_SECOND: at most ten reports within a second."""
+    """Token bucket of BURST tokens, refilled with RATE_PER_SECOND: at most ten reports within a second."""
 
     def __init__(self) -> None:
         self._tokens = float(BURST)
         self._updated_at = 0.0
 
     async def wait(self) -> None:
-        """Takes a token, and waits until the bucket contains it."""
+        """Waits until the bucket contains a token, and takes it."""
         now = asyncio.get_running_loop().time()
         self._tokens = min(BURST, self._tokens + (now - self._updated_at) * RATE_PER_SECOND) - 1
         self._updated_at = now
@@ -75,7 +75,7 @@ class _RateLimiter:
 
 
 class FrontendClient:
-    """The two loops that report state and follow records, each on a connection of its own to the same socket.
+    """The two loops that report state and follow records, each on its own connection to the same socket.
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
     changed, and after a reconnection, since a change may have been missed. ``lease`` returns the status without

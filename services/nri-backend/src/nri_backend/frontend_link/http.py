@@ -28,11 +28,11 @@ _Answer = TypeVar("_Answer", bound=Document)
 
 
 class FrontendError(Exception):
-    """The frontend's answer is not one that this release understands."""
+    """The frontend's answer is invalid or not supported by this release."""
 
 
 TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
-"""Errors of a frontend that is absent, restarting or of another release; the caller reconnects."""
+"""Errors of a frontend that is absent, restarting or of another release. The caller reconnects."""
 
 
 class _Reader(asyncio.StreamReader):
@@ -134,7 +134,7 @@ class HttpConnection:
         await self._writer.drain()
 
     async def _head(self) -> bytes:
-        """Reads the head of a response. Returns less if the connection ends before."""
+        """Reads the head of a response. Returns less if the connection ends early."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:

@@ -2,13 +2,11 @@
 """Evicts one class of movables from claimed CPUs while there are claims, and restores their affinities afterwards.
 
 Interrupts (with workqueues and irqbalance) are one class, the slices of host daemons another. Each class has an
-`Evictor`, an asyncio task that runs a pass of `evict()` in a thread. A pass
+`Evictor`, an asyncio task that runs passes of `evict()` in a thread. A pass
 
-1. reads the current affinities,
-2. plans the new ones (plan.py),
-3. writes the originals of all movables that it is about to change to a file (originals.py),
-4. writes the new affinities,
-5. removes from the file the originals that were restored, and reverts the entries of movables whose write failed.
+1. reads the current affinities, 2. plans the new ones (plan.py), 3. writes the originals of all movables that it is
+about to change to a file (originals.py), 4. writes the new affinities, 5. removes from the file the originals that were
+restored, and reverts the entries of movables whose write failed.
 
 Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
 can restore every original. If step 3 fails, nothing is moved.
@@ -94,7 +92,7 @@ class AffinityClass:
     interval_seconds: float
     """Seconds between two passes while something is moved."""
     may_relocate: bool
-    """Whether a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
+    """True if a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
     not_moved: BackendCode
     """Code to report if they cannot be moved and the error has no code of its own."""
     contested: Problem = NO_PROBLEM
@@ -133,10 +131,13 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
 
 
 class Evictor:
-    """The task of one affinity class. While there are no claims and no originals, it does no I/O."""
+    """Task that isolates claimed CPUs from one affinity class. Without claims and originals, it does no I/O."""
 
     def __init__(self, affinity_class: AffinityClass, desired: Callable[[], DesiredIsolation | None]) -> None:
-        """``desired`` is called on the event loop. It returns None while this instance must not act."""
+        """Creates the task.
+
+        ``desired`` is called on the event loop. It returns None while this instance must not act.
+        """
         self.result = EvictionResult()
         self.affinity_class = affinity_class
         self._desired = desired
@@ -150,7 +151,7 @@ class Evictor:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems that an operator should look at, one sentence each."""
+        """Problems for the operator, one sentence each."""
         contested = self.affinity_class.contested if self._contested_passes >= CONTESTED_PASSES else NO_PROBLEM
         remaining = self.affinity_class.remaining if self.result.remaining else NO_PROBLEM
         return tuple(filter(None, (self._error, contested, remaining)))
@@ -181,7 +182,8 @@ class Evictor:
         try:
             self._store_result(desired, await asyncio.shield(job))
         except asyncio.CancelledError:
-            # The pass must end before this instance releases the lock: the next one starts from the stored originals.
+            # The pass must end before this instance releases the lock, since the next instance starts from the stored
+            # originals.
             await asyncio.wait([job])
             raise
         except Exception as error:  # noqa: BLE001 - reported; an unexpected error must not end the enforcement of claims

@@ -18,7 +18,7 @@ from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.node_files import NodeFiles
 
 DEFAULT_AFFINITY: Final = "default"
-"""Name of the default affinity, which the kernel gives to interrupts that are requested later."""
+"""Name of the kernel's default affinity for interrupts that are requested later."""
 WORKQUEUES: Final = "workqueues"
 """Name of the CPU mask of the unbound workqueues."""
 IRQBALANCE: Final = "irqbalance"
@@ -40,7 +40,7 @@ class Interrupts:
 
     @property
     def writable(self) -> bool:
-        """Whether affinities below this root can be written. A container's own /proc/irq is read-only."""
+        """True if affinities below this root can be written. A container's own /proc/irq is read-only."""
         return os.access(self._default, os.W_OK)
 
     @property
@@ -54,7 +54,7 @@ class Interrupts:
 
     @property
     def irqbalance_mounted(self) -> bool:
-        """Whether the directory is mounted in which irqbalance would create its socket."""
+        """True if the directory is mounted in which irqbalance would create its socket."""
         return self._irqbalance.directory.is_dir()
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:

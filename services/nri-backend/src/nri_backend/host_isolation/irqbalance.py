@@ -23,16 +23,17 @@ from nri_backend.node.host import possible_cpus
 from nri_backend.node.node_files import NodeFiles
 
 SETTLE_SECONDS: Final = 15.0
-"""For this long after a request, the client returns the CPUs that it requested instead of those in the reply.
+"""Time after a request during which the client returns the requested CPUs instead of those in the reply.
 
-irqbalance applies a setting in its next round and returns the old mask until then; rounds are ten seconds apart."""
+irqbalance applies a setting in its next round and returns the old mask until then; rounds are ten seconds apart.
+"""
 _TIMEOUT_SECONDS: Final = 1.0
 _MAX_REPLY_BYTES: Final = 1 << 16
 _BANNED: Final = re.compile(r"\bBANNED ([0-9a-f,]+)\s*$", re.ASCII)
 
 
 class IrqbalanceNotRunningError(Exception):
-    """No irqbalance listens on the node."""
+    """Raised if no irqbalance listens on the node."""
 
 
 class Irqbalance:

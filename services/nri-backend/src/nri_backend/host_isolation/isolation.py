@@ -24,7 +24,7 @@ from nri_backend.settings import Settings
 INTERRUPT_SECONDS: Final = 30.0
 """Seconds between two passes over the interrupts."""
 SLICE_SECONDS: Final = 5.0
-"""Seconds between two passes over the slices: a daemon-reload gives host daemons every CPU again."""
+"""Seconds between two passes over the slices, since a daemon-reload gives host daemons all CPUs again."""
 _CONTESTED: Final = Problem(
     "another process moves interrupts back to claimed CPUs: if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its "
     "environment file, or stop it",
@@ -90,7 +90,7 @@ class HostIsolation:
             self._desired_for_slices,
         )
         self._mount_problems: tuple[Problem, ...] = ()
-        """Directories that are not mounted read-write, found at the start."""
+        """Directories that are not mounted read-write, as found at startup."""
         if settings.kernel_root and not self._interrupts_writable:
             text = _READ_ONLY_IRQS.format(f"{settings.kernel_root.rstrip('/')}/proc/irq")
             self._mount_problems += (Problem(text, BackendCode.INTERRUPTS_NOT_MOVED),)
@@ -104,7 +104,7 @@ class HostIsolation:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems that an operator should look at, one sentence each."""
+        """Problems for the operator, one sentence each."""
         mount_problems = self._mount_problems if self._state.config.irqs == "move" else ()
         return mount_problems + self._interrupts.problems + self._slices.problems
 
@@ -119,7 +119,7 @@ class HostIsolation:
         self._slices.wake()
 
     def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
-        """Returns a pass over each affinity class, with the reason of its changes, for a tree that only observes.
+        """Returns a pass over each affinity class with the reason for its changes, for a tree that only observes.
 
         A pass blocks, and records its changes in the files of the tree. It raises OSError or ValueError.
         """

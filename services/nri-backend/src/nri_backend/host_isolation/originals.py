@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file in which the original affinities of moved movables survive a restart. Every call blocks."""
+"""File in which the original affinities of moved movables survive a restart. Every call blocks."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ class OriginalsFile:
     def save(self, originals: Originals) -> None:
         """Replaces the file, or removes it if there are no originals. Does nothing if it is read-only.
 
-        Raises OSError and then changes nothing.
+        Raises OSError if nothing was changed.
         """
         if self._read_only:
             return

@@ -5,11 +5,11 @@ A movable is anything with a set of CPUs that the backend may overwrite: an inte
 slice. The affinity that it had before is its original. Originals are stored in a file before they are overwritten, so
 that a later instance can restore them. Two rules make this safe against crashes and against other programs:
 
-* With each original the file contains the last two affinities that the backend expects to read back: the one before its
-  latest write and the one that it wrote. If the process dies between two writes, either of them may be in effect, and
-  the original still counts.
+* The file contains each original together with the last two affinities that the backend expects to read back: the one
+  before its latest write and the one that it wrote. If the process dies between two writes, either of them may be in
+  effect, and the original still counts.
 * If the current affinity is neither of these two, another program has written it. The program's choice is respected: it
-  becomes the new original. Only if it contains CPUs to vacate, the movable is moved again, and counted as contested if
+  becomes the new original. Only if it contains CPUs to vacate is the movable moved again, and counted as contested if
   that happened between two passes.
 """
 

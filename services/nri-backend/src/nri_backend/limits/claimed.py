@@ -6,12 +6,41 @@ Amounts are in bytes; hugepages are keyed by page size in bytes.
 Raises. A limit of a container has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
 the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
-needs a raise any more; enforcement/apply.py writes them. To be able to restore the original limit, the backend stores
-it on the cgroup together with the values that it writes (``Note``, node/cgroups.py), always before it writes. A limit
-that is not equal to one of these values was written by the kubelet, and becomes the new original limit. Therefore a
-restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it already.
+needs a raise any more; enforcement/apply.py writes them.
 
-Memory protection works only as far as every cgroup above passes it on (``memory.low`` and ``memory.min``,
+Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
+it writes (``Note``, node/cgroups.py), always before it writes. A limit that is not equal to one of these values was
+written by the kubelet and becomes the new original limit:
+
+  step                                  file     note (original, written values)
+  the kubelet sets the limit            4 GiB    none
+  a claim of 2 GiB: store, then write   6 GiB    (4, 6)
+  another claim of 1 GiB: store         6 GiB    (4, 7, 6)   6 or 7 are recognized after a crash
+                          write         7 GiB    (4, 7)
+  the kubelet resizes the pod           5 GiB    (4, 7)      5 was not written here: the new original
+  the next audit                        8 GiB    (5, 8)
+  both claims end                       5 GiB    none
+
+Therefore a restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it
+already.
+
+Hugepages. The kubelet limits the hugepages of a container to the amount in its pod spec, which does not include claims.
+A container with a claim gets that limit plus the claimed bytes, and its pod's cgroup the original limit plus the claims
+of all its living containers:
+
+  pod spec: container a 2 MiB, container b 0; claims: a 4 MiB, b 8 MiB
+                       kubelet   with claims
+  pod                  2         14            one raise of 12
+    container a        2          6
+    container b        0          8
+
+The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Stock containerd drops it, and
+once this plugin has answered CreateContainer, the stored limit includes the claimed bytes. The limits of use and of
+reservations are set to the same value: if pages are short, mmap fails, instead of the later access, which would kill
+the process. A container that may not use hugepages at all gets a reservation limit of 0 for the same reason
+(``guard_limits()``).
+
+Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then
 raised by these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A
 pod's author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
@@ -125,7 +154,8 @@ def raised_limits(
         raised = raises.get(file, Raise())
         if file not in present:
             if raised.needed:
-                # It is desired although it cannot be written: the next reading then reports it as absent.
+                # The value is desired although it cannot be written, so that the next reading reports the file as
+                # missing.
                 wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
             continue
         current, note = present[file], noted.get(file)
@@ -177,7 +207,7 @@ def quota_raise(
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
     """Returns the limits of a container for plain memory.
 
-    A lower limit from the pod's spec stays in force, since both were requested. So does a higher protection.
+    A lower limit from the pod's spec remains in effect, since both were requested. So does a higher protection.
     """
     limits = {
         file: DesiredLimit(limit, "at most", needed=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses a container's cgroup path and limits, as the runtime sends them.
+"""Parses the cgroup path and limits of a container that the runtime sends.
 
 The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and the
 name of a slice contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
@@ -15,12 +15,12 @@ from numa_contract.pagesize import parse_page_size
 from nri_backend.nri.model import Resources
 
 PERIOD: Final = 100_000
-"""Microseconds; the kernel's default."""
+"""Default period of a CFS quota in the kernel, in microseconds."""
 # Slice that the OCI runtimes use if the path contains none (runc, libcontainer/cgroups/systemd).
 _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"
-# PATH_MAX (linux/limits.h). The directory of a slice repeats its name for each of its parts, so that of a name of 32 KB
-# would have 256 MB.
+# PATH_MAX (linux/limits.h). The directory of a slice repeats its name for each of its parts, so a name of 32 KB would
+# expand to 256 MB.
 _LONGEST_PATH: Final = 4096
 _SHOWN: Final = 80
 
@@ -52,7 +52,7 @@ class RuntimeLimits:
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
         """Returns the limits after an update, which contains only the values that change.
 
-        ``requested``: as in stated().
+        ``requested`` is as in stated().
         """
         now = stated(wanted, requested=requested)
         return replace(

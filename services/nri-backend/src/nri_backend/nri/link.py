@@ -25,7 +25,7 @@ from nri_backend.nri.wire import (
 
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
-# Maximum number of calls of the runtime in progress. A runtime sends one event at a time, so it never gets there. The
+# Maximum number of concurrent calls of the runtime. A runtime sends one event at a time, so it never gets there. The
 # limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
 _MAX_CALLS = 64
 _log = logging.getLogger(__name__)

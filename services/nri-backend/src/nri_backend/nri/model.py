@@ -107,7 +107,7 @@ class LinkStatus:
 
     connected: bool = False
     synchronized: bool = False
-    """Whether the runtime's snapshot was processed on this connection, so that events are delivered."""
+    """True if the runtime's snapshot was processed on this connection, so that events are delivered."""
     runtime_name: str = ""
     runtime_version: str = ""
     nri_version: str = ""

@@ -106,9 +106,9 @@ class PluginService:
             "RemoveContainer": (pb.RemoveContainerRequest.FromString, self._remove),
             "RemovePodSandbox": (pb.RemovePodSandboxRequest.FromString, self._remove_pod),
         }
-        # Lifecycle methods without a use are implemented, too. If one is missing, a runtime of NRI 0.12 sends every
-        # further lifecycle event as StateChange. Any message can be parsed as Empty, and all responses without fields
-        # have the same encoding.
+        # Lifecycle methods that the backend does not need are implemented, too. If one is missing, a runtime with NRI
+        # 0.12 sends every further lifecycle event as StateChange. Any message can be parsed as Empty, and all responses
+        # without fields have the same encoding.
         self._methods |= {
             name: (pb.Empty.FromString, self._acknowledge)
             for name in ("Shutdown", *_STATE_CHANGES.values())

@@ -65,11 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="file with the dump; default: standard input")
-    parser.add_argument("--write", metavar="FILE", help="write the drop-in to this new file, not to standard output")
+    parser.add_argument("--write", metavar="FILE", help="write the drop-in to this new file instead of standard output")
     parser.add_argument(
         "--require-plugin",
         action="store_true",
-        help="no container may start without the driver (containerd 2.2+)",
+        help="prevent containers from starting without the driver (containerd 2.2+)",
     )
     parser.add_argument(
         "--cdi-dir", metavar="DIR", default=CDI_DIRECTORY, help=f"cdiDir of the driver ({CDI_DIRECTORY})"
@@ -87,7 +87,7 @@ class _Signalled(Exception):  # noqa: N818 - not an error
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns the exit code."""
+    """Runs the command and returns the exit code."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _raise)

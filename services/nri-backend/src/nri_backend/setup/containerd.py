@@ -72,7 +72,7 @@ def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
 def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
     """Returns the changes that a drop-in cannot make, each as a sentence for the operator."""
     found = [
-        f'disabled_plugins names "{plugin}": remove it from the file that sets it; drop-ins only extend the list'
+        f'disabled_plugins contains "{plugin}": remove it from the file that sets it; drop-ins only extend the list'
         for plugin in dump.disabled
         if full_name(plugin) in _REQUIRED_PLUGINS
     ]

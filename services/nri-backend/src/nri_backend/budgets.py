@@ -49,8 +49,10 @@ REPORTED_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 
 IDLE_SECONDS: Final = 6.0
-"""Interval of the audit's ticks, and of heartbeats, while the node has no claims and its state does not change. A multiple of a tick (numa_node/ticks.py), and the period of the reports to the frontend, so that the process
-wakes up once for both."""
+"""Interval of the audit's ticks, and of heartbeats, while the node has no claims and its state does not change. It is a
+multiple of a tick (numa_node/ticks.py) and equal to the period of the reports to the frontend, so that the process
+wakes up once for both.
+"""
 RECORDS_SECONDS: Final = 20.0
 """Interval between two comparisons of the content of claim files and of the list of enforcement records."""
 ALL_SECONDS: Final = 60.0

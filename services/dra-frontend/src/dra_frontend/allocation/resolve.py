@@ -113,7 +113,9 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
 def _mixed(stated: Stated) -> str:
     if (isolation := stated.get("isolation")) and isolation.value == "isolated":
         given = f"{stated['pool_cpus'].value} (in {stated['pool_cpus'].source.owner})"
-        reason = f"isolated contradicts poolCPUs: {given}: the kernel isolates a container only if it uses no other CPUs"
+        reason = (
+            f"isolated contradicts poolCPUs: {given}: the kernel isolates a container only if it uses no other CPUs"
+        )
         raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
     return "mixed"
 

@@ -44,8 +44,10 @@ def page() -> str:
         parts += [f"{_TOP_LEVEL}{parser.prog}", *_command(parser)]
         commands = _subcommands(parser)
         shared = _shared_options(commands)
-        if shared:
+        if shared and not shared.items() <= _options(parser).items():
             parts += [f"All commands of `{parser.prog}` have these options:", _table("option", shared)]
+        elif shared:
+            parts.append(f"`OPTION` of a command is one of: {', '.join(shared)}.")
         for command in commands:
             parts += [f"{_SUBCOMMAND}{command.prog}", *_command(command, shared)]
     return "\n\n".join(parts) + "\n"

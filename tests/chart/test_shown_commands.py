@@ -3,6 +3,7 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,11 @@ from nri_backend import settings as backend
 from nri_backend.setup import command as setup
 from numa_tools import cli as frontend
 
-from tests.chart.helm import CHART, run
+from tests.chart.helm import CHART, HELM, run
 
 ROOT = CHART.parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md"]
+_SPAN: Final = re.compile(r"`((?:kubectl|helm|dra-frontend|nri-backend|docker) [^`]+)`")
 _BLOCK: Final = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What a reader fills in, where any word does not do.
 _FILLED: Final = {"N": "2", "SECONDS": "9"}
@@ -45,6 +47,13 @@ def lines(text: str) -> Iterator[str]:
                 if open_line.count("'") % 2 == 0:
                     yield open_line
                     open_line = ""
+
+
+def spans(text: str) -> Iterator[str]:
+    """The command lines in sentences and tables of a page."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for span in _SPAN.findall(prose):
+        yield " ".join(span.replace("\\|", "|").split())
 
 
 def commands(line: str) -> Iterator[list[str]]:
@@ -97,6 +106,50 @@ def test_the_programs_take_their_arguments(program: str, capsys: pytest.CaptureF
             pytest.fail(f"{page}: {program} {shlex.join(words)}: {end} {capsys.readouterr().err}")
 
 
+def in_sentences(program: str) -> list[list[str]]:
+    """The arguments of a program's command lines in sentences. A name with nothing behind it is no command line."""
+    found = {span for page in PAGES for span in spans(page.read_text()) if span.startswith(f"{program} ")}
+    words = [next(commands(span.partition(" [")[0])) for span in sorted(found) if "..." not in span.split()]
+    return [one for each in words if len(one := each[len(program.split()) :]) > 1]
+
+
+@pytest.mark.parametrize("program", ["dra-frontend", "kubectl numa"])
+def test_commands_in_sentences_are_accepted(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Readers type them as they do those of blocks."""
+    for words in in_sentences(program):
+        try:
+            _PARSERS[program]().parse_args([_FILLED.get(word, word) for word in words])
+        except SystemExit as end:
+            pytest.fail(f"{program} {shlex.join(words)}: {end} {capsys.readouterr().err}")
+
+
+def test_names_of_commands_in_sentences_exist() -> None:
+    """``dra-frontend NAME`` and ``kubectl numa NAME`` are commands of these programs."""
+    text = "\n".join(span for page in PAGES for span in spans(page.read_text()))
+    named = {program: set(re.findall(rf"^{program} ([a-z-]+)", text, re.MULTILINE)) for program in _PARSERS}
+    assert named["dra-frontend"] - {*frontend.COMMANDS} == set()
+    assert named["kubectl numa"] - {*plugin.COMMANDS} == set()
+
+
+def test_helm_accepts_its_other_commands() -> None:
+    """Those that render nothing, such as ``helm list``. With ``--help`` Helm parses the line and asks no cluster."""
+    shown_by_helm = {tuple(words) for _, words in of("helm") if words[0] not in ("install", "upgrade", "template")}
+    spans_of_helm = {
+        tuple(shlex.split(span)[1:]) for page in PAGES for span in spans(page.read_text()) if "helm " in span
+    }
+    for words in shown_by_helm | {one for one in spans_of_helm if one and "..." not in one}:
+        done = subprocess.run([HELM, *words, "--help"], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert f"helm {words[0]}" in done.stdout, words
+
+
+def test_images_that_pages_build_are_targets_of_the_dockerfile() -> None:
+    stages = set(re.findall(r"^FROM .* AS ([\w-]+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.IGNORECASE))
+    named = {words[words.index("--target") + 1] for _, words in SHOWN if "--target" in words}
+    assert named
+    assert named - stages == set()
+
+
 def test_helm_renders_what_pages_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are named exist, and the values are ones that the chart takes."""
     monkeypatch.chdir(ROOT)
@@ -126,3 +179,8 @@ def test_addresses_that_pages_ask_are_served() -> None:
     asked = set(re.findall(r"(?:http://node|localhost:80\d\d)(/[\w/.]*)", text))
     assert asked
     assert asked - routes == set()
+    schemas = app.openapi()["components"]["schemas"].values()
+    fields = {name for schema in schemas for name in schema.get("properties", {})}
+    filters = re.findall(r"http://node/v1\S* *(?:\\\n *)?\| jq (?:-r )?'([^']+)'", text)
+    assert filters
+    assert {name for one in filters for name in re.findall(r"\.(\w+)", one)} - fields == set()

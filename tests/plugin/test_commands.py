@@ -14,7 +14,7 @@ import yaml
 from kubectl_numa import cli
 
 from hack.plugin import archive, main, zipapp
-from tests.fakes.apiserver_store import CLAIMS, SLICES
+from tests.fakes.apiserver_store import CLAIMS, RESOURCES, SLICES
 from tests.plugin.rig import REAL, TAKEN, TEMPLATES, Plugin, prepared, write_executable
 from tests.rigs.builders import NODE, claim
 from tests.rigs.decisions import INVENTORY
@@ -70,7 +70,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
     observe(plugin)
     code, out, err = await plugin.run("free")
     assert (code, out) == (0, "")
-    assert err.startswith("no node offers anything to claims: all devices are tainted, or their nodes only observe;")
+    assert err.startswith("No nodes offer anything to claims: their devices are tainted, or they only observe;")
     _, out, _ = await plugin.run("explain", "p", "-n", "ns")
     assert "all of its devices are tainted, or their nodes only observe; see kubectl numa nodes" in out
 
@@ -83,7 +83,7 @@ async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: lis
         plugin.server.fail_next(1, 200, body=json.dumps(page))
     code, out, err = await plugin.run("nodes")
     assert (code, out) == (1, "")
-    assert "comes again and again; is this an API server?" in err
+    assert "repeats the same page; is this an API server?" in err
     lists = [one for one in plugin.server.served if one.resource == "resourceslices"]
     assert len(lists) == len(set(tokens)) + 1
 
@@ -107,7 +107,7 @@ async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plug
     assert {name: row[name] for name in told} == told
     code, out, _ = await plugin.run("claims", "-n", "ns")
     assert code == 0
-    assert re.search(r"^ns +train +node-a +1,5 +1Gi memory +name-pod-1 +yes$", out, re.MULTILINE), out
+    assert re.search(r"^train +node-a +1,5 +1Gi memory +name-pod-1 +yes$", out, re.MULTILINE), out
     assert "REASON" not in out
     assert "Exclusive" in (await plugin.run("claims", "-n", "ns", "-o", "wide"))[1]
 
@@ -116,7 +116,7 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
     """The namespace is that of the context or of ``-n``. ``-A`` lists all, and takes precedence, as in kubectl."""
     code, out, err = await plugin.run("claims")
     assert (code, out) == (0, "")
-    assert err == "no claim in namespace default has CPUs or memory; -A lists all namespaces\n"
+    assert err == "No claims with CPUs or memory found in default namespace; -A lists all namespaces.\n"
     spy, log = plugin.path / "spy", plugin.path / "log"
     write_executable(spy, f'#!/bin/sh\necho "$@" >>{log}\nexec {REAL or plugin.path / "kubectl"} "$@"\n')
     await plugin.run("claims", KUBECTL=str(spy))
@@ -130,6 +130,37 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
     file.write_text(json.dumps(document))
     assert [one["claim"] for one in await plugin.rows("claims")] == ["train"]
     assert await plugin.rows("claims", "-n", "default") == []
+
+
+async def test_the_namespace_is_a_column_only_of_all_namespaces(plugin: Plugin) -> None:
+    """As in kubectl; JSON has it in either case."""
+    one, every = [(await plugin.run("claims", *flags))[1].split() for flags in (["-n", "ns"], ["-A"])]
+    assert (one[:2], every[:3]) == (["CLAIM", "NODE"], ["NAMESPACE", "CLAIM", "NODE"])
+    assert [row["namespace"] for row in await plugin.rows("claims", "-n", "ns")] == ["ns"]
+
+
+async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
+    """Those of claims for ``claims``, and those of the Node objects for ``nodes`` and ``free``."""
+    document = prepared(INVENTORY.machine)
+    document["metadata"] |= {"name": "labelled", "labels": {"app": "db"}}
+    plugin.server.store.create(CLAIMS, "ns", document)
+    assert [row["claim"] for row in await plugin.rows("claims", "-n", "ns", "-l", "app=db")] == ["labelled"]
+    nodes = next(one for one in RESOURCES if one.name == "nodes")
+    plugin.server.store.create(nodes, "", {"metadata": {"name": NODE, "labels": {"pool": "hpc"}}})
+    for words in (["nodes"], ["free"]):
+        assert {row["node"] for row in await plugin.rows(*words, "-l", "pool=hpc")} == {NODE}
+        code, out, err = await plugin.run(*words, "--selector", "pool=web")
+        assert (code, out) == (0, "")
+        assert err.startswith("No nodes ")
+        assert err.endswith((" with labels pool=web.\n", " -l pool=web.\n"))
+
+
+async def test_flags_may_precede_the_command(plugin: Plugin) -> None:
+    """As ``kubectl -n ns get``; a flag behind the command wins."""
+    for words in (["-n", "ns", "claims"], ["-n", "other", "claims", "-n", "ns"]):
+        assert [row["claim"] for row in await plugin.rows(*words)] == ["train"]
+    for arguments in (["--context", "c", "nodes"], ["--context", "other", "nodes", "--context", "c"]):
+        assert cli.build_parser().parse_args(arguments).context == "c"
 
 
 async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
@@ -198,7 +229,7 @@ async def test_a_watch_compares_each_claim_with_its_own_last_state(monkeypatch: 
     assert compared <= 2 * 200
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in cli._COMMANDS)])
+@pytest.mark.parametrize("words", [[], *([name] for name in cli.COMMANDS)])
 async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, words: list[str]) -> None:
     """Each help also lists the exit statuses."""
     code, out, _ = await plugin.run(*words, "--help")
@@ -295,12 +326,12 @@ async def test_a_claim_that_is_not_there_is_told_from_one_that_will_be_made(plug
     plugin.server.store.create(TEMPLATES, "ns", {"metadata": {"name": "there"}, "spec": {}})
     plugin.add_pod("p", spec={"resourceClaims": entries})
     out = (await plugin.run("explain", "p", "-n", "ns"))[1]
-    assert "claim there\n  is not made yet; kube-controller-manager makes it from template there" in out
-    assert "claim typo\n  cannot be made: there is no ResourceClaimTemplate typo in namespace ns" in out
+    assert "claim there\n  is not created yet; kube-controller-manager creates it from template there" in out
+    assert "claim typo\n  cannot be created: there is no ResourceClaimTemplate typo in namespace ns" in out
     made = [{"name": "there", "resourceClaimName": "p-there-abc"}]
     plugin.add_pod("old", spec={"resourceClaims": entries[:1]}, status={"resourceClaimStatuses": made})
     out = (await plugin.run("explain", "old", "-n", "ns"))[1]
-    assert "claim p-there-abc\n  does not exist any more; it was made from template there" in out
+    assert "claim p-there-abc\n  no longer exists; it was created from template there" in out
 
 
 async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) -> None:

@@ -48,6 +48,16 @@ def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
     assert len(parse_cpu_list(known["0-1,16-17"])) == 4, "of one claim for four CPUs"
 
 
+def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
+    """Its samples are of the cluster in which the quickstart has started its pod."""
+    text = (documented.DOCS / "kubectl-numa.md").read_text().replace(' "', " ").replace('",', " ").replace('"\n', "\n")
+    steps = [step for block in documented.blocks_of("kubectl-numa", text) for step in block.commands() if step[1]]
+    assert len(steps) > 3
+    for command, shown in steps:
+        printed = shell.typed(command).replace(' "', " ").replace('",', " ").replace('"\n', "\n")
+        assert matches(pattern(shown, {}), printed), f"{command}\n{printed}"
+
+
 def asked() -> list[str]:
     """The commands with which pages query a cluster, where a cluster of fakes can answer.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program."""
+"""Entry point of the plugin."""
 
 import os
 import sys
@@ -9,11 +9,11 @@ from kubectl_numa.kubectl import ENVIRONMENT
 
 
 def main() -> None:
-    """Runs the command line and ends the process."""
+    """Runs the command line and exits with its status."""
     try:
         code = run(sys.argv[1:], os.environ.get(ENVIRONMENT, "kubectl"))
         sys.stdout.flush()
-    except BrokenPipeError:  # "| head" has seen enough
+    except BrokenPipeError:  # the reader has ended, such as "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:

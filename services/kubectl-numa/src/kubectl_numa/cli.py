@@ -38,16 +38,16 @@ _PASSED: Final = {
     "as": ("USER", "user to impersonate"),
     "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
 }
-"""Flags that are passed to kubectl unchanged, with the name of their value and their help."""
+"""Options that are passed to kubectl unchanged, with the name of their value and their help text."""
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Label of each pod of the chart, in all groups of nodes."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
-"""Time between two readings of ``claims --watch``, each of which lists slices and claims."""
+"""Interval of ``claims --watch``. Each reading lists all slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
-"""Values of ``free --sort-by``, and the amounts of a document that they name."""
+"""Keys of the amounts in a document, by the value of ``free --sort-by``."""
 _USAGE: Final = 2
-"""The exit status of a command that does not know its arguments."""
+"""Exit status for a usage error."""
 _KUBELET_CONFIG: Final = "--kubelet-config"
 _OLDER: Final = (
     f"the image of pod {{}} is older than this plugin and does not know {_KUBELET_CONFIG}; its checks of the kubelet's "
@@ -57,20 +57,33 @@ _OLDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command with its arguments, and the way to the cluster."""
+    """The arguments of a command, and its access to the cluster."""
 
     kubectl: Kubectl
     given: argparse.Namespace
 
-    def cluster(self, namespace: str = "") -> Cluster:
-        """Reads every slice of our drivers, and the claims of a namespace or of all."""
+    def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
+        """Reads every slice of our drivers, and the claims of one namespace or of all, or those with these labels."""
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
-        return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims", namespace)))
+        query = {"labelSelector": labels} if labels else {}
+        return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims", namespace), **query))
+
+    def selected(self, documents: Sequence[Document]) -> list[Document]:
+        """Returns the documents whose node has the labels of ``-l``; all of them without that flag."""
+        if not self.given.selector:
+            return list(documents)
+        nodes = self.kubectl.items(path_of("", "nodes"), labelSelector=self.given.selector)
+        names = {(node.get("metadata") or {}).get("name") for node in nodes}
+        return [document for document in documents if document["node"] in names]
 
     def namespace(self) -> str:
         """Returns the namespace of ``-n``, or that of the user's context."""
         return self.given.namespace or self.kubectl.namespace()
+
+    def matching(self) -> str:
+        """Returns the selector of ``-l`` for the message of an empty list; empty without that flag."""
+        return safe(f" with labels {self.given.selector}") if self.given.selector else ""
 
     def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
         """Prints a list in the requested form. Instead of an empty table, ``nothing`` is printed on standard error."""
@@ -96,29 +109,36 @@ def _names(resource: str, names: Sequence[str]) -> int:
 
 
 def _nodes(request: Request) -> int:
-    found = node_documents(request.cluster())
+    found = request.selected(node_documents(request.cluster()))
     if request.given.output == "name":
         return _names("node", [one["node"] for one in found])
-    return request.show(found, node_row, "no node publishes CPUs or memory")
+    return request.show(found, node_row, f"No nodes found that publish CPUs or memory{request.matching()}.")
 
 
 def _claims(request: Request) -> int:
     namespace = "" if request.given.all_namespaces else request.namespace()
-    found = claim_documents(request.cluster(namespace))
+    found = claim_documents(request.cluster(namespace, request.given.selector))
     if request.given.output == "name":
         return _names(f"resourceclaim.{_DRA}", [one["claim"] for one in found])
-    nothing = f"no claim in namespace {namespace} has CPUs or memory; -A lists all namespaces"
-    status = request.show(found, claim_row, safe(nothing) if namespace else "no claim has CPUs or memory")
+    where = f" in {namespace} namespace; -A lists all namespaces" if namespace else ""
+    nothing = f"No claims with CPUs or memory{request.matching()} found{where}."
+    status = request.show(found, _claim_row(namespace), safe(nothing))
     return _watch_claims(request, namespace, found) if request.given.watch else status
+
+
+def _claim_row(namespace: str) -> Callable[[Document], Row]:
+    """Returns the function that makes a row of a claim. The namespace is in the row only if all are listed."""
+    return partial(claim_row, namespaced=not namespace)
 
 
 def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -> int:
     """Prints the rows of claims that are new or have changed, as kubectl does, until it is interrupted."""
     while True:
         time.sleep(_WATCH_SECONDS)
-        found = claim_documents(request.cluster(namespace))
+        found = claim_documents(request.cluster(namespace, request.given.selector))
         before = {_key(one): one for one in shown}
-        if changed := [claim_row(one) for one in found if one != before.get(_key(one))]:
+        row = _claim_row(namespace)
+        if changed := [row(one) for one in found if one != before.get(_key(one))]:
             rows = table(
                 changed, wide=request.given.output == "wide", headers=not shown and not request.given.no_headers
             )
@@ -132,17 +152,20 @@ def _key(claim: Document) -> tuple[str, str]:
 
 def _free(request: Request) -> int:
     cluster, node = request.cluster(), request.given.node or ""
-    found = free_documents(cluster, node)
+    found = request.selected(free_documents(cluster, node))
     published = any(node in ("", device.node) for device in cluster.devices.values())
     if not found and node:
         text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
         raise KubectlError(f"node {node} " + (text if published else "publishes nothing; is the driver running there?"))
     if key := _SORT_KEYS.get(request.given.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
-    nothing = "no node offers anything to claims: all devices are tainted, or their nodes only observe"
-    return request.show(
-        found, free_row, f"{nothing}; see kubectl numa nodes" if published else "no node publishes CPUs or memory"
-    )
+    if published:
+        text = (
+            "No nodes offer anything to claims: their devices are tainted, or they only observe; see kubectl numa nodes"
+        )
+        selector = f" -l {safe(request.given.selector)}" if request.given.selector else ""
+        return request.show(found, free_row, f"{text}{selector}.")
+    return request.show(found, free_row, f"No nodes found that publish CPUs or memory{request.matching()}.")
 
 
 def _explain(request: Request) -> int:
@@ -161,7 +184,7 @@ def _explain(request: Request) -> int:
 
 
 def _template_exists(request: Request, namespace: str, name: str) -> bool | None:
-    """Returns whether there is a ResourceClaimTemplate of that name; None if none is asked for or it cannot be read."""
+    """Returns True if the ResourceClaimTemplate exists, or None if ``name`` is empty or it cannot be read."""
     if not name:
         return None
     try:
@@ -172,7 +195,7 @@ def _template_exists(request: Request, namespace: str, name: str) -> bool | None
 
 
 def _driver_pod(request: Request) -> Mapping[str, Any]:
-    """Returns the driver's pod on a node, the newest that runs where there are two. KubectlError."""
+    """Returns the driver's running pod on a node, the newest if there are two. Raises KubectlError."""
     given = request.given
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
     found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
@@ -186,7 +209,7 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def _output(request: Request) -> list[str]:
-    """Returns the flag for the form of the output that was asked for, for a command in the driver's pod."""
+    """Returns the option for the form of the output, to be passed to a command in the driver's pod."""
     return ["-o", request.given.output] if request.given.output else []
 
 
@@ -211,7 +234,7 @@ def _doctor(request: Request) -> int:
 
 
 def _kubelet_config(request: Request) -> str:
-    """Returns the kubelet's configuration as JSON, which the driver itself may not read; empty if the user may not."""
+    """Returns the kubelet's configuration as JSON, or '' if the user has no right to it. The driver never has it."""
     try:
         return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.given.node)}/proxy/configz"))
     except KubectlError:
@@ -245,12 +268,16 @@ class _Command:
 
 
 _LISTS: Final = ("wide", "json", "yaml")
-_COMMANDS: Final[Mapping[str, _Command]] = {
+COMMANDS: Final[Mapping[str, _Command]] = {
     "nodes": _Command(
         _nodes,
         "list the nodes with what claims can still have of their CPUs, memory and hugepages",
         outputs=(*_LISTS, "name"),
-        examples={"All nodes": "", "With the number of devices, and tainted devices": "-o wide"},
+        examples={
+            "All nodes": "",
+            "Nodes with a label": "-l pool=hpc",
+            "With the number of devices, and tainted devices": "-o wide",
+        },
     ),
     "claims": _Command(
         _claims,
@@ -260,6 +287,7 @@ _COMMANDS: Final[Mapping[str, _Command]] = {
             "Claims of the namespace of the current context": "",
             "Claims of all namespaces": "-A",
             "With the reason for the state of each": "-n shop -o wide",
+            "Claims with a label": "-l app=db",
             "Claims as they change": "-A --watch",
             "CPUs of each claim, for a script": "-A -o json | jq '.[] | {namespace, claim, cpus}'",
         },
@@ -319,10 +347,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
     text = "Shows CPUs, memory and hugepages of a cluster's nodes, and the claims that have them."
     shape = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", _COMMANDS["nodes"]), formatter_class=shape)
+    parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=shape)
     parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
+    text = "namespace for the commands claims and explain (default: that of the context)"
+    parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
+    _add_passed_flags(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in _COMMANDS.items():
+    for name, command in COMMANDS.items():
         text = f"{_sentence(command)}."
         one = commands.add_parser(
             name, help=command.text, description=text, epilog=_epilog(name, command), formatter_class=shape
@@ -336,9 +367,13 @@ def build_parser() -> argparse.ArgumentParser:
                 help=f"name of the {argument.rstrip('?')}" + (" (default: all)" if optional else ""),
             )
         _add_flags(one, name, command)
-        for flag, (metavar, text) in _PASSED.items():
-            one.add_argument(f"--{flag}", dest=flag, metavar=metavar, help=text)
+        _add_passed_flags(one, default=argparse.SUPPRESS)  # must not hide a flag that was given before the command
     return parser
+
+
+def _add_passed_flags(parser: argparse.ArgumentParser, **options: str) -> None:
+    for flag, (metavar, text) in _PASSED.items():
+        parser.add_argument(f"--{flag}", dest=flag, metavar=metavar, help=text, **options)
 
 
 def _sentence(command: _Command) -> str:
@@ -350,9 +385,9 @@ def _epilog(name: str, command: _Command) -> str:
     if name:
         lines = [f"  # {text}\n  {f'{_PROGRAM} {name} {words}'.rstrip()}" for text, words in command.examples.items()]
     else:
-        first = {one: next(iter(command.examples.values())) for one, command in _COMMANDS.items()}
+        first = {one: next(iter(command.examples.values())) for one, command in COMMANDS.items()}
         lines = [
-            f"  # {_sentence(_COMMANDS[one])}\n  {f'{_PROGRAM} {one} {words}'.rstrip()}" for one, words in first.items()
+            f"  # {_sentence(COMMANDS[one])}\n  {f'{_PROGRAM} {one} {words}'.rstrip()}" for one, words in first.items()
         ]
     statuses = _PASSED_ON if name in ("status", "doctor") else _STATUSES
     return "\n".join(["examples:", *lines, "", statuses])
@@ -366,7 +401,12 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
         parser.add_argument("--no-headers", action="store_true", help="print no headings above a table")
     if name in ("claims", "explain"):
         text = f"namespace of the {command.argument or name} (default: that of the context)"
-        parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
+        parser.add_argument("-n", "--namespace", metavar="NAME", default=argparse.SUPPRESS, help=text)
+    if name in ("nodes", "free", "claims"):
+        text = "list only claims with these labels, such as app=db (default: all)"
+        if name != "claims":
+            text = "list only nodes with these labels, such as pool=hpc; needs the right to list nodes (default: all)"
+        parser.add_argument("-l", "--selector", metavar="LABELS", default="", help=text)
     if name == "free":
         text = "list the NUMA nodes with the most free first: cpus or memory (default: by name)"
         parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
@@ -386,7 +426,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
 
 
 def run(arguments: Sequence[str], program: str) -> int:
-    """Runs one command by the ``kubectl`` that is named; returns the exit status."""
+    """Runs one command, with the program ``program`` as kubectl. Returns the exit status."""
     parser = build_parser()
     try:
         given = parser.parse_args(arguments)
@@ -398,7 +438,7 @@ def run(arguments: Sequence[str], program: str) -> int:
         given.output = None
     flags = [f"--{name}={value}" for name in _PASSED if (value := getattr(given, name))]
     try:
-        return _COMMANDS[given.command].run(Request(Kubectl(program, flags), given))
+        return COMMANDS[given.command].run(Request(Kubectl(program, flags), given))
     except KubectlError as error:
         print(f"{_PROGRAM}: {safe(error)}", file=sys.stderr)
         return 1

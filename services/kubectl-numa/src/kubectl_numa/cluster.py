@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices and claims of a cluster as values, read from ResourceSlices and ResourceClaims. Pure.
 
-Objects are read leniently: an odd one counts as far as it can be read, and never hides the others.
+Objects are read leniently: fields with unexpected values are skipped, so that one object never hides the others.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ CPUS: Final = "cpu"
 MEMORY: Final = "memory"
 _CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
 _REFUSED: Final = "dra-driver-numa: "
-"""Precedes each refusal of nri-backend, in the runtime's error that the kubelet writes into the pod's status."""
+"""Prefix of each refusal by nri-backend. The kubelet copies it into the pod's status with the runtime's error."""
 _STARTING: Final = ("ContainerCreating", "PodInitializing")
 _NUMA_NODE: Final = ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID")
 
 
 class Key(NamedTuple):
-    """Names a device in a cluster."""
+    """Name of a device, unique in a cluster."""
 
     driver: str
     pool: str
@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a slice."""
+    """A device of a ResourceSlice."""
 
     node: str
     kind: str
@@ -43,18 +43,18 @@ class Device:
     """CPUs or bytes."""
     tainted: bool
     observes: bool = False
-    """The node has ``enforcement: observe``: it refuses claims and changes nothing."""
+    """True if the node has ``enforcement: observe``: it refuses claims and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a claim has of one device."""
+    """The share of one device that is allocated to a claim."""
 
     key: Key
     request: str
     amount: int
     cpus: str = ""
-    """The CPUs, where the node has said which."""
+    """List of the CPUs; empty until the node has reported it."""
     isolation: str = ""
     pool_cpus: str = ""
     """``all`` or ``numa`` if the container also runs on CPUs of the shared pool."""
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim that names our drivers or waits for something; ``parts`` is empty while it is not allocated."""
+    """A claim. ``parts`` is empty if it is not allocated, or has no device of our drivers."""
 
     namespace: str
     name: str
@@ -71,7 +71,7 @@ class Claim:
     requests: tuple[Mapping[str, Any], ...]
     allocated: bool
     enforced: str = ""
-    """``True``, ``False`` or ``Unknown`` as the node says; empty where it has said nothing."""
+    """Status of the condition ``Enforced``: ``True``, ``False`` or ``Unknown``; empty if the node has not set it."""
     reason: str = ""
     message: str = ""
 
@@ -81,9 +81,9 @@ class ClaimName(NamedTuple):
 
     entry: str
     name: str
-    """The ResourceClaim; empty while none has been made from the template."""
+    """Name of the ResourceClaim; empty until one is created from the template."""
     template: str = ""
-    """The ResourceClaimTemplate, if the pod names one."""
+    """Name of the ResourceClaimTemplate, if the pod names one."""
 
 
 class Waiting(NamedTuple):
@@ -93,17 +93,17 @@ class Waiting(NamedTuple):
     reason: str
     message: str
     refused: bool
-    """Whether nri-backend refused to let it run."""
+    """True if nri-backend refused the container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, as far as its claims are concerned."""
+    """The parts of a pod that concern its claims."""
 
     claims: tuple[ClaimName, ...]
     waiting: tuple[Waiting, ...] = ()
     unscheduled: str = ""
-    """The scheduler's own reason, from the condition PodScheduled; empty for a pod that has a node."""
+    """Message of the condition PodScheduled, written by the scheduler; empty if the pod has a node."""
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -113,23 +113,23 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Everything that was read."""
+    """Devices and claims of a cluster, and the allocated amounts."""
 
     devices: Mapping[Key, Device]
     claims: tuple[Claim, ...]
     used: Mapping[Key, int] = field(default_factory=dict)
 
     def free(self, key: Key) -> int:
-        """Returns what no claim has of a device, in CPUs or bytes."""
+        """Returns the amount of a device that is not allocated, in CPUs or bytes."""
         return max(0, self.devices[key].total - self.used.get(key, 0))
 
     def node_of(self, claim: Claim) -> str:
-        """Returns the node of a claim, as far as its slices are known."""
+        """Returns the node of a claim; empty if none of its devices is published."""
         return next((self.devices[part.key].node for part in claim.parts if part.key in self.devices), "")
 
 
 def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]]) -> Cluster:
-    """Returns devices and claims, with what is used of each device."""
+    """Returns devices and claims, with the allocated amount of each device."""
     devices: dict[Key, Device] = {}
     generations: dict[tuple[str, str], int] = {}
     for one in sorted(slices, key=_generation):
@@ -138,7 +138,7 @@ def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[s
         if driver not in DRIVERS:
             continue
         if generations.setdefault((driver, pool), _generation(one)) < _generation(one):
-            # Of a pool the newest generation alone counts; older slices are about to go.
+            # Only slices of the newest generation of a pool are valid; older ones are about to be deleted.
             devices = {key: device for key, device in devices.items() if key[:2] != (driver, pool)}
             generations[driver, pool] = _generation(one)
         for document in _dicts(spec.get("devices")):

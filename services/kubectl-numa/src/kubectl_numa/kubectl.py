@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to the cluster: the user's own ``kubectl``, with his access, as a child process."""
+"""Access to the cluster: runs the user's own ``kubectl``, with the user's rights, as a child process."""
 
 import json
 import re
@@ -10,24 +10,24 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 ENVIRONMENT: Final = "KUBECTL"
-"""The environment variable that names another ``kubectl``."""
+"""Environment variable with the path of the ``kubectl`` to use."""
 _PAGE: Final = 500
-"""Objects a request."""
+"""Maximum number of objects in the answer to one request."""
 MOST_LISTED: Final = 250_000
-"""Objects that are requested for one list. Kubernetes supports 150,000 pods in a cluster."""
+"""Maximum number of objects that are read of one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
-"""Levels of lists and maps that are read. Objects of the Kubernetes API have about 20."""
+"""Maximum depth of lists and maps that is read. Objects of the Kubernetes API have about 20 levels."""
 # Strings match as a whole, so that brackets in them do not count. Nothing is matched twice, so the time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 class KubectlError(Exception):
-    """kubectl is not there, or has failed; it says why."""
+    """kubectl is not installed or has failed. The text contains its error message."""
 
 
 class Kubectl:
-    """``kubectl`` with the flags that choose cluster and user."""
+    """Runs ``kubectl`` with the options that select cluster and user."""
 
     def __init__(self, program: str, flags: Sequence[str]) -> None:
         self._command = (program, *flags)
@@ -44,16 +44,16 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def get(self, path: str) -> Any:
-        """Returns the JSON of a path of the API. KubectlError."""
+        """Returns the parsed JSON answer to a GET of a path of the API. Raises KubectlError."""
         try:
             return json.loads(shallow(self._output("get", "--raw", path)))
         except ValueError as error:
             raise KubectlError(f"the answer to GET {path} is not JSON") from error
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """Yields the objects of a list, page by page.
+        """Yields the objects of a list, which is read page by page.
 
-        Raises KubectlError, also for a list without an end: the server alone decides whether another page follows.
+        Raises KubectlError, also if the list has no end, since only the server decides whether another page follows.
         """
         more, seen = "", set[str]()
         for _ in range(MOST_LISTED // _PAGE):
@@ -65,24 +65,24 @@ class Kubectl:
             if not (more := str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""):
                 return
             if more in seen:
-                raise KubectlError(f"the same page of GET {path} comes again and again; is this an API server?")
+                raise KubectlError(f"the answer to GET {path} repeats the same page; is this an API server?")
             seen.add(more)
         raise KubectlError(f"GET {path} does not end within {MOST_LISTED} objects; is this an API server?")
 
     def namespace(self) -> str:
-        """Returns the namespace of the user's context. KubectlError."""
+        """Returns the namespace of the user's current context. Raises KubectlError."""
         try:
             found = json.loads(shallow(self._output("config", "view", "--minify", "-o", "json")))
             return str((found["contexts"] or [{}])[0].get("context", {}).get("namespace") or "default")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise KubectlError("what kubectl says of its configuration cannot be read") from error
+            raise KubectlError("the output of kubectl config view cannot be parsed") from error
 
     def execute(
         self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = ""
     ) -> tuple[int, str]:
-        """Runs a command in a container with ``given`` as its standard input, and passes its standard output on.
+        """Runs a command in a container with ``given`` as its standard input. Its standard output is inherited.
 
-        Returns its status and its standard error. Raises KubectlError.
+        Returns its exit status and its standard error. Raises KubectlError.
         """
         arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
         whole = [*self._command, *arguments]
@@ -96,7 +96,10 @@ class Kubectl:
         return done.returncode, done.stderr.decode(errors="replace")
 
     def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
-        """Forwards a local port to a pod until the user ends it, and opens the browser; returns kubectl's status."""
+        """Forwards a local port to a pod until the user ends it, and opens the browser if ``show``.
+
+        Returns the exit status of kubectl. Raises KubectlError.
+        """
         arguments = ["port-forward", "-n", namespace, f"pod/{pod}", f"{local or ''}:{port}"]
         try:
             child = subprocess.Popen([*self._command, *arguments], stdout=subprocess.PIPE, text=True)  # noqa: S603
@@ -119,8 +122,8 @@ class Kubectl:
 def shallow(text: str) -> str:
     """Returns a JSON text with null in place of each value that is nested deeper than MAX_NESTING levels.
 
-    Anyone who may create a claim can nest its parameters thousands of levels deep. That must not hide the other claims
-    of a list, and the depth that the parser supports depends on the interpreter.
+    Anyone who may create a claim can nest its parameters thousands of levels deep. Such a claim must not hide the other
+    claims of the list, and the depth that the JSON parser supports depends on the interpreter.
     """
     kept, depth, start = [], 0, 0
     for token in _BRACKET.finditer(text):
@@ -136,7 +139,7 @@ def shallow(text: str) -> str:
 
 
 def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:
-    """Returns the path of objects in the API; names are quoted, so that none can name another path."""
+    """Returns the path of objects in the API. Names are quoted, so that a name cannot lead to another path."""
     root = f"/apis/{group}/v1" if group else "/api/v1"
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists of ``nodes``, ``free`` and ``claims``: documents for programs, and the rows of tables. Pure.
 
-A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print documents as they
-are, and tables are made from the same documents, so the forms cannot differ.
+A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print the documents, and
+the rows of tables are made from the same documents, so that all forms show the same facts.
 """
 
 from collections import defaultdict

@@ -15,9 +15,9 @@ _SCALES: Final = {
 }
 
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
-"""Units of amounts of memory, the same as in the driver's commands and on the page of a node."""
+"""Units of amounts of memory. The driver's commands and the page of a node use the same ones."""
 _MOST: Final = (1 << 63) - 1
-"""The largest that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
+"""Largest quantity that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
 _RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _MOST_CPUS: Final = 8192
 """Maximum number of CPUs that a kernel can be built for (NR_CPUS of x86)."""
@@ -26,7 +26,7 @@ _LONGEST_LIST: Final = 65536
 
 
 def parse_quantity(text: object) -> int:
-    """Returns a quantity rounded up; 0 for what is none, since one odd object must not hide the others."""
+    """Parses a quantity and rounds it up. Returns 0 for other texts, so that one object cannot hide the others."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         return 0
@@ -37,7 +37,7 @@ def parse_quantity(text: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Returns bytes with at most one decimal, cut and not rounded, as the driver's commands do: ``1.5Gi``."""
+    """Formats bytes with at most one decimal, which is cut and not rounded: ``1.5Gi``."""
     power = min(max(size.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = size * 10 >> (10 * power)
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
@@ -58,7 +58,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
-    """Formats CPUs, which are in ascending order, as the kernel does: ``0-3,8``."""
+    """Formats CPUs in ascending order in the kernel's format: ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in cpus:
         if ranges and cpu == ranges[-1][1] + 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of ``explain`` about a pod and its claims, line by line. Pure."""
+"""The text of ``explain`` about a pod and its claims. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ NO_POD = Pod(())
 
 
 def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
-    """Yields lines about the pod itself: why it has no node, and which of its containers do not run."""
+    """Yields the reason why the pod has no node, and its containers that do not run."""
     if not pod.claims:
         yield f"pod {namespace}/{name} has no claims: it runs in the shared pool of its node"
     if pod.unscheduled:
@@ -22,20 +22,21 @@ def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields lines about a claim that a pod names and that does not exist."""
+    """Yields the lines about a claim that a pod names and that does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
     elif use.name:
-        yield f"  does not exist any more; it was made from template {use.template}: delete the pod to get a new one"
+        yield f"  no longer exists; it was created from template {use.template}: delete the pod to get a new one"
     elif template_exists is False:
-        yield f"  cannot be made: there is no ResourceClaimTemplate {use.template} in namespace {namespace}"
+        yield f"  cannot be created: there is no ResourceClaimTemplate {use.template} in namespace {namespace}"
     else:
-        yield f"  is not made yet; kube-controller-manager makes it from template {use.template or '(none is named)'}"
+        template = use.template or "(none is named)"
+        yield f"  is not created yet; kube-controller-manager creates it from template {template}"
 
 
 def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
-    """Yields lines about the devices of a claim, or its unmet requests; ``pod`` is the pod that is explained."""
+    """Yields the lines about the devices of a claim, or about its unmet requests. ``pod`` uses the claim."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
         yield "  not allocated: the scheduler allocates it together with a node for the pod, which must fit there, too"
@@ -69,7 +70,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:
-    """Yields where there is most of what a request asks for."""
+    """Yields the amount that a request asks for, and the device with the most free."""
     document = request if isinstance(request, dict) else {}
     exact = document.get("exactly")
     name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real kubectl accepts each of its command lines that a page shows, in blocks and in sentences.
+
+Most of them are run against a cluster of fakes by the other tests of this directory. The rest needs what no fake has:
+logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line and asks no cluster.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chart.test_shown_commands import PAGES, lines, spans
+
+_PLUGINS = ("numa", "krew")
+"""Commands of plugins; tests/plugin has those of ours."""
+_START = re.compile(r"(?:^|[|;&(`]|\bdo|\bthen)\s*kubectl\s")
+_ENDS = ("|", ";", "&", ">", "<", ")", "&&", "||", "done")
+
+
+def uses(line: str) -> Iterator[list[str]]:
+    """The arguments of each kubectl in a line of a shell."""
+    for match in _START.finditer(line):
+        lexer = shlex.shlex(line[match.end() :], posix=True, punctuation_chars="|&;<>)")
+        lexer.whitespace_split = True
+        words = []
+        for word in lexer:
+            if word[0] in "|&;<>)" or word in _ENDS:
+                break
+            words.append(word)
+        yield words
+
+
+def documented() -> list[tuple[str, ...]]:
+    """Every kubectl command line, once; one that is cut in a sentence gets the value that is missing."""
+    texts = [page.read_text() for page in PAGES]
+    shown = [re.sub(r"\s#\s.*", "", line) for text in texts for line in lines(text)] + [
+        f"{span} X" if re.search(r" -\w$", span) else span for text in texts for span in spans(text)
+    ]
+    found = {tuple(words) for line in shown for words in uses(line) if words and "..." not in words}
+    return sorted(words for words in found if not {*words[:3]} & {*_PLUGINS})
+
+
+@pytest.mark.parametrize("words", documented(), ids=" ".join)
+def test_kubectl_accepts_what_pages_show(words: tuple[str, ...]) -> None:
+    """A command or an option that kubectl does not know is an error, with or without a cluster."""
+    place = words.index("--") if "--" in words else len(words)
+    command = [os.environ["KUBECTL"], *words[:place], "--help", *words[place:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage:" in done.stdout

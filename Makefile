@@ -15,7 +15,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema state-api command-reference manifests docs kind-up kind-down clean
+.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema state-api command-reference metrics-tables manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/python -m hack.chart_schema --check
 	$(BIN)/python -m hack.state_api --check
 	$(BIN)/python -m hack.command_reference --check
+	$(BIN)/python -m hack.metrics_tables --check
 	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
 	$(BIN)/python -m hack.version --check
 	UV=$(BIN)/uv locks/compile.sh --check
@@ -106,6 +107,9 @@ state-api: .venv/.done ## Generate docs/state-api.md from the models of the stat
 
 command-reference: .venv/.done ## Generate docs/command-reference.md from the help texts of all programs
 	$(BIN)/python -m hack.command_reference
+
+metrics-tables: .venv/.done ## Generate the tables of docs/metrics.md from the metrics of both services
+	$(BIN)/python -m hack.metrics_tables
 
 manifests: .venv/.done ## Render everything that the chart installs to build/dra-driver-numa.yaml (VALUES=FILE for other values)
 	@mkdir -p build

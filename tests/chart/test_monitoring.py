@@ -69,11 +69,10 @@ def alerts() -> list[Document]:
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
     found: dict[str, tuple[str, set[str]]] = {}
-    for prefix, heading in (("", "dra-frontend"), ("dra_numa_backend_", "nri-backend")):
+    for heading in ("dra-frontend", "nri-backend"):
         table = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-        for names, kind, *_ in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, re.MULTILINE):
-            described = kind.split(",")[0], set(re.findall(r"`(\w+)`", kind))
-            found |= {prefix + name.removesuffix("_total"): described for name in re.findall(r"`(\w+)`", names)}
+        for name, kind in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE):
+            found[name.removesuffix("_total")] = kind.split(",")[0], set(re.findall(r"`(\w+)`", kind))
     return found
 
 
@@ -124,6 +123,20 @@ def test_the_page_has_every_metric_with_its_type() -> None:
     for name, family in families.items():
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert labels <= described[name][1], name
+
+
+def test_the_values_of_every_label_are_explained() -> None:
+    """A query needs them. The version of a build and the number of a NUMA node explain themselves."""
+    table = PAGE.split("\n## Values of labels\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+    explained = {
+        (metric, label) for labels, of in rows for metric in of.split() for label in re.findall(r"`(\w+)`", labels)
+    }
+    everywhere = {label for metric, label in explained if metric == "all"}
+    for name, (kind, labels) in documented().items():
+        metric = f"`{name}_total`" if kind == "counter" else f"`{name}`"
+        known = everywhere | {label for of, label in explained if of.rstrip(",") == metric}
+        assert labels - known - {"version", "numa_node"} == set(), name
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:

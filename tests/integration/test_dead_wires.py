@@ -744,11 +744,8 @@ def documented_fields() -> dict[str, Any]:
 def documented_metrics() -> list[str]:
     """The names in the tables of docs/metrics.md."""
     text = (ROOT / "docs/metrics.md").read_text()
-    ours, theirs = text.split("## nri-backend")
-    rows = [line.split("|")[1] for line in theirs.split("## ")[0].splitlines() if line.startswith("| `")]
-    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    first = [line.split("|")[1] for line in ours.splitlines() if line.startswith("| `dra_")]
-    return [name for row in first for name in re.findall(r"`(\w+)`", row)] + [f"dra_numa_backend_{n}" for n in names]
+    tables = text.partition("\n## dra-frontend\n")[2].partition("\n## Values of labels\n")[0]
+    return re.findall(r"^\| `(dra_\w+)` \|", tables, re.MULTILINE)
 
 
 def documented_reasons() -> list[str]:

@@ -74,11 +74,27 @@ class NodeGauges(Collector):
         damaged = sum(file.record is None for file in ledger.files.values())
         readable, live = not self.watch.problem, self.backend.live
         return (
-            ("dra_cpu_allocated_cpus", "Number of CPUs in prepared claims.", len(held)),
-            ("dra_cpu_available_cpus", "Number of online CPUs that are neither claimed nor reserved.", available),
+            (
+                "dra_cpu_allocated_cpus",
+                "Number of CPUs in prepared claims, and of CPUs that are held for released or lost claims.",
+                len(held),
+            ),
+            (
+                "dra_cpu_available_cpus",
+                "Number of online CPUs that are neither claimed, held nor reserved; withheld CPUs are included.",
+                available,
+            ),
             ("dra_cpu_reserved_cpus", "Number of CPUs reserved by the configuration.", len(inventory.reserved_cpus)),
-            ("dra_cpu_resource_claims_active", "Number of prepared CPU claims.", cpu_claims),
-            ("dra_numa_claims", "Number of prepared claims of both drivers.", len(ledger.files)),
+            (
+                "dra_cpu_resource_claims_active",
+                "Number of prepared CPU claims, including those with a damaged record.",
+                cpu_claims,
+            ),
+            (
+                "dra_numa_claims",
+                "Number of prepared claims of both drivers, including those with a damaged record.",
+                len(ledger.files),
+            ),
             (
                 "dra_numa_claims_releasing",
                 "Number of released claims of which a container still runs.",
@@ -101,7 +117,7 @@ class NodeGauges(Collector):
             (([driver], publisher.ready) for driver, publisher in self.publishers.items()),
         )
         claimed = (([device], size) for device, size in sorted(self.ledger().claimed_bytes().items()))
-        text = "Claimed bytes of the memory or hugepage device."
+        text = "Claimed bytes of the memory or hugepage device, including those held for released or lost claims."
         yield _gauge("dra_numa_memory_claimed_bytes", text, ["device"], claimed)
         held_by_host = sorted(self.watch.host_pages.items())
         yield _gauge(

@@ -24,7 +24,7 @@ _FAR: Final = f'has({_TIER}) && {_TIER} == "{FAR_TIER}"'
 def device_classes(machine: Machine) -> list[dict[str, Any]]:
     """Returns the classes: one for CPUs, one for plain memory and each hugepage size that the kernel has.
 
-    Memory of nodes without CPUs has classes of its own, so that nobody gets it who has not asked for it.
+    Memory of NUMA nodes without CPUs has classes of its own, so that only claims that ask for it get it.
     """
     nodes = machine.numa_nodes.values()
     far_nodes = [node for node in nodes if node.tier == FAR_TIER and node.memory_bytes]
@@ -37,7 +37,7 @@ def device_classes(machine: Machine) -> list[dict[str, Any]]:
 
 
 def known_classes(machine: Machine) -> dict[str, DeviceClass]:
-    """Returns them by name, as the scheduler reads them."""
+    """Returns the classes by name, in the form that the scheduler's simulation uses."""
     return {one.name: one for one in map(read_class, device_classes(machine))}
 
 

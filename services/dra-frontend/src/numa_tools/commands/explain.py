@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what ``dra-frontend explain`` needs: the node's files, the running service, and the API server."""
+"""Reads the sources of ``dra-frontend explain``: the node's files, the running service, and the API server."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -45,11 +45,11 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
 _MOST_CLAIMS: Final = 5000
-"""Of one namespace, that are looked through for those of a pod."""
+"""Maximum number of claims of a namespace that are searched for those of a pod."""
 
 
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns the explanation and the problems; raises UnknownSubjectError.
+    """Returns the explanation and the problems. Raises UnknownSubjectError.
 
     ``alone``: of an archive, for which no API server can be asked.
     """
@@ -70,7 +70,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
 
 
 def read_known(settings: Settings) -> Known:
-    """Returns what files and the running service tell; raises InventoryError and HostTreeError."""
+    """Reads the files and the documents of the running service. Raises InventoryError or HostTreeError."""
     node = read_node(settings, settings.node_name)
     documents, silent = read_state(settings)
     containers = read_containers(documents.get("containers"))
@@ -78,7 +78,7 @@ def read_known(settings: Settings) -> Known:
     return Known(
         inventory=_as_published(node, devices),
         config=settings.config,
-        # A claim whose record cannot be read is in its file alone, and what it has is held.
+        # If the record of a claim cannot be read, only its file shows the claim, and its CPUs are held.
         files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
         backend=read_backend(documents.get("backend")),
@@ -95,7 +95,7 @@ def _hindrances(settings: Settings) -> tuple[str, ...]:
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
-    """Returns the service's documents by name, those in an archive first; or none, and why."""
+    """Returns the service's documents by name, from the archive if there is one, or no documents and the reason."""
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
         return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
@@ -107,7 +107,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
 
 
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
-    """Returns the claims that are released while a container of theirs may run, those in an archive first."""
+    """Returns released claims with containers that may still run, from the archive if there is one."""
     with suppress(OSError, ValueError):
         kept = read_archived(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
@@ -116,7 +116,7 @@ def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
 
 
 def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
-    """Returns the inventory with the devices tainted that the service says are."""
+    """Returns the inventory with the taints that the service has published."""
     taints = {(one.driver, one.name): one.taints for one in devices}
 
     def tainted(driver: str, device: Device) -> Device:
@@ -132,7 +132,7 @@ def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Invent
 
 
 def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -> dict[str, dict[str, str]]:
-    """Returns what the containers' cgroups say; nothing where the tree is not mounted."""
+    """Returns the containers' cgroup files by container and name; empty if the cgroup tree is not mounted."""
     cgroups = HostTree(on_node(settings.host_root, settings.config.cgroup_root))
     found: dict[str, dict[str, str]] = {}
     for report in containers:
@@ -173,7 +173,7 @@ async def _explain_pending(
 
 
 async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Returns the claim of that name, else those that belong to the pod of that name or are reserved for it."""
+    """Returns the claim with this name, else the claims that belong to a pod with this name or are reserved for it."""
     if kind != "pod":
         document = await client.get_claim(namespace, name, patience=_PATIENCE)
         if document is not None:
@@ -203,9 +203,9 @@ def _class_names(document: Mapping[str, Any]) -> set[str]:
 
 
 async def _classes(client: KubeClient, names: set[str], own: dict[str, DeviceClass]) -> dict[str, DeviceClass]:
-    """Returns the cluster's classes; ``own``, those that this machine needs, stand for what may not be read.
+    """Returns the cluster's classes. ``own``, the classes of this machine, replace those that cannot be read.
 
-    Raises KubeError for others.
+    Raises KubeError if a class cannot be read and is not in ``own``.
     """
     found = {name: one for name, one in own.items() if name in names}
     for name in sorted(names):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input and output of the commands: strict files; aligned tables, JSON and YAML. Pure."""
+"""Input and output of the commands: strictly validated files; aligned tables, JSON and YAML. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Input(BaseModel):
-    """Base of what is in an input file: frozen, camelCase, nothing converted, unknown keys refused."""
+    """Base of the models of input files: frozen, camelCase keys, no conversions, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=Input)
 
 
 def validated(model: type[_Model], document: Any, source: str) -> _Model:
-    """Returns what is in an input file; raises ConfigError naming every fault with its place."""
+    """Validates the content of an input file. Raises ConfigError with every fault and its place."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -31,7 +31,7 @@ def validated(model: type[_Model], document: Any, source: str) -> _Model:
 
 
 def structured(document: Any, form: str) -> str:
-    """Returns a document as ``json`` or ``yaml``, in the order it has."""
+    """Formats a document as ``json`` or ``yaml``. The order of its keys is kept."""
     if form == "json":
         return json.dumps(document, indent=2)
     text = yaml.dump(document, Dumper=PortableDumper, sort_keys=False, default_flow_style=None, width=120)
@@ -39,12 +39,12 @@ def structured(document: Any, form: str) -> str:
 
 
 def object_list(items: Iterable[Any], form: str) -> str:
-    """Returns API objects as one List, which ``kubectl apply -f -`` takes."""
+    """Formats API objects as one List, which ``kubectl apply -f -`` accepts."""
     return structured({"apiVersion": "v1", "kind": "List", "items": list(items)}, form)
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:
-    """Returns one line for each row, its cells below those of the row before."""
+    """Formats rows as lines with aligned columns."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

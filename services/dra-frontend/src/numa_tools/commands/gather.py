@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects what a bug report needs into one archive, which is a host root for the other commands."""
+"""Packs the files that a bug report needs into one archive. Unpacked, it is a host root for the other commands."""
 
 import asyncio
 import json
@@ -70,19 +70,19 @@ _PAGES: Final = ("readyz", "metrics")
 
 
 class Bundle:
-    """Everything that is to be in the archive, by path on the node."""
+    """Content of the archive, by path on the node."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.files: dict[str, str] = {}
         self.directories: list[str] = []
         self.missing: dict[str, str] = {}
-        """What could not be read, and why."""
+        """Files and documents that could not be read, with the reason."""
 
     def collect(self) -> None:
-        """Reads everything; what cannot be read is noted, and ends nothing."""
+        """Reads everything. A file that cannot be read is listed as missing."""
         config = self._settings.config
-        # What is overlaid is in the copy; paths of credentials are nobody's business.
+        # The copied files already contain the overlay. The path of the credentials stays private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
         self.files[CONFIG] = json.dumps(shown.model_dump(mode="json", by_alias=True), indent=1)
         self._service()
@@ -120,7 +120,7 @@ class Bundle:
             except NoServiceError as error:
                 self.missing[f"/v1/{name}"] = str(error)
                 if name == _DOCUMENTS[0]:
-                    return  # each of the others would wait as long
+                    return  # the others would fail in the same way after the same wait
         for name in _PAGES:
             try:
                 self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)
@@ -166,7 +166,7 @@ class Bundle:
         self.files[JOURNAL] = json.dumps(said, indent=1)
 
     def mask(self) -> None:
-        """Replaces the names in everything but the kernel's files, which have none."""
+        """Replaces names in all files except the kernel's, which contain none."""
         masks = Masks()
         masks.add("node", self._settings.node_name)
         texts = {path: text for path, text in self.files.items() if not path.startswith(("/sys/", "/proc/"))}
@@ -181,17 +181,17 @@ class Bundle:
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
     def _learn_published(self, masks: Masks) -> None:
-        """Takes the names of what this node publishes, as far as the machine can be read: sentences have them."""
+        """Adds the names of this node's pools and slices, which texts contain, if the machine can be read."""
         node = self._settings.node_name
         with suppress(HostTreeError, InventoryError):
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
                 masks.learn_pools([pool.name])
                 for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
-                    if pool.name not in name:  # it was too long
+                    if pool.name not in name:  # a name that was too long has been shortened
                         masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
-        """Writes the archive, most telling files first; returns its manifest. Raises OSError."""
+        """Writes the archive, the driver's files before the kernel's. Returns its manifest. Raises OSError."""
         archive = ArchiveWriter(file)
         ordered = sorted(self.files, key=lambda path: (path.startswith("/"), path))
         left_out = [path for path in ordered if not archive.add(path, self.files[path])]
@@ -210,7 +210,7 @@ class Bundle:
 
 
 def _json(text: str) -> Any:
-    """Returns what a text is as JSON; None where it is none, such as a damaged claim file."""
+    """Parses a text as JSON. Returns None if it is not JSON, such as a damaged claim file."""
     try:
         return parse_json(text.encode(errors="replace"), MOST_BYTES, "file", "")
     except MalformedError:
@@ -218,9 +218,9 @@ def _json(text: str) -> Any:
 
 
 def gather(settings: Settings, output: str, *, masked: bool) -> str:
-    """Writes the archive to a file for its owner alone, or to standard output (``-``); returns a summary.
+    """Writes the archive to a file with mode 0600, or to standard output (``-``), and returns a summary.
 
-    Raises ConfigError for a file that cannot be made, and OSError.
+    Raises ConfigError if the file cannot be created, or OSError.
     """
     bundle = Bundle(settings)
     bundle.collect()
@@ -239,7 +239,7 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
 
 
 def _created(path: str) -> BinaryIO:
-    """Returns a file, empty and for its owner alone, also where one was there already; a device stays as it is."""
+    """Opens an empty file with mode 0600, whether or not it existed. A device keeps its mode. Raises ConfigError."""
     made = -1
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -255,14 +255,14 @@ def _created(path: str) -> BinaryIO:
 
 @contextmanager
 def opened(path: str) -> Iterator[Path]:
-    """Gives the host root in an archive, or in the directory that one was unpacked into. Raises ConfigError."""
+    """Unpacks an archive and yields its host root, or finds it in an unpacked one. Raises ConfigError."""
     for root in (Path(path), Path(path, "node")):
         if (root / MANIFEST).is_file():
             yield root
             return
     with TemporaryDirectory(prefix="dra-driver-numa-") as into:
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - as every other file that is given
+            with open(path, "rb") as file:  # noqa: PTH123 - errors contain the name as typed
                 root = extract(file, Path(into))
         except OSError as error:
             raise ConfigError(path, [f"cannot be read: {error.strerror or error}"]) from error
@@ -272,7 +272,7 @@ def opened(path: str) -> Iterator[Path]:
 
 
 def node_of(root: Path) -> str | None:
-    """Returns the node that an archive is of, by its own service; None where that did not answer."""
+    """Returns the name of the node of an archive, or None if its service did not answer."""
     try:
         name = read_archived(root / STATE / "version.json")["node"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -88,7 +88,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
-    # A made-up machine may have been captured under a name that is not valid.
+    # A test machine may have been captured under a name that is not valid.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
@@ -149,7 +149,7 @@ def _status(arguments: argparse.Namespace) -> tuple[str, int]:
             shown = _status_shown(status, arguments)
             if not arguments.watch:
                 break
-            # From the top left corner, with nothing of the screen before it.
+            # Clear the terminal and begin at the top left corner.
             print(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown, flush=True)
             time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def _status_shown(status: dict[str, Any], arguments: argparse.Namespace) -> str:
 
     if arguments.output in _PEOPLE:
         return status_screen(status, wide=_wide(arguments))
-    # A stream of several YAML documents needs a mark between them.
+    # YAML documents in a stream are separated by a line with ---.
     return ("---\n" if arguments.watch and arguments.output == "yaml" else "") + structured(status, arguments.output)
 
 

@@ -17,7 +17,7 @@ from numa_tools.render import format_bytes
 
 
 def report(machine: Machine) -> dict[str, Any]:
-    """Returns the report. The first five keys have the form of the captured machines' expectations; CPUs are ids."""
+    """Returns the machine as values; CPUs are ids. Tests compare the first five keys with hwloc."""
     nodes = [node for node in machine.numa_nodes.values() if node.online]
 
     def pools(pages: Callable[[HugepagePool], int]) -> dict[str, dict[str, int]]:
@@ -57,7 +57,7 @@ def report(machine: Machine) -> dict[str, Any]:
 
 
 def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
-    """Returns the kind of a node's memory, its performance if the kernel reports it, and the nodes of nearest CPUs."""
+    """Returns the kind of a node's memory, its performance if known, and the NUMA nodes of the nearest CPUs."""
     traits = node.traits
     return {
         "kind": traits.kind.value,
@@ -69,7 +69,7 @@ def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
 
 
 def claimable(inventory: Inventory) -> dict[str, Any]:
-    """Returns what is kept for the system, how its memory came about, and the plain memory that is left for claims."""
+    """Returns the CPUs and memory reserved for the system, the source of that amount, and the memory for claims."""
     reserve = inventory.reserve
     return {
         "reserved": {
@@ -85,7 +85,7 @@ def claimable(inventory: Inventory) -> dict[str, Any]:
 
 
 def claimable_table(inventory: Inventory) -> str:
-    """Returns the same for a person."""
+    """Returns the reserves and the memory for claims as text."""
     reserve, offered, rows = inventory.reserve, _claimable_memory(inventory), []
     for node in inventory.machine.numa_nodes.values():
         huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as its files show it: the machine, the claims in the claim files, and the CPUs and memory that are left.
+"""Reads a node from its files: the machine, the prepared claims, and the CPUs and memory that are free.
 
-The service is asked for one figure, which no file contains: the memory that the kubelet reserves.
+Only the memory that the kubelet reserves is in no file; it is read from the running service.
 """
 
 import json
@@ -27,20 +27,20 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """One look at them."""
+    """A snapshot of the files of a node."""
 
     inventory: Inventory
     claims: DirectoryView
-    """The claim files; none of a machine that has no CDI directory."""
+    """The claim files; empty for a machine without a CDI directory."""
 
     @property
     def ledger(self) -> Ledger:
-        """Returns what the claim files hold."""
+        """Returns the allocations in the claim files."""
         return Ledger(self.claims.files)
 
 
 def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
-    """Reads the node; ``empty``: without its claims. Raises HostTreeError, and InventoryError for unusable names."""
+    """Reads the node, without its claims if ``empty``. Raises HostTreeError, or InventoryError for unusable names."""
     machine = discover(open_host(settings))
     claims = DirectoryView() if empty else claim_files(settings)
     inventory = build_inventory(
@@ -57,7 +57,7 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
 def kubelet_reserve(settings: Settings) -> int | None:
     """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported them.
 
-    An archive contains the service's report. On a node the service itself is asked.
+    An archive contains the service's document. On a node, the service is queried.
     """
     from numa_tools.bundle.archive import STATE  # noqa: PLC0415 - the service imports this module and no archives
 
@@ -78,7 +78,7 @@ def kubelet_reserve(settings: Settings) -> int | None:
 def read_archived(path: Path) -> Any:
     """Returns the value of a JSON file of an archive. Raises OSError or ValueError.
 
-    The nesting is limited and nothing else: an archive may contain odd values, which the commands then show.
+    Only the nesting is limited. The commands show unexpected values in an archive as they are.
     """
     data = path.read_bytes()
     if json_too_deep(data):
@@ -87,12 +87,12 @@ def read_archived(path: Path) -> Any:
 
 
 def claim_files(settings: Settings) -> DirectoryView:
-    """Returns the claim files of the node; none where it has no CDI directory."""
+    """Returns the claim files of the node; empty if it has no CDI directory."""
     return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
 
 
 def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
-    """Prints what does not fit to standard error; raises InventoryError where a driver can offer nothing."""
+    """Prints warnings to standard error. Raises InventoryError if a driver cannot offer anything."""
     for text in inventory.refused.values():
         raise InventoryError(text)
     for text in (*inventory.warnings, *(claims.problems.values() if claims else ())):
@@ -100,7 +100,7 @@ def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
 
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
-    """Returns the hugepages that no pod holds and that are not free, where cgroups tell what pods hold."""
+    """Returns the hugepages that are in use outside pods, if the cgroups show those of pods."""
     cgroups = HostTree(on_node(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, machine.page_sizes)
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the kernel's hugepage pools to what is planned, and reports what the kernel really allocated.
+"""Sets the kernel's hugepage pools to the planned sizes, and reports the pages that the kernel really allocated.
 
 Each write is followed by a read.
 """
@@ -16,12 +16,12 @@ from numa_tools.commands.forms import table
 from numa_tools.commands.provision_plan import Target
 
 Row = dict[str, Any]
-"""What became of a target: ``pageSize``, ``node``; pages ``asked`` for, ``before``, ``got`` and ``short`` (both None
-when nothing was tried); ``problem``, where there is one, says why the kernel could not be asked."""
+"""Result of a target: ``pageSize``, ``node``, and the numbers of pages ``asked``, ``before``, ``got`` and ``short``.
+The last two are None if nothing was written. ``problem`` is present only if a file could not be written."""
 
 
 def preview(targets: Sequence[Target], pools: KernelPools) -> list[Row]:
-    """Returns what there is and what is requested; touches nothing."""
+    """Returns the present and the requested numbers of pages, and changes nothing."""
     return [_row(target, pools.pages(target.node, target.page_bytes), None) for target in targets]
 
 
@@ -44,14 +44,14 @@ def provision(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Row]:
-    """Brings every pool to its target as far as the kernel can, within ``seconds``; a pool that has it is not touched.
+    """Sets every pool to its target, as far as the kernel can within ``seconds``. A pool of that size is not written.
 
-    A pool that cannot be written does not keep the others from theirs.
+    If a pool cannot be written, the others still are.
     """
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}
     problems: dict[Target, str] = {}
-    # What shrinks makes room for the rest, and large pages need the memory that is in one piece.
+    # Pools that shrink make room for the others. Large pages come first, since they need contiguous memory.
     for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
             if before[target] > target.pages:
@@ -67,13 +67,13 @@ def provision(
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the rows, and the pages that are short in all."""
+    """Returns the rows, and the number of missing pages of all of them."""
     missing = [row["short"] for row in rows]
     return {"pages": list(rows), "short": None if None in missing else sum(missing)}
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """Returns a table for a person, one line for each page size and node."""
+    """Formats the rows as a table with one line for each page size and NUMA node."""
     lines = [["SIZE", "NODE", "ASKED", "BEFORE", "GOT", ""]]
     for row in rows:
         short = f"short by {row['short']}" if row["short"] else ""

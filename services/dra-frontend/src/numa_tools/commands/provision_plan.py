@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``HugePageProvision`` files, and how many pages each NUMA node shall have by them. Pure."""
+"""Parses ``HugePageProvision`` files and computes the number of pages of each NUMA node. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ PageSize = Annotated[int, BeforeValidator(_page_bytes)]
 
 
 class Pages(Input):
-    """Pages of one size: on one node, or on all of them together."""
+    """Pages of one size: on one NUMA node, or on all of them together."""
 
     size: PageSize
     count: Annotated[int, Field(ge=0)]
@@ -38,7 +38,7 @@ class Pages(Input):
 class _Spec(Input):
     pages: list[Pages]
     default_hugepages_size: PageSize | None = None
-    """A boot parameter of the kernel: accepted, and of no effect on a machine that runs."""
+    """A boot parameter of the kernel. It is accepted, and has no effect on a running machine."""
 
 
 class _File(Input):
@@ -50,12 +50,12 @@ class _File(Input):
 
 
 Requested = tuple[str, Pages]
-"""Where it is requested, file and place in it, and what."""
+"""The file and the place in it, and the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How many pages of one size one node shall have in all."""
+    """Total number of pages of one size that a NUMA node should have."""
 
     page_bytes: int
     node: int
@@ -64,16 +64,16 @@ class Target:
 
 
 def read_requested(document: Any, source: str) -> list[Requested]:
-    """Returns the entries of one file; raises ConfigError naming every fault."""
+    """Parses the entries of one file. Raises ConfigError with every fault."""
     pages = validated(_File, document, source).spec.pages
     return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
 
 
 def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
-    """Returns the targets of all entries together, by page size and node; raises ConfigError where they cannot be.
+    """Returns the targets of all entries, by page size and NUMA node. Raises ConfigError if entries contradict.
 
-    An entry without a node is split evenly, the remainder going to the lowest nodes; memory without CPUs (CXL, HBM)
-    takes part only where there is no other.
+    An entry without a node is split evenly, and the lowest nodes get the remainder. NUMA nodes without CPUs (CXL, HBM)
+    are used only if there are no others.
     """
     targets: dict[tuple[int, int], Target] = {}
     for target in (target for source, pages in requested for target in _targets(machine, source, pages)):
@@ -104,9 +104,9 @@ def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
 
 
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
-    """A slip of the pen must not make the kernel throw out everything else that is in memory.
+    """Raises ConfigError if the pages exceed the memory of a node: the kernel would evict everything else from it.
 
-    Pools of sizes that no file names for a node stay as they are, and count as they are.
+    Pools of a size that no file contains for a node are not changed, and count with their present size.
     """
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]

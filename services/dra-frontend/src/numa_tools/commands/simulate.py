@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates claims and pods on this node: allocated as kube-scheduler does, prepared by the driver's own code."""
+"""Simulates claims and pods on this node: allocates as kube-scheduler does, and prepares with the driver's code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ _NO_PODS = (
 def prepared(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
-    """Reads manifests: those whose claims and those whose pods are simulated. Raises ConfigError naming the fault.
+    """Reads the files whose claims and the files whose pods are simulated. Raises ConfigError with the fault.
 
     Templates, classes and slices of other drivers may be in any of the files. If the files have slices of several
     nodes, only those of the node ``name`` count.
@@ -54,7 +54,7 @@ def prepared(
 
 
 def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns this node's slices of other drivers; the nodes are those that all slices name. Raises ManifestError."""
+    """Returns this node's slices of other drivers. Raises ManifestError if it is unclear which node is meant."""
 
     def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
@@ -97,7 +97,7 @@ def _explained(why: str, machine: Machine) -> str:
 
 
 def outcome_table(outcome: Row) -> str:
-    """Returns the outcome as a table and lines of text."""
+    """Formats the outcome as a table and lines of text."""
     rows: list[list[object]] = [["NAME", "CLAIM", "REQUEST", "DEVICE", "GETS"]]
     faults = []
     for row in outcome["outcomes"]:

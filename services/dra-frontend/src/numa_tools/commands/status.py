@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output of ``dra-frontend status``: devices, claims, CPUs and problems of this node on one screen.
 
-The service is asked. While it is down, the claim files, the journal and the machine say the same, but for containers.
+The documents come from the running service. While it is down, they are computed from the claim files, the journal and
+the machine, and only containers are missing.
 """
 
 import time
@@ -47,7 +48,7 @@ _REFUSED: Final = "; claims for one container are refused (cpuExclusivity: parti
 
 
 def read_status(settings: Settings) -> Document:
-    """Returns the status of this node. Blocks. Raises ConfigError for the overlay."""
+    """Returns the status of this node. Blocks. Raises ConfigError if the overlay cannot be used."""
     run = Path(on_node(settings.host_root, settings.config.run_dir))
     client = find_service(run, settings.pod_uid)
     service, backend = read_service(client)
@@ -180,9 +181,9 @@ def _notice(one: Document) -> str:
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns what follows where the kernel keeps no other processes off claimed CPUs, or "" where it does.
+    """Returns how claims are enforced if the kernel keeps no processes off claimed CPUs, or "" if it does.
 
-    The CPUs that the kernel keeps are in the list of CPUs by use.
+    The CPUs that the kernel keeps free of other processes are in the list of CPUs by use.
     """
     if status["exclusivity"] != "pool":
         return ""

@@ -58,6 +58,16 @@ def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
         assert matches(pattern(shown, {}), printed), f"{command}\n{printed}"
 
 
+def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> None:
+    """Its samples are of the same node. The UID of the claim is another one in each cluster."""
+    steps = [step for block in documented.blocks("state-endpoint") for step in block.commands() if step[1]]
+    assert steps
+    for command, shown in steps:
+        printed = shell.typed(command.replace("/run/dra-driver-numa", str(shell.stage.paths.run_dir)))
+        alike = [re.sub(r'"claimUid":"[^"]+"|-[a-z0-9]{5}"', "...", text).split() for text in (shown, printed)]
+        assert alike[0] == alike[1], f"{command}\n{printed}"
+
+
 def asked() -> list[str]:
     """The commands with which pages query a cluster, where a cluster of fakes can answer.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server, as far as a DRA driver and a scheduler see one; it knows nothing of ours.
+"""A fake API server with the parts that a DRA driver and a scheduler use. It contains no code of this project's driver.
 
-``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can be ordered
-over HTTP as well: see ``ApiServer.order`` (POST /fake).
+``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can also be
+ordered over HTTP: see ``ApiServer.order`` (POST /fake).
 """
 
 import argparse
@@ -35,7 +35,9 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class ApiServer:
-    """Use it with ``async with``; ``url`` is its address, ``store`` its objects, ``served`` what was asked."""
+    """The server, used with ``async with``. ``url`` is its address, ``store`` contains its objects and ``served`` the
+    requests.
+    """
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
@@ -77,7 +79,9 @@ class ApiServer:
         return admitted
 
     def write_kubeconfig(self, path: Path, *, user: Mapping[str, Any] | None = None) -> Path:
-        """Writes a kubeconfig for this server; ``user`` is its user entry, by default a token that is accepted."""
+        """Writes a kubeconfig for this server. ``user`` is its user entry, by default a token that the server
+        accepts.
+        """
         token = {"token": min(self.options.tokens)} if self.options.tokens else {}
         document = {
             "apiVersion": "v1",
@@ -91,21 +95,23 @@ class ApiServer:
         return path
 
     def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
-        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"``, ``"drop"``; further fields as of Fault."""
+        """Makes the next ``count`` requests fail: with an HTTP code, ``"hang"`` or ``"drop"``. Further fields are those
+        of Fault.
+        """
         self.faults.append(Fault(count, str(answer), **fault))
 
     def drop_watches(self) -> None:
-        """Breaks every open watch."""
+        """Breaks all open watches."""
         for watch in self.watches:
             watch.drop()
 
     def compact(self) -> None:
-        """Forgets the history: a watch that resumes from before is told 410, as are open ones."""
+        """Drops the history: watches that are open or resume from an earlier version get 410."""
         self.store.forget_history()
         self.drop_watches()
 
     def writes(self, resource: str = "resourceslices") -> list[Served]:
-        """The successful writes to a kind of object so far."""
+        """Returns the number of successful writes to a kind of object."""
         changing = {"create", "update", "patch", "delete", "deletecollection"}
         return [
             one
@@ -114,7 +120,9 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, forbidden, gates, version or served."""
+        """Carries out one item of ``POST /fake``: no_faults, fail_next, drop_watches, forbidden, gates, version or
+        served.
+        """
         if wish.get("no_faults"):
             self.faults.clear()
         if "fail_next" in wish:
@@ -243,13 +251,13 @@ class ApiServer:
         return self.store.update(resource, namespace, name, body, target.part)
 
     def _proxied(self, request: web.Request, node: str) -> Document:
-        """What a node's kubelet answers; of its paths configz alone is played."""
+        """Returns the response of a node's kubelet; only its path configz is implemented."""
         if node not in self.options.kubelets or not request.path.endswith("/proxy/configz"):
             raise ApiError(503, "ServiceUnavailable", "error trying to reach service: no kubelet is played")
         return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
-        """Applies a merge patch, a strategic one, or a server-side apply to the status of a claim."""
+        """Applies a merge patch, a strategic merge patch, or a server-side apply to the status of a claim."""
         old = self.store.get(target.resource, target.namespace, target.name)
         if request.content_type in _PATCHES:
             new = _PATCHES[request.content_type](old, body)
@@ -308,13 +316,13 @@ async def _main(arguments: argparse.Namespace) -> None:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
-            # The kubelets of this cluster have the same gates, and reserve 128 MiB.
+            # The kubelets of this cluster have the same feature gates and reserve 128 MiB.
             declared = [GATE] if options.gates[GATE] and options.version == "1.37" else []
             amounts = {"capacity": {"memory": "64Gi"}, "allocatable": {"memory": "65408Mi"}}
             document = {"metadata": {"name": node}, "status": {**amounts, "declaredFeatures": declared}}
             server.store.create(NODES, "", document)
         if arguments.port_file:
-            # Last, and by rename: who waits for this file finds everything else in place.
+            # This comes last and by rename, so a reader that waits for this file finds everything else ready.
             part = arguments.port_file.with_suffix(".part")
             part.write_text(server.url.rpartition(":")[2])
             part.rename(arguments.port_file)

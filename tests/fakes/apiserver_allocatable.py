@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node-allocatable field of a device (KEP-5517, in the form of Kubernetes 1.37) and how it is validated."""
+"""The node-allocatable field of a device (KEP-5517, in the form of Kubernetes 1.37) and its validation."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ _RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-\d+[KMGT]i")
 
 
 def drop_unknown(version: str, spec: Document) -> None:
-    """A field that this release does not have is gone when it has decoded the document."""
+    """Removes the field from the document, as decoding does in a release that does not know it."""
     if version != "1.37":
         for device in spec.get("devices") or []:
             device.pop(FIELD, None)
 
 
 def check_declared(resource: Resource, document: Document, node: Document) -> None:
-    """ApiError 403 for a mapping on a node whose kubelet has not declared that it counts claims.
+    """Raises ApiError 403 for a mapping on a node whose kubelet has not declared that it counts claims.
 
     `kubernetes/kubernetes plugin/pkg/admission/nodedeclaredfeatures, 1.37`.
     """
@@ -33,7 +33,7 @@ def check_declared(resource: Resource, document: Document, node: Document) -> No
 
 
 def validate(path: str, device: Document) -> Iterator[str]:
-    """The rules of the field, if it is there."""
+    """Validates the field if it is present."""
     capacity = device.get("capacity") or {}
     for resource, entry in (device.get(FIELD) or {}).items():
         here = f"{path}.{FIELD}[{resource}]"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``status.devices`` of ResourceClaims as the API server keeps it: who may write which entry, what an entry must be,
-what a server-side apply makes of those that are there, and when they go."""
+"""``status.devices`` of ResourceClaims in the API server: access control, validation, server-side apply, and removal of
+entries.
+"""
 
 import copy
 import json
@@ -20,12 +21,14 @@ Key = tuple[str, ...]
 
 
 def key_of(entry: Document) -> Key:
-    """What makes an entry unique among the claim's."""
+    """Returns the key that is unique among the claim's entries."""
     return tuple(str(entry.get(name) or "") for name in _KEYS)
 
 
 def applied(old: Document, body: Document, manager: str) -> Document:
-    """The object after a server-side apply to its status: entries of others stay, those of the manager are these."""
+    """Returns the object after a server-side apply to its status, which replaces the manager's entries and keeps all
+    others.
+    """
     new = copy.deepcopy(old)
     managed = new["metadata"].setdefault("managedFields", [])
     mine: Document = next((one for one in managed if one["manager"] == manager), {})
@@ -51,7 +54,7 @@ def applied(old: Document, body: Document, manager: str) -> Document:
 
 
 def prepare(gates: Mapping[str, bool], new: Document, old: Document | None) -> None:
-    """Entries without the gate are dropped, unless some are there already; those of devices that are given back go."""
+    """Drops new entries if the gate is off and none existed before, and entries of devices that were deallocated."""
     status, before = new.get("status") or {}, (old or {}).get("status") or {}
     if not gates["DRAResourceClaimDeviceStatus"] and not before.get("devices"):
         status.pop("devices", None)
@@ -102,13 +105,15 @@ def _faults(path: str, entry: Document) -> Iterator[str]:
 
 
 def changed_drivers(new: Document, old: Document) -> set[str]:
-    """The drivers of whose entries a write changes some."""
+    """Returns the drivers of which a write changes some entries."""
     now, before = ({key_of(e): e for e in (d.get("status") or {}).get("devices") or []} for d in (new, old))
     return {key[0] for key in now.keys() | before.keys() if now.get(key) != before.get(key)}
 
 
 def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, claim: Document) -> bool:
-    """Whether RBAC lets a caller with a token of that node change entries of a driver (Kubernetes 1.36 and later)."""
+    """Returns True if RBAC lets a caller with a token of that node change entries of a driver (Kubernetes 1.36 and
+    later).
+    """
     verbs = [f"arbitrary-node:{verb}"]
     terms = ((claim["status"].get("allocation") or {}).get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     fields = [field for term in terms for field in term.get("matchFields") or []]
@@ -118,7 +123,7 @@ def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, clai
 
 
 def allows(rules: Sequence[Document], verb: str, group: str, resource: str, name: str = "") -> bool:
-    """Whether some rule of a ClusterRole lets its subject do that."""
+    """Returns True if a rule of a ClusterRole allows the request."""
     return any(
         verb in rule["verbs"]
         and group in rule.get("apiGroups", ())
@@ -129,7 +134,7 @@ def allows(rules: Sequence[Document], verb: str, group: str, resource: str, name
 
 
 def identity(body: Any) -> Document:
-    """The body of an apply, which must name what it is of."""
+    """Checks that the body of an apply identifies its object."""
     if not isinstance(body, dict) or not body.get("apiVersion") or not body.get("kind"):
         raise ApiError(400, "BadRequest", "apiVersion and kind are required in an apply")
     return body

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an API server says of itself: its groups, their resources, and an OpenAPI document for each group.
+"""The API server's discovery documents: its groups, their resources, and an OpenAPI document for each group.
 
-The OpenAPI documents have no schemas. kubectl and Helm look there whether the server checks fields itself; it says
-that it does, so they leave that to the server (QueryParamVerifierV3 in k8s.io/cli-runtime/pkg/resource).
+The OpenAPI documents have no schemas. kubectl and Helm look there to find out whether the server validates fields
+itself. It reports that it does, so they leave validation to the server (QueryParamVerifierV3 in
+k8s.io/cli-runtime/pkg/resource).
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "updat
 
 
 def routes(not_served: set[str]) -> Iterable[web.RouteDef]:
-    """The routes of discovery; groups in ``not_served`` are not there."""
+    """Returns the routes of discovery, without the groups in ``not_served``."""
 
     def served() -> dict[str, list[Resource]]:
         of_group = groupby(sorted(RESOURCES, key=_group), _group)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of events.k8s.io/v1 Events by the API server: what a new one needs, and what an existing one may change.
+"""Validation of events.k8s.io/v1 Events: the required fields of a new Event, and the permitted changes of an existing
+one.
 
 Source: kubernetes/kubernetes pkg/apis/core/validation/events.go.
 """
@@ -15,7 +16,7 @@ _MUTABLE = {"metadata", "series"}
 
 
 def check_event(new: Document, old: Document | None) -> None:
-    """Raises ApiError 422 with every cause for an Event that is not valid."""
+    """Raises ApiError 422 with all causes if the Event is invalid."""
     causes = [*_validate(new), *_validate_change(new, old)]
     if causes:
         name = new["metadata"]["name"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that the API server forwards to a node: ``kubectl exec`` and the metrics of the kubelet.
 
-``kubectl exec`` is served by WebSocket (KEP-4006), without standard input and terminal. The node is asked over a unix
-socket, as in tests/fakes/control.py. The call ``exec`` has namespace, pod, container and command, and is answered with
-status, stdout and stderr, a character for each byte. The call ``metrics`` has the node's name, and is answered with
-the text of the metrics.
+``kubectl exec`` is served over WebSocket (KEP-4006), without standard input and terminal. The node is called over a
+unix socket, as in tests/fakes/control.py. The call ``exec`` has namespace, pod, container and command, and returns
+status, stdout and stderr, with one character for each byte. The call ``metrics`` has the node's name and returns the
+text of the metrics.
 """
 
 import asyncio

@@ -12,7 +12,9 @@ _MERGE_KEYS: Final = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
-"""patchMergeKey of the lists of objects that are merged item by item (types.go of k8s.io/api); others are replaced."""
+"""The patchMergeKey of those lists of objects that are merged item by item (types.go of k8s.io/api). Other lists are
+replaced.
+"""
 
 
 def merge(old: Any, patch: Any) -> Any:
@@ -27,8 +29,8 @@ def merge(old: Any, patch: Any) -> Any:
 def strategic_merge(old: Any, patch: Any) -> Any:
     """Returns the value with a strategic merge patch applied.
 
-    Of the directives, ``$patch: delete`` removes an item and ``$patch: replace`` an object's former content. The ones
-    about order and ``$retainKeys`` are ignored.
+    Of the directives, ``$patch: delete`` removes an item, and ``$patch: replace`` replaces the previous content of an
+    object. The directives about order and ``$retainKeys`` are ignored.
     """
     if not isinstance(patch, dict):
         return patch

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request bodies in Kubernetes' protobuf, as clients made with client-go send them: a driver's kinds, and Helm's.
+"""Request bodies in Kubernetes' protobuf encoding, as clients built with client-go send them, for the kinds that a
+driver and Helm use.
 
-Answers are JSON: such a client accepts both. Field numbers are those of the API's generated.proto files.
+Responses are JSON, which such a client also accepts. Field numbers are those of the API's generated.proto files.
 """
 
 import base64
@@ -13,7 +14,7 @@ from tests.fakes.apiserver_store import ApiError, Document
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
-# By message: field number, name in JSON, and what it is. "[]" stands for a list, "{}" for a map from strings.
+# For each message: field number, name in JSON, and type. "[]" stands for a list, "{}" for a map from strings.
 _MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
     "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
@@ -120,7 +121,7 @@ _KINDS = ("ResourceSlice", "Namespace", "Secret", "DeleteOptions")
 
 
 def read_object(body: bytes) -> Document:
-    """Returns the object of a request body as its JSON document. ApiError 400 or 415 for what cannot be read."""
+    """Returns the object of a request body as its JSON document. Raises ApiError 400 or 415 if it cannot be read."""
     try:
         if not body.startswith(_MAGIC):
             raise ValueError("no envelope")
@@ -135,7 +136,7 @@ def read_object(body: bytes) -> Document:
 
 
 def _read(message: str, data: bytes) -> Document:
-    """Returns what a message says; what its writer left empty is not in it, unless emptiness is a value."""
+    """Returns the content of a message. Empty fields are omitted, unless an empty value has a meaning."""
     found: Document = {}
     for number, value in _fields(data):
         name, what = _MESSAGES[message].get(number, ("", ""))
@@ -171,7 +172,7 @@ def _value(kind: str, value: Any) -> Any:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the fields of a message in order: numbers, and bytes."""
+    """Yields the fields of a message in order, with numbers and bytes as values."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everybody who is authenticated may ask the API server: its version, and what they may do."""
+"""API requests that every authenticated client may send: the server's version and its own permissions."""
 
 from tests.fakes import apiserver_devices as devices
 from tests.fakes.apiserver_store import Document, Resource
@@ -11,7 +11,7 @@ OPEN = (VERSION, REVIEWS)
 
 
 def denied(options: Options, verb: str, group: str, resource: str, name: str = "") -> bool:
-    """Whether RBAC denies that to the caller; ``resource`` with its subresource."""
+    """Returns True if RBAC denies the request to the caller; ``resource`` includes the subresource."""
     rules = options.rules
     return (verb, resource) in options.forbidden or (
         rules is not None and not devices.allows(rules, verb, group, resource, name)
@@ -19,7 +19,7 @@ def denied(options: Options, verb: str, group: str, resource: str, name: str = "
 
 
 def answer(options: Options, resource: Resource, body: Document) -> Document:
-    """The answer to one of OPEN."""
+    """Returns the response to one of the requests in OPEN."""
     if resource is VERSION:
         major, minor = options.version.split(".")
         return {"major": major, "minor": minor, "gitVersion": f"v{options.version}.0"}

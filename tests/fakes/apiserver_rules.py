@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server does to a ResourceSlice or ResourceClaim before storing it: fields of gates that are off are
-dropped, defaults filled in, the rest validated by the rules of Kubernetes 1.36 (1.37 where it differs)."""
+"""Admission of ResourceSlices and ResourceClaims before they are stored: fields of disabled feature gates are dropped,
+defaults are set, and the rest is validated by the rules of Kubernetes 1.36 (1.37 where it differs).
+"""
 
 import copy
 import re
@@ -41,7 +42,9 @@ _VALUES = ("int", "bool", "string", "version", "ints", "bools", "strings", "vers
 def admit(
     gates: Mapping[str, bool], resource: Resource, new: Document, old: Document | None, version: str = "1.36"
 ) -> Document:
-    """The document as a server of this release will store it; ApiError 422 with every cause when it is not valid."""
+    """Returns the document as a server of this release stores it. Raises ApiError 422 with all causes if it is
+    invalid.
+    """
     new = copy.deepcopy(new)
     if resource.name == "deviceclasses" and not gates["DRAExtendedResource"]:
         (new.get("spec") or {}).pop("extendedResourceName", None)
@@ -80,9 +83,9 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
 
 
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
-    """Fields of a gate that is off go, unless the stored object uses that gate already.
+    """Drops fields of a disabled gate, unless the stored object uses them already.
 
-    Of a list attribute the name is left, without any value: the validation then refuses the slice.
+    Of a list attribute only the name is left, without a value, and validation then rejects the slice.
     """
     for gate, fields in _DEVICE_FIELDS.items():
         if gates[gate] or any(field in device for device in old.get("devices") or [] for field in fields):
@@ -110,7 +113,7 @@ def _complete(spec: Document) -> None:
 
 
 def _printed(value: Any) -> Any:
-    """Quantities in the server's own spelling."""
+    """Returns the document with quantities in the server's canonical form."""
     if isinstance(value, dict):
         return {key: _printed(inner) for key, inner in value.items()}
     return [_printed(inner) for inner in value] if isinstance(value, list) else quantities.canonical(value)
@@ -211,7 +214,7 @@ def _longest(items: list[Any]) -> int:
 
 
 def validate_capacity(path: str, capacity: Document, *, shared: bool) -> Iterator[str]:
-    """The rules of a device's capacity and of its request policy (validation.go of 1.36)."""
+    """Validates a device's capacity and its request policy (validation.go of 1.36)."""
     try:
         value = quantities.whole(capacity.get("value"))
         policy = capacity.get("requestPolicy")

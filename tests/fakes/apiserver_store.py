@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects with the habits of the API server: versions, uids, optimistic locking, a history to watch."""
+"""An object store with the API server's semantics: versions, UIDs, optimistic locking, and a history for watches."""
 
 import copy
 import secrets
@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 class ApiError(Exception):
-    """An answer that is not a success; becomes a Status object."""
+    """An error response, which is returned as a Status object."""
 
     def __init__(self, code: int, reason: str, message: str, name: str = "", kind: str = "") -> None:
         self.code = code
@@ -23,7 +23,7 @@ class ApiError(Exception):
         super().__init__(message)
 
     def status(self) -> Document:
-        """The Status document."""
+        """Returns the Status document."""
         details = {key: value for key, value in (("name", self.name), ("kind", self.kind)) if value}
         return {
             "kind": "Status",
@@ -39,7 +39,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of object and where it is served."""
+    """A kind of object and the path that serves it."""
 
     group: str
     name: str
@@ -50,7 +50,7 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """The ``apiVersion`` of its documents."""
+        """Returns the ``apiVersion`` of its documents."""
         return f"{self.group}/v1" if self.group else "v1"
 
 
@@ -79,19 +79,19 @@ RESOURCES = (
 
 @dataclass(frozen=True)
 class Change:
-    """One entry of the history; ``before`` decides what a selective watch sees."""
+    """One entry of the history. ``before`` decides which type of event a selective watch sees."""
 
     version: int
     resource: Resource
     before: Document | None
     after: Document | None
-    """The object as it was last, with the version of the deletion, when it was deleted."""
+    """The last state of the object; for a deleted object with the version of the deletion."""
     deleted: bool = False
 
 
 @dataclass
 class Store:
-    """All objects. Every method is synchronous: one loop, no locks."""
+    """All objects. Every method is synchronous and runs on one event loop, so no locks are needed."""
 
     admit: Callable[[Resource, Document, Document | None], Document] = lambda _resource, new, _old: new
     version: int = 1000
@@ -101,20 +101,20 @@ class Store:
     _objects: dict[tuple[Resource, str, str], Document] = field(default_factory=dict)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Document:
-        """A copy of the object; ApiError 404."""
+        """Returns a copy of the object. Raises ApiError 404."""
         found = self._objects.get((resource, namespace, name))
         if found is None:
             raise ApiError(404, "NotFound", f'{resource.name} "{name}" not found', name, resource.name)
         return copy.deepcopy(found)
 
     def select(self, resource: Resource, namespace: str = "") -> Iterator[Document]:
-        """Copies, sorted by namespace and name."""
+        """Returns copies of the objects, sorted by namespace and name."""
         for key in sorted((key for key in self._objects if key[0] is resource), key=lambda key: key[1:]):
             if namespace in {"", key[1]}:
                 yield copy.deepcopy(self._objects[key])
 
     def create(self, resource: Resource, namespace: str, document: Document, *, dry_run: bool = False) -> Document:
-        """Stores a new object with name, uid, version and time filled in."""
+        """Stores a new object and sets name, UID, version and time."""
         document = copy.deepcopy(document)
         metadata = document.setdefault("metadata", {})
         name = str(metadata.get("name") or self._generated(metadata))
@@ -130,7 +130,7 @@ class Store:
         return document if dry_run else self._put(resource, document, None)
 
     def update(self, resource: Resource, namespace: str, name: str, document: Document, part: str = "") -> Document:
-        """Replaces the object, or with part ``status`` only that; the other part and the identity are kept."""
+        """Replaces the object, or only its status with part ``status``; the other part and the identity are kept."""
         old = self.get(resource, namespace, name)
         metadata = document.get("metadata") or {}
         self._check_version(resource, old, metadata.get("uid"), metadata.get("resourceVersion"))
@@ -152,18 +152,18 @@ class Store:
         return self._put(resource, new, old)
 
     def delete(self, resource: Resource, namespace: str, name: str, preconditions: Document | None = None) -> Document:
-        """Deletes the object, whatever finalizers it has."""
+        """Deletes the object at once, even if it has finalizers."""
         old = self.get(resource, namespace, name)
         wanted = preconditions or {}
         self._check_version(resource, old, wanted.get("uid"), wanted.get("resourceVersion"))
         return self._remove(resource, old)
 
     def since(self, version: int, resource: Resource) -> list[Change]:
-        """What happened to objects of a kind after a version."""
+        """Returns the changes of a kind of object after a version."""
         return [change for change in self.history if change.version > version and change.resource is resource]
 
     def forget_history(self) -> None:
-        """Compaction: no watch can start from a version of the past any more."""
+        """Drops the history, as compaction does: no watch can start from an earlier version."""
         self.version += 1
         self.forgotten = self.version
         self.history.clear()
@@ -171,7 +171,7 @@ class Store:
     def _generated(self, metadata: Document) -> str:
         if not metadata.get("generateName"):
             raise ApiError(422, "Invalid", "metadata.name: Required value: name or generateName is required")
-        # As names.SimpleNameGenerator: 63 characters at most, 5 of them random.
+        # As in names.SimpleNameGenerator: at most 63 characters, 5 of them random.
         return str(metadata["generateName"])[:58] + "".join(
             secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5)
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be asked of the fake API server, and what it remembers."""
+"""Options of the fake API server, and the records that it keeps."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.fakes.apiserver_store import Document, Resource
 
 @dataclass(frozen=True)
 class Served:
-    """One request that was answered."""
+    """A request that was answered."""
 
     verb: str
     resource: str
@@ -22,9 +22,9 @@ class Served:
 
 @dataclass
 class Fault:
-    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection.
+    """A fault of the next ``count`` requests: an HTTP code, or ``hang`` or ``drop`` of the connection.
 
-    With a ``body`` the answer is that text, whatever it is.
+    With a ``body``, the response contains that text.
     """
 
     count: int
@@ -34,39 +34,39 @@ class Fault:
     retry_after: int | None = None
     body: str | None = None
     agent: str = ""
-    """Beginning of the User-Agent of whom it happens to."""
+    """Prefix of the User-Agent of the clients that are affected."""
 
 
 @dataclass
 class Options:
-    """How this server is set up."""
+    """Configuration of the server."""
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
     version: str = "1.36"
-    """Release of Kubernetes, as far as it matters for the fields of slices and the rights of drivers."""
+    """Release of Kubernetes, which determines the fields of slices and the permissions of drivers."""
     tokens: set[str] | None = None
-    """Accepted bearer tokens; None lets everybody in."""
+    """Accepted bearer tokens; None accepts every client."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)
-    """(verb, resource) that RBAC denies."""
+    """Pairs of (verb, resource) that RBAC denies."""
     rules: list[Document] | None = None
-    """Those of the ClusterRole that callers have; None lets everybody do everything."""
+    """Rules of the callers' ClusterRole; None allows everything."""
     node: str = ""
-    """That the callers' tokens are bound to."""
+    """The node that the callers' tokens are bound to."""
     certificate: Path | None = None
     key: Path | None = None
     not_served: set[str] = field(default_factory=set)
-    """API groups that answer 404."""
+    """API groups that are answered with 404."""
     address: str = "127.0.0.1"
-    """Where it listens, also in its kubeconfig."""
+    """The address to listen on, which is also in the kubeconfig."""
     kubelets: dict[str, Document] = field(default_factory=dict)
-    """KubeletConfiguration by node, for those whose kubelet answers ``proxy/configz``."""
+    """KubeletConfiguration by node, for nodes whose kubelet serves ``proxy/configz``."""
     node_socket: Path | None = None
-    """Where who plays the node executes commands in containers; see apiserver_exec."""
+    """The socket of the fake node that runs commands in containers; see apiserver_exec."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the path of a request names."""
+    """The object or collection that the path of a request refers to."""
 
     resource: Resource
     namespace: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors and watches of the fake API server. The one bookmark that it sends ends the list of a streaming list."""
+"""Selectors and watches of the fake API server. The only bookmark that it sends marks the end of a streaming list."""
 
 import asyncio
 import json
@@ -14,7 +14,9 @@ _YES = {"1", "true"}
 
 
 def matches(resource: Resource, request: web.Request, document: Document | None) -> bool:
-    """True if the object passes the request's selectors; ApiError 400 for a field that cannot be selected."""
+    """Returns True if the object matches the request's selectors. Raises ApiError 400 for a field that cannot be
+    selected.
+    """
     for term in filter(None, request.query.get("fieldSelector", "").split(",")):
         path, _, wanted = term.replace("==", "=").partition("=")
         negated = path.endswith("!")
@@ -35,7 +37,7 @@ def matches(resource: Resource, request: web.Request, document: Document | None)
 
 @dataclass
 class Watch:
-    """One open watch; ``drop`` breaks its connection."""
+    """An open watch; ``drop`` breaks its connection."""
 
     store: Store
     request: web.Request
@@ -50,7 +52,7 @@ class Watch:
         self._changed.set()
 
     async def serve(self) -> web.StreamResponse:
-        """Streams events until the time is up, the connection is dropped or the client goes."""
+        """Streams events until the timeout, until the connection is dropped or until the client closes it."""
         self._check_options()
         matches(self.resource, self.request, None)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -83,7 +85,9 @@ class Watch:
             await self._changed.wait()
 
     async def _begin(self, response: web.StreamResponse) -> int:
-        """Where the client stands; without a version, or when it asks, it first gets everything that exists."""
+        """Returns the client's start version. Without a version, or on request, the client gets all existing objects
+        first.
+        """
         start, streaming = self.request.query.get("resourceVersion", ""), self._is_streaming_list
         if start not in {"", "0"} and not streaming:
             return int(start)
@@ -102,7 +106,9 @@ class Watch:
         return self.request.query.get("sendInitialEvents") in _YES
 
     def _check_options(self) -> None:
-        """As the server does (KEP-3157): the one option wants the other, and the other is for nothing else."""
+        """Validates the two options as the server does (KEP-3157): sendInitialEvents requires resourceVersionMatch,
+        which is valid for nothing else.
+        """
         match = self.request.query.get("resourceVersionMatch", "")
         if "sendInitialEvents" in self.request.query and match != "NotOlderThan":
             raise _invalid("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
@@ -115,7 +121,7 @@ def _invalid(reason: str) -> ApiError:
 
 
 def _seen(change: Change, request: web.Request, namespace: str) -> Iterator[tuple[str, Document]]:
-    """What a selective watch makes of a change: an object may come into its view or leave it."""
+    """Returns the event that a selective watch sees for a change: an object may start or stop matching its selector."""
 
     def visible(document: Document | None) -> bool:
         here = document is not None and namespace in {"", document["metadata"].get("namespace", "")}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An event loop that waits for nothing: where only timers are left, its clock jumps to the next one.
+"""An event loop without real waiting: when only timers are left, its clock jumps to the next one.
 
-For code whose peers all live on this loop. What a thread or another process does takes no time on this clock.
+It is for code whose peers all run on this loop. Work in a thread or another process takes no time on this clock.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _GRACE_SECONDS: Final = 0.001
-"""That the loop really waits before its clock jumps: the kernel may still be about to deliver something."""
+"""How long the loop really waits before its clock jumps, because the kernel may be about to deliver an event."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
     jumped = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits only where no timer is set."""
+        """Waits only if no timer is set."""
         ready = super().select(timeout if timeout is None else min(timeout, _GRACE_SECONDS))
         if not ready and timeout:
             self.jumped += max(timeout - _GRACE_SECONDS, 0)
@@ -25,7 +25,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop with such a clock."""
+    """An event loop with such a clock."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -37,5 +37,5 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], JumpingLoop]]:
-    """Makes all loops of a folder such ones, once its conftest.py imports it."""
+    """Makes pytest use such loops for all tests of a folder whose conftest.py imports this function."""
     return {"jumping": JumpingLoop}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``containerd config dump`` says, by release: the keys that matter to drivers, and some others."""
+"""The output of ``containerd config dump`` by release, with the keys that matter to drivers and some others."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def nri(**said: Any) -> Document:
-    """The section of NRI with its defaults since 2.0."""
+    """Returns the section of NRI with its defaults since 2.0."""
     return {
         "disable": False,
         "socket_path": "/var/run/nri/nri.sock",
@@ -26,7 +26,7 @@ def nri(**said: Any) -> Document:
 
 
 def cri(**said: Any) -> Document:
-    """The section with CDI, with its defaults since 2.0; it has tables, some with dots in their names."""
+    """Returns the section with CDI and its defaults since 2.0. It contains tables, some with dots in their names."""
     return {
         "enable_cdi": True,
         "cdi_spec_dirs": CDI_DIRECTORIES,
@@ -42,7 +42,7 @@ def cri(**said: Any) -> Document:
 
 
 def dump(release: str, nri_says: Document | None = None, cri_says: Document | None = None) -> Document:
-    """The dump of a release without a configuration file, but for what is given."""
+    """Returns the dump of a release without a configuration file, apart from the given settings."""
     validator = {"enable": False, "reject_oci_hook_adjustment": False, "required_plugins": []}
     validator["tolerate_missing_plugins_annotation"] = ""
     version, name, nri_section, cri_section = {
@@ -66,7 +66,9 @@ def dump(release: str, nri_says: Document | None = None, cri_says: Document | No
 
 
 def merge(release: str, into: Document, drop_in: Document) -> Document:
-    """What that release uses once the drop-in is imported: whole sections in 1.7, key by key since 2.0."""
+    """Returns the settings that the release uses with the drop-in imported: whole sections are replaced in 1.7, single
+    keys since 2.0.
+    """
     if release == "1.7":
         return into | {"plugins": into["plugins"] | drop_in["plugins"]}
     return {key: _deep(value, drop_in[key]) if key in drop_in else value for key, value in into.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives a stand-in from another process: one JSON object a line over a unix socket, one line back.
+"""Controls a fake from another process, with one JSON object per line over a unix socket and one line as response.
 
-A line is ``{"call": NAME, "args": {...}}``, its answer ``{"result": ...}`` or ``{"error": TEXT}``.
+A line is ``{"call": NAME, "args": {...}}``, and its response ``{"result": ...}`` or ``{"error": TEXT}``.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LONGEST_LINE = 64 << 20
 
 
 def stopping() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set from now on."""
+    """Returns an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -26,7 +26,7 @@ def stopping() -> asyncio.Event:
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, calls: Calls, *expected: type[Exception]) -> AsyncIterator[None]:
-    """Serves calls for the length of a block. Errors that are expected are told in their own words alone."""
+    """Serves calls for the duration of a block. For expected errors the response contains only their own text."""
     clients: set[asyncio.StreamWriter] = set()
 
     async def carry_out(line: bytes) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl``, as far as a plugin uses it: raw requests, the namespace of a context, and calls that it only notes.
+"""A fake ``kubectl`` with the parts that a plugin uses: raw requests, the namespace of a context, and calls that are
+only recorded.
 
-``exec`` and ``port-forward`` need a kubelet behind the API server, which no fake has: they print what they were given,
-and end with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag in
-FAKE_KUBECTL_UNKNOWN ends as argparse ends one that does not know it. ``python -m tests.fakes.kubectl ARGUMENTS``.
+``exec`` and ``port-forward`` need a kubelet behind the API server, which does not exist here: they print their
+arguments and exit with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag
+in FAKE_KUBECTL_UNKNOWN fails as argparse does for an unknown flag. ``python -m tests.fakes.kubectl ARGUMENTS``.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def _get(document: dict[str, Any], path: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what one call asks for; returns the exit status."""
+    """Runs one call and returns the exit status."""
     parser = argparse.ArgumentParser(prog="kubectl")
     parser.add_argument("--kubeconfig", type=Path, required=True)
     given, rest = parser.parse_known_args(arguments)

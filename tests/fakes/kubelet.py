@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kubelet, as far as a DRA driver sees one. It knows nothing of ours and works with any driver.
+"""A fake kubelet with the parts that a DRA driver uses. It is independent of this project and works with any driver.
 
-``python -m tests.fakes.kubelet --root DIR --control SOCK`` runs it as a process that takes calls().
+``python -m tests.fakes.kubelet --root DIR --control SOCK`` runs it as a process that accepts calls().
 """
 
 import argparse
@@ -39,7 +39,9 @@ _VERSIONS: dict[str, tuple[Any, Any]] = {
 
 
 class Kubelet:
-    """Use it with ``async with``. The slices that the real one wipes are the business of who plays the API server."""
+    """The kubelet, used with ``async with``. Deleting a removed driver's slices, which the real kubelet does, is left
+    to the test's API server.
+    """
 
     def __init__(self, root: Path, settings: KubeletSettings | None = None) -> None:
         self.root = root
@@ -65,20 +67,20 @@ class Kubelet:
             self._watch = None
 
     async def restart(self) -> None:
-        """Ends and begins anew: connections are lost, the checkpoint is read."""
+        """Restarts the kubelet: connections are closed and the checkpoint is read."""
         await self.__aexit__(None, None, None)
         await self.__aenter__()
 
     async def driver(self, name: str, within: float = 10.0) -> Endpoint:
-        """Returns the driver's endpoint once it is registered and connected; TimeoutError otherwise."""
+        """Returns the driver's endpoint once it is registered and connected. Raises TimeoutError."""
         async with asyncio.timeout(within):
-            # The state of a channel that connects has no event.
+            # No event reports that a channel has connected, so its state is polled.
             while (endpoint := self.plugins.endpoint(name)) is None or not endpoint.connected():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             return endpoint
 
     async def prepare_pod(self, pod: Document, claims: Sequence[Document]) -> dict[str, list[str]]:
-        """Prepares the claims of a pod and returns each container's CDI ids; raises PrepareError."""
+        """Prepares the claims of a pod and returns the CDI ids of each container. Raises PrepareError."""
         admitted = [self.cache.admit(pod, claim) for claim in claims]
         for name in {driver for claim in admitted for driver in claim.drivers}:
             if self.plugins.endpoint(name) is None:
@@ -97,7 +99,7 @@ class Kubelet:
         return container_devices(pod, claims, self.cache.claims)
 
     async def unprepare_pod(self, pod_uid: str) -> None:
-        """Ends a pod's use of its claims; those that no other pod uses are unprepared. Raises UnprepareError."""
+        """Ends a pod's use of its claims and unprepares those that no other pod uses. Raises UnprepareError."""
         ending: list[CachedClaim] = []
         for claim in self.cache.of_pod(pod_uid):
             if claim.pods == [pod_uid]:
@@ -113,7 +115,7 @@ class Kubelet:
     async def _prepare(self, driver: str, claims: list[CachedClaim]) -> None:
         by_uid = {claim.uid: claim for claim in claims}
         for uid, entry in (await self._call(driver, "Prepare", claims, PrepareError)).items():
-            # Appended to what the checkpoint holds, whatever that is: ids that change over time pile up.
+            # They are appended to the content of the checkpoint, so ids that change over time accumulate.
             by_uid[uid].devices.setdefault(driver, []).extend(_cached(device) for device in entry.devices)
 
     async def _call(
@@ -150,7 +152,7 @@ class Kubelet:
 
 def _any_order(claims: Sequence[CachedClaim]) -> list[str]:
     drivers = sorted({driver for claim in claims for driver in claim.drivers})
-    random.shuffle(drivers)  # the real one iterates over a map
+    random.shuffle(drivers)  # the real kubelet iterates over a map
     return drivers
 
 
@@ -162,7 +164,7 @@ def _cached(device: Any) -> CachedDevice:
 
 
 def calls(kubelet: Kubelet) -> Calls:
-    """What may come over the control socket."""
+    """Returns the calls that the control socket accepts."""
 
     async def status() -> Document:
         return {"endpoints": [_shown(one) for one in kubelet.plugins.endpoints]}

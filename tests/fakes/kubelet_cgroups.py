@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits that a kubelet gives a pod and its containers, of Kubernetes 1.36 and 1.37, on cgroup v2.
+"""The limits that the kubelets of Kubernetes 1.36 and 1.37 set for a pod and its containers, on cgroup v2.
 
-A function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, as these files compute them:
-`kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod),
-`kubernetes/kubernetes pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, 1.36 and 1.37` (containers),
-`kubernetes/kubernetes staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (what claims add).
-In 1.36 the scheduler alone counts claims.
+They are a function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, computed as in these
+files: `kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod), `kubernetes/kubernetes
+pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, 1.36 and 1.37` (containers), `kubernetes/kubernetes
+staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (the contribution of claims). In 1.36 only the scheduler
+counts claims.
 """
 
 from collections import Counter
@@ -16,32 +16,32 @@ from typing import Any
 from tests.fakes import quantities
 
 PERIOD = 100_000
-"""Microseconds of the CPU quota's period."""
+"""Period of the CPU quota in microseconds."""
 _HUGE = "hugepages-"
 Amounts = Mapping[str, int]
-"""By resource: thousandths of a CPU, bytes."""
+"""Amounts by resource, in thousandths of a CPU or in bytes."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the kubelet states of one cgroup; None: no limit."""
+    """The limits that the kubelet states for a cgroup; None means no limit."""
 
     cpu_quota: int | None = None
-    """Microseconds in a period."""
+    """Microseconds per period."""
     memory: int | None = None
-    """Bytes."""
+    """Limit in bytes."""
     hugepages: Amounts = field(default_factory=dict)
-    """Bytes by page size, ``2Mi``; a size that is not here is limited to nothing."""
+    """Bytes by page size, such as ``2Mi``; a missing size has a limit of 0."""
 
 
 def claim_status(claim: str, containers: Sequence[str], amounts: Mapping[str, str]) -> dict[str, Any]:
-    """One entry that the scheduler of 1.37 writes for a claim with mapped devices."""
+    """Returns an entry as the scheduler of 1.37 writes it for a claim with mapped devices."""
     mapping = [{"name": name, "quantity": quantity} for name, quantity in amounts.items()]
     return {"resourceClaimName": claim, "containers": [*containers], "mapping": mapping}
 
 
 def pod_limits(pod: Mapping[str, Any], release: str, *, gate: bool) -> Limits:
-    """The limits of the pod's own cgroup; ``gate``: DRANodeAllocatableResources in the kubelet."""
+    """Returns the limits of the pod's own cgroup. ``gate`` is the kubelet's DRANodeAllocatableResources."""
     spec = pod["spec"]
     every = [*spec.get("initContainers", ()), *spec["containers"]]
     counted = _added(_statuses(pod, release, gate=gate))
@@ -54,12 +54,12 @@ def pod_limits(pod: Mapping[str, Any], release: str, *, gate: bool) -> Limits:
 
 
 def container_limits(pod: Mapping[str, Any], name: str, release: str, *, gate: bool) -> Limits:
-    """The limits that the kubelet sends the runtime for a container."""
+    """Returns the limits that the kubelet sends to the runtime for a container."""
     spec = pod["spec"]
     (container,) = [one for one in (*spec.get("initContainers", ()), *spec["containers"]) if one["name"] == name]
     statuses = [one for one in _statuses(pod, release, gate=gate) if name in one["containers"]]
     own = _with_claims(_amounts(container, "limits"), _added(statuses))
-    # A container without a limit of its own may use what the pod may, claims not added.
+    # A container without its own limit may use the pod's limit, not including claims.
     inherited = {key: amount for key, amount in _amounts(spec, "limits").items() if not key.startswith(_HUGE)}
     return _limits({**inherited, **own})
 
@@ -70,7 +70,7 @@ def _statuses(pod: Mapping[str, Any], release: str, *, gate: bool) -> list[Mappi
 
 
 def _added(statuses: Iterable[Mapping[str, Any]]) -> Amounts:
-    """A claim that several containers share is added once."""
+    """Returns the contribution of claims; a claim that several containers share is added once."""
     added = Counter[str]()
     for status in statuses:
         for one in status.get("mapping", ()):
@@ -79,13 +79,15 @@ def _added(statuses: Iterable[Mapping[str, Any]]) -> Amounts:
 
 
 def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
-    """What is not limited stays so, whatever is claimed; hugepages are limited to nothing otherwise."""
+    """Adds claims to limits. An unlimited resource stays unlimited, but hugepages without a limit have a limit of 0."""
     added = {name: own.get(name, 0) + more for name, more in counted.items() if name in own or name.startswith(_HUGE)}
     return {**own, **added}
 
 
 def _sum_of_containers(spec: Mapping[str, Any]) -> Amounts:
-    """The containers' sum, or what an init container needs beside the sidecars before it."""
+    """Returns the sum over the containers, or the need of an init container with the sidecars before it if that is
+    larger.
+    """
     total, sidecars, peak = Counter[str](), Counter[str](), Counter[str]()
     for container in spec["containers"]:
         total.update(_amounts(container, "limits"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's memory of claims: checks before Prepare, the checkpoint, which CDI ids a container gets."""
+"""The kubelet's claim cache: checks before Prepare, the checkpoint, and the CDI ids that a container gets."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ Document = Mapping[str, Any]
 
 
 class PrepareError(Exception):
-    """The pod cannot start; the kubelet would try again after 60 to 90 s."""
+    """The pod cannot start; the real kubelet would retry after 60 to 90 s."""
 
 
 class UnprepareError(Exception):
-    """The pod cannot end; the kubelet would try again after 10 to 15 s."""
+    """The pod cannot end; the real kubelet would retry after 10 to 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverCall:
-    """One call of a driver, as it went."""
+    """A call to a driver with its outcome."""
 
     driver: str
     method: str
@@ -30,7 +30,7 @@ class DriverCall:
 
 @dataclass(slots=True)
 class CachedDevice:
-    """One device as a driver answered it."""
+    """A device as a driver returned it."""
 
     requests: list[str]
     pool: str
@@ -41,7 +41,7 @@ class CachedDevice:
 
 @dataclass(slots=True)
 class CachedClaim:
-    """A claim that is, or is to be, prepared on this node."""
+    """A claim that is prepared, or is about to be prepared, on this node."""
 
     namespace: str
     name: str
@@ -52,7 +52,7 @@ class CachedClaim:
     prepared: bool = False
 
     def cdi_ids(self, request: str | None) -> list[str]:
-        """Returns the ids for a container that names the claim, or one request of it (base name)."""
+        """Returns the ids for a container that uses the claim, or one request of it (by base name)."""
         return [
             cdi_id
             for devices in self.devices.values()
@@ -63,7 +63,7 @@ class CachedClaim:
 
 
 class ClaimCache:
-    """All claims of the node, by (namespace, name), with a checkpoint file that outlives the kubelet."""
+    """All claims of the node by (namespace, name), with a checkpoint file that survives the kubelet."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -74,7 +74,7 @@ class ClaimCache:
         self._checkpoint.write_text(json.dumps([asdict(claim) for claim in self.claims.values()]))
 
     def load(self) -> None:
-        """Reads the checkpoint: after a restart no claim counts as prepared, but its CDI ids are remembered."""
+        """Reads the checkpoint: after a restart no claim counts as prepared, but its CDI ids are known."""
         self.claims.clear()
         if not self._checkpoint.exists():
             return
@@ -90,7 +90,7 @@ class ClaimCache:
         return [claim for claim in self.claims.values() if pod_uid in claim.pods]
 
     def admit(self, pod: Document, document: Document) -> CachedClaim:
-        """Checks a claim for a pod and returns what is cached of it, or a new entry that is not cached yet."""
+        """Checks a claim for a pod and returns its cache entry, or a new entry that is not cached yet."""
         metadata = document["metadata"]
         shown = f"ResourceClaim {metadata['namespace']}/{metadata['name']}"
         status = document.get("status") or {}
@@ -108,7 +108,9 @@ class ClaimCache:
 
 
 def _pod_claim(pod: Document, claim: Document) -> Document | None:
-    """Returns the pod's entry for the claim; of a template the controller has noted what it made of it."""
+    """Returns the pod's entry for the claim. For a template, the pod's status contains the name of the generated
+    claim.
+    """
     made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
     entries = [*((pod.get("spec") or {}).get("resourceClaims") or []), *made]
     return next((one for one in entries if one.get("resourceClaimName") == claim["metadata"]["name"]), None)
@@ -117,7 +119,7 @@ def _pod_claim(pod: Document, claim: Document) -> Document | None:
 def container_devices(
     pod: Document, claims: Iterable[Document], cache: Mapping[tuple[str, str], CachedClaim]
 ) -> dict[str, list[str]]:
-    """Returns the CDI ids of each container, as they go into the CRI request."""
+    """Returns the CDI ids of each container as they are sent in the CRI request."""
     by_pod_name: dict[str, CachedClaim] = {}
     for claim in claims:
         entry = _pod_claim(pod, claim)
@@ -133,7 +135,7 @@ def container_devices(
         ]
         for container in spec.get("containers") or []
     }
-    # What the scheduler has made of extended resources is in no spec (KEP-5004).
+    # A claim that the scheduler created for extended resources is not in the pod's spec (KEP-5004).
     extended = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
     for mapping in extended.get("requestMappings") or []:
         special = cache[pod["metadata"]["namespace"], extended["resourceClaimName"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's plugin side: finds sockets, registers plugins, keeps their connections and their health."""
+"""The kubelet's plugin manager: finds sockets, registers plugins, and maintains their connections and health."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
-    """Times in seconds, by default those of a kubelet 1.36 (save for ``poll``, where it has inotify)."""
+    """Times in seconds, by default those of kubelet 1.36. ``poll`` replaces its use of inotify."""
 
     poll: float = 0.05
     dial: float = 10.0
@@ -49,12 +49,12 @@ class KubeletSettings:
 
 
 class RefusedPluginError(Exception):
-    """What a plugin says of itself is not acceptable."""
+    """The information that a plugin reports about itself is invalid."""
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One registered instance of a driver."""
+    """A registered instance of a driver."""
 
     driver: str
     service: str
@@ -64,13 +64,13 @@ class Endpoint:
     watch: asyncio.Task[None] | None = None
 
     def connected(self) -> bool:
-        """Whether the connection stands; begins to connect if it does not."""
+        """Returns True if the connection is established, and starts to connect if it is not."""
         return bool(self.channel.get_state(try_to_connect=True) == grpc.ChannelConnectivity.READY)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenHealth:
-    """The last word on a device, and until when it counts (monotonic seconds)."""
+    """The last reported health of a device, and the time until which it is valid (monotonic seconds)."""
 
     health: str
     message: str
@@ -84,22 +84,22 @@ class Plugins:
     registry: Path
     settings: KubeletSettings
     endpoints: list[Endpoint] = field(default_factory=list)
-    """In order of registration."""
+    """Endpoints in order of registration."""
     failures: dict[Path, list[str]] = field(default_factory=dict)
-    """Every failed registration, by socket."""
+    """All failed registrations, by socket."""
     health: dict[str, dict[tuple[str, str], SeenHealth]] = field(default_factory=dict)
-    """Complete lists by driver, devices by (pool, device)."""
+    """Complete lists by driver; devices by (pool, device)."""
     _known: dict[Path, tuple[int, int]] = field(default_factory=dict)
     _registering: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
 
     def endpoint(self, driver: str) -> Endpoint | None:
-        """Returns the most recently registered instance that is connected, or else the most recently registered."""
+        """Returns the most recently registered instance that is connected, or else the most recently registered one."""
         instances = [endpoint for endpoint in self.endpoints if endpoint.driver == driver]
         connected = [endpoint for endpoint in instances if endpoint.connected()]
         return max(connected or instances, key=self.endpoints.index, default=None)
 
     def device_health(self, driver: str, pool: str, device: str) -> str:
-        """Returns HEALTHY, UNHEALTHY or UNKNOWN, as the pod's status would show it."""
+        """Returns HEALTHY, UNHEALTHY or UNKNOWN, as the pod's status would contain it."""
         seen = self.health.get(driver, {}).get((pool, device))
         return seen.health if seen is not None and time.monotonic() < seen.until else "UNKNOWN"
 
@@ -146,7 +146,7 @@ class Plugins:
             delay = min(delay * 2, self.settings.longest_backoff)
 
     async def _try(self, path: Path) -> None:
-        # The real one dials the raw path, so its :authority header is the percent-encoded path.
+        # The real kubelet dials the raw path, so its :authority header is the percent-encoded path.
         authority = [("grpc.default_authority", quote(str(path), safe=""))]
         async with grpc.aio.insecure_channel(f"unix:{path}", options=authority) as channel:
             await asyncio.wait_for(channel.channel_ready(), self.settings.dial)
@@ -216,7 +216,7 @@ def _complete_list(response: Any, messages: Any) -> dict[tuple[str, str], SeenHe
 
 
 def _sockets(registry: Path) -> dict[Path, tuple[int, int]]:
-    """Returns the sockets below the registry with what tells a new one of the same name from the old."""
+    """Returns the sockets below the registry, each with a value that differs if a new socket has the same name."""
     found: dict[Path, tuple[int, int]] = {}
     for folder, _, names in os.walk(registry):
         for name in names:

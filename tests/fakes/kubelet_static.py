@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's static CPU and Memory Managers: the cpuset that they add to requests of the CRI.
+"""The kubelet's static CPU and Memory Managers: the cpuset that they add to CRI requests.
 
 Sources: kubernetes/kubernetes pkg/kubelet/cm/internal_container_lifecycle_linux.go (CreateContainer) and
 pkg/kubelet/cm/cpumanager/cpu_manager.go (reconcileState: UpdateContainerResources for each container whose set differs
@@ -18,21 +18,23 @@ class StaticManagers:
     cpus: frozenset[int]
     """CPUs of the machine."""
     reserved: frozenset[int]
-    """reservedSystemCPUs, which the static policy requires. They stay in the default set."""
+    """The kubelet's reservedSystemCPUs, which the static policy requires. They stay in the default set."""
     cpu: bool = True
     memory: bool = False
     _exclusive: dict[str, frozenset[int]] = field(default_factory=dict)
-    """By container."""
+    """Exclusive CPUs by container."""
     _sent: dict[str, str] = field(default_factory=dict)
-    """The cpuset of each container that was sent last."""
+    """The last cpuset that was sent for each container."""
 
     @property
     def default(self) -> frozenset[int]:
-        """CPUs of all containers without exclusive ones."""
+        """Returns the CPUs of all containers without exclusive ones."""
         return self.cpus.difference(*self._exclusive.values())
 
     def created(self, container: str, *, exclusive: int = 0, numa_nodes: Collection[int] = ()) -> dict[str, str]:
-        """Returns what is added to CreateContainer; ``exclusive`` CPUs and nodes are those of a Guaranteed pod."""
+        """Returns the cpuset that is added to CreateContainer; ``exclusive`` CPUs and nodes are those of a Guaranteed
+        pod.
+        """
         if self.cpu and exclusive:
             self._exclusive[container] = frozenset(sorted(self.default - self.reserved)[:exclusive])
         found = {}
@@ -43,7 +45,7 @@ class StaticManagers:
         return found
 
     def reconcile(self) -> dict[str, dict[str, str]]:
-        """Returns what UpdateContainerResources is called with, by container."""
+        """Returns the arguments of UpdateContainerResources by container."""
         due = {one: self._cpus_of(one) for one in self._sent if self._sent[one] != self._cpus_of(one)}
         self._sent |= due
         return {container: {"cpus": cpus} for container, cpus in due.items()}

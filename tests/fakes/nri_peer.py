@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bare ends of an NRI connection, to misbehave with: a runtime without manners, and a plugin of another kind."""
+"""Plain ends of an NRI connection for tests of misbehaviour: a runtime that sends anything, and another plugin."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].m
 
 @dataclass
 class RuntimeEnd:
-    """One accepted connection: the trunk, a client of the plugin, and a server with the methods it was given."""
+    """An accepted connection: the trunk, a client of the plugin, and a server with the given methods."""
 
     trunk: Trunk
     client: RpcClient
@@ -37,7 +37,7 @@ Connected = Callable[[RuntimeEnd], dict[str, Method]]
 
 @asynccontextmanager
 async def bare_runtime(socket: Path, methods: Connected) -> AsyncIterator["asyncio.Queue[RuntimeEnd]"]:
-    """Listens and serves the methods to everybody at once; the queue holds the connections as they come."""
+    """Listens and serves the methods to every client; the queue contains the connections in order."""
     ends: asyncio.Queue[RuntimeEnd] = asyncio.Queue()
     async with asyncio.TaskGroup() as tasks:
         opened: list[RuntimeEnd] = []
@@ -64,9 +64,9 @@ async def bare_runtime(socket: Path, methods: Connected) -> AsyncIterator["async
 async def other_plugin(
     socket: Path, *, name: str = "other", events: int = 0x7FF, **methods: Method
 ) -> AsyncIterator[None]:
-    """Registers a plugin that answers as the test wants, until the block is left or the runtime throws it out.
+    """Registers a plugin that responds as the test wants, until the block ends or the runtime disconnects it.
 
-    A method that is not given answers as one that does nothing.
+    A method that is not given responds without any changes.
     """
     trunk = Trunk(*await asyncio.open_unix_connection(socket))
     runtime = RpcClient(trunk.open(2))
@@ -83,7 +83,7 @@ async def other_plugin(
     served = {**dict.fromkeys(_METHODS, nothing), "Configure": configure, "Synchronize": synchronize, **methods}
 
     async def serve() -> None:
-        # Whatever a method meets when it is thrown out.
+        # Any error that a method encounters when the plugin is disconnected.
         with contextlib.suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as tasks:
                 for chore in (RpcServer(trunk.open(1), PLUGIN, served).run(), runtime.run(), trunk.run()):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resource.Quantity for the stand-ins, apart from the driver's own so that one can be wrong without the other."""
+"""resource.Quantity for the fakes, independent of the driver's own implementation, so that an error in one is
+noticed.
+"""
 
 import re
 from decimal import Decimal
@@ -11,7 +13,7 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15,
 
 
 def parse(value: object) -> Fraction:
-    """The exact value of a quantity. ValueError for anything that the API server would not parse."""
+    """Returns the exact value of a quantity. Raises ValueError for text that the API server would not parse."""
     match = _FORM.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
     if match is None or isinstance(value, bool):
         raise ValueError(f"quantities must match the grammar of resource.Quantity: {value!r}")
@@ -23,17 +25,17 @@ def parse(value: object) -> Fraction:
 
 
 def whole(value: object) -> int:
-    """``Value()``: the integer, rounded up."""
+    """Returns the integer, rounded up, as ``Value()`` does."""
     return -(-parse(value) // 1)
 
 
 def is_binary(value: object) -> bool:
-    """True for a quantity written with a binary suffix."""
+    """Returns True for a quantity with a binary suffix."""
     return str(value).strip().endswith("i")
 
 
 def canonical(value: object) -> str:
-    """As the server prints it: the largest suffix of the same family that leaves no fraction."""
+    """Returns the server's form: the largest suffix of the same family that leaves no fraction."""
     number = parse(value)
     if is_binary(value) and number.denominator == 1 and abs(number) >= 1024:
         return binary(int(number))
@@ -41,7 +43,7 @@ def canonical(value: object) -> str:
 
 
 def binary(number: int) -> str:
-    """An integer in BinarySI: what range rounding of the scheduler produces."""
+    """Returns an integer in BinarySI, as the scheduler's rounding produces it."""
     if number == 0 or abs(number) < 1024:
         return str(number)
     best = max((power for power in (0, *_BINARY.values()) if number % 2**power == 0), default=0)

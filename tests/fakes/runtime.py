@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for containerd: the runtime's side of NRI over a real socket, a container store and a kubelet's calls.
+"""A fake containerd: the runtime's side of NRI over a real socket, a container store, and the kubelet's CRI calls.
 
-It knows nothing of the plugins it calls, and behaves as containerd does where that matters to them: one event at a time
-on the whole node, plugins in the order of their index, a plugin that is late or broken is thrown out and the operation
-goes on without it, an answered error fails the operation, updates of other containers are applied one by one and their
-failures only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
+It is independent of the plugins it calls, and behaves like containerd where that matters to them: one event at a time
+on the whole node, plugins in the order of their index, a plugin that is late or broken is disconnected and the
+operation continues without it, an error response fails the operation, updates of other containers are applied one by
+one and their failures are only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
 from tests.fakes.waiting import PATIENCE
 
-# Higher than any pid that Linux gives out, so that nobody who believes it can hurt a real process.
+# Higher than any pid that Linux assigns, so that no caller can hurt a real process.
 _FIRST_PID = 1 << 23
 
 
 @asynccontextmanager
 async def running(options: RuntimeOptions) -> AsyncIterator["FakeRuntime"]:
-    """A runtime that listens, until the block is left."""
+    """Yields a listening runtime for the duration of the block."""
     runtime = FakeRuntime(options)
     async with asyncio.TaskGroup() as tasks:
         chores = [tasks.create_task(chore) for chore in await runtime.open(tasks)]
@@ -40,7 +40,7 @@ async def running(options: RuntimeOptions) -> AsyncIterator["FakeRuntime"]:
 
 
 class FakeRuntime(FakeNode):
-    """The runtime; running() makes one that works."""
+    """The runtime; running() starts one."""
 
     @property
     def calls(self) -> list[HookCall]:
@@ -49,29 +49,29 @@ class FakeRuntime(FakeNode):
 
     @property
     def log(self) -> list[str]:
-        """What containerd would only log: plugins thrown out, updates that failed."""
+        """Messages that containerd would only log: disconnected plugins and failed updates."""
         return self.host.log
 
     @property
     def plugins(self) -> list[str]:
-        """The active plugins in the order they are called."""
+        """The active plugins in the order in which they are called."""
         return [plugin.name for plugin in self.host.plugins]
 
     async def restart(self, down_seconds: float = 0.0) -> None:
-        """Stops the runtime and starts it again: connections end, the socket is a new one, containers live on."""
+        """Restarts the runtime: connections end, the socket is recreated, and containers keep running."""
         await self.host.shut()
         await asyncio.sleep(down_seconds)
         await self.host.listen()
 
     async def wait_until(self, condition: Callable[["FakeRuntime"], bool], seconds: float = 5.0) -> None:
-        """Waits until plugins came or went so that the condition holds. Raises TimeoutError."""
+        """Waits for plugins to connect or disconnect until the condition holds. Raises TimeoutError."""
         async with asyncio.timeout(seconds * PATIENCE), self.host.changed:
             await self.host.changed.wait_for(lambda: condition(self))
 
     async def run_pod_sandbox(
         self, name: str, *, uid: str = "", namespace: str = "default", qos: str = "burstable"
     ) -> Pod:
-        """Makes a sandbox. Raises OperationError when a plugin refuses."""
+        """Creates a sandbox. Raises OperationError if a plugin rejects it."""
         number = next(self.numbers)
         message = pb.PodSandbox(id=f"{number:064x}", name=name, uid=uid or f"uid-{number}", namespace=namespace)
         message.linux.cgroup_parent = self.cgroups.cgroup_parent(message.uid, qos)
@@ -93,7 +93,7 @@ class FakeRuntime(FakeNode):
     ) -> Container:
         """Creates a container with CDI devices injected; further arguments are those of resources().
 
-        Raises OperationError when a device is unresolvable, a plugin refuses or plugins conflict.
+        Raises OperationError if a device cannot be resolved, a plugin rejects the container or plugins conflict.
         """
         message = pb.Container(
             id=f"{next(self.numbers):064x}", pod_sandbox_id=pod.id, name=name, env=env, args=["/pause"]
@@ -122,7 +122,7 @@ class FakeRuntime(FakeNode):
         return container
 
     async def start_container(self, container: Container) -> None:
-        """Makes the container's group, asks the plugins, starts the process. Raises OperationError."""
+        """Creates the container's cgroup, calls the plugins, and starts the process. Raises OperationError."""
         async with self.host.node_lock:
             try:
                 await self.make_group(container, _FIRST_PID + next(self.numbers))
@@ -137,7 +137,7 @@ class FakeRuntime(FakeNode):
             await self.tell("PostStartContainer", container)
 
     async def update_container(self, container: Container, **wanted: Any) -> None:
-        """The kubelet wants other resources; arguments are those of resources(). Raises OperationError."""
+        """Updates the resources as the kubelet does; arguments are those of resources(). Raises OperationError."""
         async with self.host.node_lock:
             asked = request("UpdateContainer", container)
             asked.linux_resources.CopyFrom(resources(**wanted))
@@ -155,12 +155,12 @@ class FakeRuntime(FakeNode):
             await self.tell("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
-        """Stops the process, or notices that it ended."""
+        """Stops the process, or handles its end."""
         async with self.host.node_lock:
             await self.end(container)
 
     async def remove_container(self, container: Container) -> None:
-        """Forgets the container, stopping it first when it runs."""
+        """Removes the container, after stopping it if it is running."""
         async with self.host.node_lock:
             if container.running:
                 await self.end(container)
@@ -168,7 +168,7 @@ class FakeRuntime(FakeNode):
             await self.tell("RemoveContainer", container)
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Stops the pod's containers, then its sandbox; removes them in the same order."""
+        """Stops the pod's containers, then its sandbox, and removes them in the same order."""
         mine = [one for one in self.containers.values() if one.pod is pod]
         for container in mine:
             if container.running:

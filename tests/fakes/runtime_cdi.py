@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI as the runtimes' library does it: strict files, closed list of versions, conflicts, injection into a container.
+"""CDI as in the runtimes' library: strict files, a closed list of versions, conflicts, and injection into a container.
 
-Two differences: the directories are read again for every container, where the library waits for inotify events, and
-only the edits ``env`` and ``mounts`` of files in JSON are known.
+There are two differences: the directories are read again for every container, where the library waits for inotify
+events, and only the edits ``env`` and ``mounts`` of JSON files are supported.
 """
 
 import json
@@ -25,24 +25,24 @@ _MOUNT = {"hostPath", "containerPath", "options", "type"}
 
 
 class UnresolvableError(Exception):
-    """A container names CDI devices that no valid file describes; it is not created."""
+    """A container refers to CDI devices that no valid file contains, so it is not created."""
 
 
 class InvalidSpecError(ValueError):
-    """A CDI file that the library refuses as a whole."""
+    """A CDI file that the library rejects as a whole."""
 
 
 @dataclass
 class CdiScan:
-    """What one look at the directories found."""
+    """The result of one scan of the directories."""
 
     devices: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=dict)
-    """File, device edits and file edits by qualified name."""
+    """File, device edits and file edits, by qualified name."""
     errors: dict[Path, str] = field(default_factory=dict)
 
 
 def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path]) -> None:
-    """Applies the devices' edits to env and mounts. Raises UnresolvableError and changes nothing."""
+    """Applies the devices' edits to env and mounts. Raises UnresolvableError without any changes."""
     if not ids:
         return
     scan = scan_directories(directories)
@@ -59,7 +59,9 @@ def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Pa
 
 
 def scan_directories(directories: Iterable[Path]) -> CdiScan:
-    """Reads every ``*.json``; later directories win, within one a device that is there twice is lost."""
+    """Reads every ``*.json``. Later directories take precedence; a device that appears twice in one directory is
+    dropped.
+    """
     scan = CdiScan()
     for directory in directories:
         here: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = {}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that looks like cgroup v2, with the files that the kubelet, runc and the kernel would make.
+"""A directory that looks like cgroup v2, with the files that the kubelet, runc and the kernel would create.
 
 Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
-would report: the group's own file where that lies within the parent, else the parent's; so a later write to the own
-file shows at once. refresh() makes the links true again after a group got its first value or left its parent's. And
-what was written to ``cgroup.kill`` is found by killed().
+would report: the cgroup's own file if its value is inside the parent's, else the parent's, so that a later write to the
+own file is visible at once. refresh() corrects the links after a cgroup got its first value or left the parent's.
+Writes to ``cgroup.kill`` are found by killed().
 """
 
 import os
@@ -38,12 +38,12 @@ _FILES = {
 
 
 _PARTITIONS = {"cpuset.cpus.exclusive": "", "cpuset.cpus.exclusive.effective": ""}
-"""Files of a kernel that makes partitions anywhere in the tree (6.7). What is written to them has no effect."""
+"""Files of a kernel that supports partitions anywhere in the tree (6.7). Writing them has no effect here."""
 _WATCHED = ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
 
 
 class CgroupRefusedError(Exception):
-    """The kernel would refuse the value; runc fails, after the plugins have agreed."""
+    """The kernel would reject the value: runc fails after the plugins have agreed."""
 
 
 class FakeCgroups:
@@ -70,7 +70,7 @@ class FakeCgroups:
         self._lock = threading.RLock()
 
     def prepare(self) -> None:
-        """Makes the root and the kubelet's top groups."""
+        """Creates the root and the kubelet's top-level cgroups."""
         self.root.mkdir(parents=True, exist_ok=True)
         for name, text in {
             "cgroup.controllers": _CONTROLLERS,
@@ -85,22 +85,22 @@ class FakeCgroups:
         (self.root / "system.slice").mkdir(exist_ok=True)
 
     def cgroup_parent(self, uid: str, qos: str) -> str:
-        """What the kubelet gives the runtime as a pod's cgroup parent."""
+        """Returns the cgroup parent that the kubelet sends to the runtime for a pod."""
         return "/" + str(self._pod_directory(qos, uid).relative_to(self.root))
 
     def cgroups_path(self, cgroup_parent: str, container_id: str) -> str:
-        """What containerd writes into the container's OCI spec."""
+        """Returns the path that containerd writes into the container's OCI spec."""
         if self.driver == "systemd":
             return f"{Path(cgroup_parent).name}:cri-containerd:{container_id}"
         return f"{cgroup_parent}/{container_id}"
 
     def directory(self, cgroup_parent: str, container_id: str) -> Path:
-        """The container's group."""
+        """Returns the container's cgroup directory."""
         name = f"cri-containerd-{container_id}.scope" if self.driver == "systemd" else container_id
         return self.root / cgroup_parent.lstrip("/") / name
 
     def make_pod(self, cgroup_parent: str, sandbox_id: str) -> None:
-        """The pod's group, made by the kubelet, and that of its pause container."""
+        """Creates the pod's cgroup, as the kubelet does, and that of its pause container."""
         with self._lock:
             self._make(self.root / cgroup_parent.lstrip("/"))
         self.start(cgroup_parent, sandbox_id, 0)
@@ -108,7 +108,9 @@ class FakeCgroups:
     def start(
         self, cgroup_parent: str, container_id: str, pid: int, resources: pb.LinuxResources | None = None
     ) -> Path:
-        """What ``runc create`` does: the group, its limits, the waiting process. Raises CgroupRefusedError."""
+        """Does what ``runc create`` does: creates the cgroup with its limits and the waiting process. Raises
+        CgroupRefusedError.
+        """
         directory = self.directory(cgroup_parent, container_id)
         with self._lock:
             self._make(directory, leaf=True)
@@ -122,7 +124,7 @@ class FakeCgroups:
         return directory
 
     def write(self, directory: Path, resources: pb.LinuxResources) -> None:
-        """What runc writes for these resources. Raises CgroupRefusedError."""
+        """Writes these resources as runc does. Raises CgroupRefusedError."""
         cpu = resources.cpu
         for kind, wanted in (("cpus", cpu.cpus), ("mems", cpu.mems)):
             if not wanted:
@@ -146,10 +148,11 @@ class FakeCgroups:
             self._follow(directory)
 
     def refresh(self) -> list[Path]:
-        """Makes every ``.effective`` what the kernel would say after somebody wrote a cpuset.
+        """Updates every ``.effective`` to the kernel's value after a cpuset was written. Returns the cgroups whose
+        ``cgroup.kill`` was written.
 
-        Returns the groups whose ``cgroup.kill`` was written. One system call for each of three files of each group,
-        since this runs all the time beside the calls whose time is measured.
+        It uses one system call for each of three files per cgroup, because it runs all the time next to calls whose
+        duration is measured.
         """
         killed = []
         with self._lock:
@@ -178,18 +181,18 @@ class FakeCgroups:
                 _link_effective(directory, kind)
 
     def killed(self, directory: Path) -> bool:
-        """Whether somebody wrote to the group's ``cgroup.kill``."""
+        """Returns True if the cgroup's ``cgroup.kill`` was written."""
         kill = directory / "cgroup.kill"
         return kill.exists() and kill.read_text().strip() == "1"
 
     def stop(self, directory: Path) -> None:
-        """The last process has gone and runc removes the group."""
+        """Removes the cgroup, as runc does when the last process has ended."""
         if directory.exists():
             (directory / "cgroup.events").write_text("populated 0\nfrozen 0\n")
             self._remove(directory)
 
     def remove_pod(self, cgroup_parent: str) -> None:
-        """The kubelet removes the pod's group."""
+        """Removes the pod's cgroup, as the kubelet does."""
         self._remove(self.root / cgroup_parent.lstrip("/"))
 
     def _remove(self, directory: Path) -> None:
@@ -232,7 +235,7 @@ def _link_effective(directory: Path, kind: str) -> None:
     text = (directory / f"cpuset.{kind}").read_text()
     linked = str(effective.readlink()) if effective.is_symlink() else ""
     if not text and linked == f"cpuset.{kind}":
-        return  # somebody is writing just now
+        return  # another process is writing it at this moment
     own = _numbers(text)
     above = _numbers((directory.parent / effective.name).read_text())
     common = own & above

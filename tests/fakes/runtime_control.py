@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in runtime as a process of its own, and the calls that it takes over its control socket.
+"""The fake runtime as a separate process, and the calls that its control socket accepts.
 
 python -m tests.fakes.runtime --socket nri.sock --control control.sock [--cdi-dirs DIR...] [--cgroup-root DIR] ...
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", pb.Container, pb.PodSandbox)
 Given = Mapping[str, Any]
-# Calls of the runtime that are passed on: a pod or a container is named by id, UID or name.
+# Calls that are passed on to the runtime. A pod or a container is given by id, UID or name.
 _OPERATIONS = (
     *("run_pod_sandbox", "remove_pod", "restart", "create_container", "start_container", "update_container"),
     *("stop_container", "remove_container"),
@@ -35,17 +35,17 @@ _OPERATIONS = (
 
 
 class RuntimeControl:
-    """What may come over the control socket: operations, questions, and faults.
+    """The calls of the control socket: operations, queries, and faults.
 
-    A fault is what a runtime in trouble, or another program in its place, may send to its plugins: bytes, events,
-    snapshots. It changes nothing of what the stand-in itself believes.
+    A fault is input that a broken runtime, or another program in its place, may send to its plugins: bytes, events,
+    snapshots. It does not change the fake's own state.
     """
 
     def __init__(self, runtime: "FakeRuntime") -> None:
         self._runtime = runtime
 
     def calls(self) -> Calls:
-        """Every call by its name."""
+        """Returns every call by its name."""
         others = ("hooks", "plugins", "wait_plugins", "send_bytes", "send_event", "list_also")
         return {name: self._operation(name) for name in _OPERATIONS} | {name: getattr(self, name) for name in others}
 
@@ -61,20 +61,20 @@ class RuntimeControl:
         return carry_out
 
     async def hooks(self) -> list[dict[str, Any]]:
-        """Every call of a plugin so far."""
+        """Returns every call of a plugin so far."""
         return [asdict(call) for call in self._runtime.calls]
 
     async def plugins(self) -> dict[str, Any]:
-        """The active plugins, and what containerd would log."""
+        """Returns the active plugins, and the messages that containerd would log."""
         return {"active": self._runtime.plugins, "log": self._runtime.log}
 
     async def wait_plugins(self, count: int, seconds: float = 10.0) -> list[str]:
-        """Waits for so many active plugins."""
+        """Waits for this number of active plugins."""
         await self._runtime.wait_until(lambda runtime: len(runtime.plugins) >= count, seconds)
         return self._runtime.plugins
 
     async def send_bytes(self, data: str) -> int:
-        """Writes bytes, as hexadecimal digits, to every plugin; returns to how many."""
+        """Writes bytes, given as hexadecimal digits, to every plugin and returns the number of plugins."""
         plugins = list(self._runtime.host.plugins)
         for plugin in plugins:
             with suppress(TrunkClosedError):
@@ -82,16 +82,15 @@ class RuntimeControl:
         return len(plugins)
 
     async def send_event(self, method: str, container: Given, pod: Given | None = None) -> None:
-        """Sends any event. Container and pod are JSON forms of the messages, or the ids of those that there are.
-
-        Raises OperationError when a plugin refuses.
+        """Sends any event. Container and pod are JSON forms of the messages, or ids of existing ones. Raises
+        OperationError if a plugin rejects it.
         """
         request = getattr(pb, f"{method}Request")(pod=self._sandbox(pod or {}), container=self._message(container))
         async with self._runtime.host.node_lock:
             await self._runtime.host.relay(method, request)
 
     async def list_also(self, containers: Sequence[Given]) -> None:
-        """What the snapshots from now on list beside the containers that there are."""
+        """Sets the containers that later snapshots list in addition to the existing ones."""
         self._runtime.strangers = [self._message(container) for container in containers]
 
     def _message(self, given: Given) -> pb.Container:
@@ -109,7 +108,7 @@ class RuntimeControl:
         raise OperationError(f"there is no pod {text!r}")
 
     def _container(self, text: str) -> Container:
-        # The newest of a name: a restarted container has the name of the one before it.
+        # The newest one of a name, because a restarted container has the name of the previous one.
         for container in reversed(self._runtime.containers.values()):
             if text in (container.id, container.name):
                 return container
@@ -147,7 +146,7 @@ async def _serve(options: RuntimeOptions, control: Path, running: "Running") -> 
 
 
 def main(running: "Running") -> None:
-    """The command line of the stand-in."""
+    """Parses the command line of the fake and runs it."""
     parser = argparse.ArgumentParser(prog="tests.fakes.runtime", description="A stand-in for containerd's side of NRI.")
     parser.add_argument("--socket", type=Path, required=True, help="where plugins connect")
     parser.add_argument("--control", type=Path, required=True, help="where JSON lines are taken")

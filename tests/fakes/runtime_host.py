@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugins of the stand-in runtime: the socket, who is admitted, who is called in which order, who is thrown out."""
+"""The plugins of the fake runtime: the socket, the admission of plugins, the order of calls, and disconnections."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,13 +34,13 @@ class PluginHost:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Removes what is at the socket's path and makes the socket anew, as the runtime does at every start."""
+        """Removes a file at the socket's path and creates the socket again, as the runtime does at every start."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._arrive, self._socket)
 
     async def shut(self) -> None:
-        """Drops every connection and stops listening."""
+        """Closes every connection and stops listening."""
         if self._server is not None:
             self._server.close()
         for trunk in list(self._trunks):
@@ -51,7 +51,7 @@ class PluginHost:
         await self._notify()
 
     async def admit_forever(self, tasks: asyncio.TaskGroup, snapshot: Snapshot, apply: Apply) -> None:
-        """Takes newcomers one after the other: a silent one keeps all others waiting."""
+        """Admits new plugins one after the other, so a silent one keeps all others waiting."""
         while True:
             reader, writer = await self._arrivals.get()
             trunk = Trunk(reader, writer)
@@ -70,17 +70,17 @@ class PluginHost:
             await self._notify()
 
     async def relay(self, method: str, request: Any) -> list[Any]:
-        """Asks every plugin in turn, with the node's lock held; their answers.
-
-        Raises OperationError when one answers an error.
+        """Calls every plugin in turn while holding the node's lock, and returns the responses. Raises OperationError
+        for an error response.
         """
         answers = [await self._ask(peer, method, request) for peer in list(self.plugins)]
         return [answer for answer in answers if answer is not None]
 
     async def create(self, request: pb.CreateContainerRequest) -> tuple[list[pb.ContainerUpdate], list[str]]:
-        """Lets every plugin adjust request.container in place; the updates of others, and CDI devices, they want.
+        """Lets every plugin adjust request.container in place, and returns the requested updates of other containers
+        and CDI devices.
 
-        Raises OperationError for an answered error or a conflict.
+        Raises OperationError for an error response or a conflict.
         """
         owners = Ownership()
         updates: list[pb.ContainerUpdate] = []
@@ -104,7 +104,7 @@ class PluginHost:
         return updates, devices
 
     async def apply(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
-        """Carries out answered updates one by one; a failure is only logged."""
+        """Carries out returned updates one by one. Failures are only logged."""
         for update in updates:
             try:
                 await apply(update)
@@ -125,7 +125,7 @@ class PluginHost:
     def _unsolicited(self, apply: Apply) -> Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]]:
         async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
             self.log.append("an update that no event asked for")
-            # The same lock as for events: a plugin that waits for this inside a hook waits for itself.
+            # This is the same lock as for events, so a plugin that waits for the call inside a hook blocks itself.
             async with self.node_lock:
                 await self.apply(updates, apply)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a runtime is set up, and what the NRI releases in containerd differ in, as far as a plugin can see it."""
+"""The configuration of a runtime, and the differences between the NRI releases in containerd that a plugin can see."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,18 @@ from tests.fakes._pb import nri_pb2 as pb
 
 @dataclass(frozen=True)
 class ApiLevel:
-    """One generation of the NRI library."""
+    """A generation of the NRI library."""
 
     name: str
     runtime_version: str
-    """A containerd release that ships it."""
+    """A containerd release that contains it."""
     timeouts: bool
-    """Configure tells the timeouts; Synchronize may come in parts; sends are checked against the 4 MiB limit."""
+    """Configure contains the timeouts, Synchronize may arrive in parts, and messages are checked against the 4 MiB
+    limit.
+    """
     valid_events: int
     dedicated: bool
-    """Lifecycle events have methods of their own, and Configure tells the NRI version."""
+    """Lifecycle events have their own methods, and Configure contains the NRI version."""
     nri_version: str = ""
 
 
@@ -29,7 +31,7 @@ LEVELS = {
     "0.12": ApiLevel("0.12", "2.3.0", timeouts=True, valid_events=0x3FFF, dedicated=True, nri_version="v0.12.0"),
 }
 
-# Events without a method of their own before 0.12.
+# Events without their own method before 0.12.
 LIFECYCLE = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
     "StopPodSandbox": pb.STOP_POD_SANDBOX,
@@ -49,7 +51,7 @@ EVENTS = LIFECYCLE | {
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How the node and its runtime are set up. Defaults are containerd's."""
+    """Configuration of the node and its runtime. Defaults are containerd's."""
 
     socket: Path
     level: str = "0.12"

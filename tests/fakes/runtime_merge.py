@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of several plugins become one container (NRI pkg/adaptation/result.go, pkg/runtime-tools/generate)."""
+"""Merging the responses of several plugins into one container (NRI pkg/adaptation/result.go,
+pkg/runtime-tools/generate).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,24 +9,24 @@ from tests.fakes._pb import nri_pb2 as pb
 
 
 class ConflictError(Exception):
-    """Two plugins claimed one field; the container is not created."""
+    """Two plugins have set the same field, so the container is not created."""
 
 
 class Ownership:
-    """Who set what, within one request. Setting an equal value conflicts as well."""
+    """The plugin that has set each field within one request. Setting an equal value is a conflict as well."""
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, ...], str] = {}
 
     def claim(self, plugin: str, *field: str) -> None:
-        """Gives the field to the plugin, or raises ConflictError."""
+        """Assigns the field to the plugin. Raises ConflictError."""
         owner = self._owners.setdefault(field, plugin)
         if owner != plugin:
             raise ConflictError(f'plugins "{owner}" and "{plugin}" both tried to set {" ".join(field)}')
 
 
 def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, plugin: str, owners: Ownership) -> None:
-    """Applies one plugin's adjustment, as far as it is of variables and resources, so that the next plugin sees it."""
+    """Applies the variables and resources of one plugin's adjustment, so that the next plugin sees them."""
     env = env_of(container.env)
     for entry in adjustment.env:
         owners.claim(plugin, "env", entry.key)
@@ -36,12 +38,12 @@ def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, plugin: 
 
 
 def claim_update(update: pb.ContainerUpdate, plugin: str, owners: Ownership) -> None:
-    """Notes the owner of every field of an update of another container; raises ConflictError."""
+    """Records the owner of every field in an update of another container. Raises ConflictError."""
     _claim_resources(update.linux.resources, plugin, owners, ("of", update.container_id))
 
 
 def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources) -> None:
-    """Puts what is given over what is stored. Zero and empty mean "leave as is"."""
+    """Merges resources into the stored ones. Zero and empty values mean "no change"."""
     for name in ("shares", "quota", "period"):
         if wanted.cpu.HasField(name) and (value := getattr(wanted.cpu, name).value):
             getattr(stored.cpu, name).value = value
@@ -59,12 +61,12 @@ def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources) -> None:
 
 
 def drop_hugepage_limits(stored: pb.LinuxResources) -> None:
-    """Stock containerd has disable_hugetlb_controller = true and throws these limits away."""
+    """Drops the limits, as stock containerd does with disable_hugetlb_controller = true."""
     del stored.hugepage_limits[:]
 
 
 def env_of(entries: Iterable[str]) -> dict[str, str]:
-    """``K=V`` entries by name."""
+    """Returns ``K=V`` entries by name."""
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 

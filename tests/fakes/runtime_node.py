@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node under the stand-in runtime: what is stored, what the imitated cgroups hold, and which events follow."""
+"""The node below the fake runtime: stored objects, the content of the imitated cgroups, and the resulting events."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ _WATCH_SECONDS = 0.05
 
 
 def request(method: str, subject: Pod | Container) -> Any:
-    """The message of an event about a pod or a container."""
+    """Returns the message of an event about a pod or a container."""
     message = getattr(pb, f"{method}Request")
     if isinstance(subject, Pod):
         return message(pod=subject.message)
@@ -28,7 +28,7 @@ def request(method: str, subject: Pod | Container) -> Any:
 
 
 class FakeNode:
-    """Pods, containers and cgroups, and the plugins that hear of them."""
+    """Pods, containers and cgroups, and the plugins that receive events about them."""
 
     def __init__(self, options: RuntimeOptions) -> None:
         self.options = options
@@ -49,7 +49,7 @@ class FakeNode:
         self.numbers = itertools.count(1)
 
     async def open(self, tasks: asyncio.TaskGroup) -> list[Coroutine[None, None, None]]:
-        """Opens the socket; the chores to run meanwhile."""
+        """Opens the socket and returns the background tasks to run in the meantime."""
         if self.materialises:
             await asyncio.to_thread(self.cgroups.prepare)
         await self.host.listen()
@@ -63,7 +63,7 @@ class FakeNode:
             raise OperationError(str(error)) from error
 
     async def make_group(self, container: Container, pid: int) -> None:
-        """What ``runc create`` does, as far as a plugin can see it. Raises OperationError."""
+        """Does what ``runc create`` does, as far as a plugin can see it. Raises OperationError."""
         message = container.message
         message.pid = pid
         for mount in message.mounts:
@@ -80,12 +80,14 @@ class FakeNode:
             raise OperationError(f"runc create failed: {error}") from error
 
     async def was_killed(self, container: Container) -> bool:
-        """Whether somebody wrote to the container's ``cgroup.kill``."""
+        """Returns True if the container's ``cgroup.kill`` was written."""
         directory = container.directory
         return directory is not None and await asyncio.to_thread(self.cgroups.killed, directory)
 
     async def apply(self, update: pb.ContainerUpdate) -> None:
-        """Changes a container's stored spec, and its group when it runs. Unknown containers are skipped silently."""
+        """Changes a container's stored spec, and its cgroup if it is running. Unknown containers are skipped
+        silently.
+        """
         container = self.containers.get(update.container_id)
         if container is None:
             return
@@ -99,7 +101,7 @@ class FakeNode:
                 raise OperationError(str(error)) from error
 
     async def end(self, container: Container) -> None:
-        """The process is gone: its group goes, the plugins hear of it. The node's lock is held."""
+        """Handles the end of the process: removes its cgroup and notifies the plugins. The node's lock must be held."""
         if container.directory is not None:
             await asyncio.to_thread(self.cgroups.stop, container.directory)
             container.directory = None
@@ -114,7 +116,7 @@ class FakeNode:
             await self.host.apply(answer.update, self.apply)
 
     async def tell(self, method: str, subject: Pod | Container) -> None:
-        """An event whose failure is only logged. The node's lock is held."""
+        """Sends an event whose failure is only logged. The node's lock must be held."""
         try:
             await self.host.relay(method, request(method, subject))
         except OperationError as error:
@@ -128,13 +130,13 @@ class FakeNode:
         )
 
     async def _watch(self) -> None:
-        """Does what the kernel would: effective cpusets follow, killed containers end."""
+        """Imitates the kernel: updates the effective cpusets and ends killed containers."""
         pause = _WATCH_SECONDS
         while self.materialises:
             await asyncio.sleep(pause)
             began = time.monotonic()
             killed = await asyncio.to_thread(self.cgroups.refresh)
-            # A node full of containers must not spend its time here: others measure on it.
+            # A node full of containers must not spend CPU time here, because tests measure on it.
             pause = max(_WATCH_SECONDS, 10 * (time.monotonic() - began))
             for container in [one for one in self.containers.values() if one.directory in killed] if killed else ():
                 if container.running and await self.was_killed(container):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin as the runtime sees it (NRI pkg/adaptation/plugin.go): registered, configured, synchronised, then called."""
+"""A plugin as the runtime sees it (NRI pkg/adaptation/plugin.go): registered, configured, synchronized, then called."""
 
 import asyncio
 import re
@@ -30,14 +30,14 @@ _REGISTRATION_SECONDS = 5.0
 
 
 class PluginGoneError(Exception):
-    """The plugin was closed; whatever it would have contributed is skipped."""
+    """The plugin was disconnected, and its contributions are skipped."""
 
 
 @dataclass(frozen=True)
 class HookCall:
     """A call of a plugin. ``outcome`` is ok, error, timeout or closed.
 
-    ``seconds`` is the time between the bytes of the request and those of the answer if the call succeeded.
+    ``seconds`` is the time between the bytes of the request and those of the response if the call succeeded.
     """
 
     plugin: str
@@ -47,7 +47,7 @@ class HookCall:
 
 
 class PluginPeer:
-    """One connection that wants to be a plugin."""
+    """A connection of a process that wants to be a plugin."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class PluginPeer:
         self._server = RpcServer(trunk.open(2), _RUNTIME, methods)
 
     async def run(self) -> None:
-        """Serves the connection until it is gone."""
+        """Serves the connection until it is closed."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._client.run())
             tasks.create_task(self._server.run())
             await self.trunk.run()
 
     async def introduce(self) -> None:
-        """Waits for the registration and configures. Raises PluginGoneError."""
+        """Waits for the registration and configures the plugin. Raises PluginGoneError."""
         try:
             async with asyncio.timeout(_REGISTRATION_SECONDS):
                 await self._registered.wait()
@@ -104,7 +104,9 @@ class PluginPeer:
     async def synchronize(
         self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> list[pb.ContainerUpdate]:
-        """Tells what there is, in parts when it is too much, within one request timeout. Raises PluginGoneError."""
+        """Sends the existing pods and containers, in several parts if necessary, within one request timeout. Raises
+        PluginGoneError.
+        """
         deadline = time.monotonic() + self._seconds
         pods_now, containers_now = len(pods), len(containers)
         while True:
@@ -127,7 +129,9 @@ class PluginPeer:
             pods_now, containers_now = min(pods_now, len(pods)), min(containers_now, len(containers))
 
     async def event(self, method: str, request: Any) -> Any:
-        """One event; None when the plugin did not subscribe. Raises PluginGoneError, RpcError for an answered error."""
+        """Sends one event. Returns None if the plugin has not subscribed. Raises PluginGoneError, or RpcError for an
+        error response.
+        """
         if not self.events & 1 << (EVENTS[method] - 1):
             return None
         if method not in LIFECYCLE or not self.state_change_only:
@@ -143,7 +147,7 @@ class PluginPeer:
         return None
 
     def close(self, reason: str) -> PluginGoneError:
-        """Throws the plugin out; the error to raise."""
+        """Disconnects the plugin and returns the error to raise."""
         self.trunk.close(reason)
         return PluginGoneError(f"plugin {self.name}: {reason}")
 
@@ -183,7 +187,7 @@ class PluginPeer:
     async def _register(self, payload: bytes) -> Message:
         request = pb.RegisterPluginRequest.FromString(payload)
         if self._registered.is_set():
-            # The Go library blocks here, its result slot being full; an error is easier to see.
+            # The Go library blocks here because its result slot is full; an error is easier to notice.
             raise RpcError(INTERNAL, "RegisterPlugin was called twice on one connection")
         self.name = f"{request.plugin_idx}-{request.plugin_name}"
         if not re.fullmatch(r"[0-9]{2}", request.plugin_idx):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stand-in for the runtime knows of pods and containers, and the errors of its operations."""
+"""The fake runtime's store of pods and containers, and the errors of its operations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.fakes.runtime_merge import env_of
 
 
 class OperationError(Exception):
-    """A CRI call failed, for the reason in the text; the kubelet would try again."""
+    """A CRI call failed for the reason in the text; the kubelet would retry."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Container:
     message: pb.Container
     pod: Pod
     directory: Path | None = None
-    """Its group in the imitated tree, once it was started."""
+    """The container's cgroup in the imitated tree, once it was started."""
 
     @property
     def id(self) -> str:
@@ -50,12 +50,12 @@ class Container:
 
     @property
     def cpus(self) -> str:
-        """The stored cpuset."""
+        """Returns the stored cpuset."""
         return self.message.linux.resources.cpu.cpus
 
     @property
     def mems(self) -> str:
-        """The stored memory nodes."""
+        """Returns the stored memory nodes."""
         return self.message.linux.resources.cpu.mems
 
     @property
@@ -63,7 +63,7 @@ class Container:
         return self.message.state == pb.CONTAINER_RUNNING
 
     def cgroup_file(self, name: str) -> str:
-        """What a file of its group holds now."""
+        """Returns the current content of a file in the cgroup."""
         if self.directory is None:
             raise OperationError(f"container {self.name} has no cgroup yet")
         return (self.directory / name).read_text().strip()
@@ -78,7 +78,7 @@ def resources(
     memory_limit: int = 0,
     hugepage_limits: dict[str, int] | None = None,
 ) -> pb.LinuxResources:
-    """Resources as CRI relays them: the wrappers are there even for zero, which means "not given"."""
+    """Returns resources as CRI relays them: the wrappers exist even for zero, which means "not given"."""
     message = pb.LinuxResources()
     message.cpu.cpus, message.cpu.mems = cpus, mems
     message.cpu.shares.value = 0

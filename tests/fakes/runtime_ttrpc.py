@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's ttrpc client and server, as the Go library behaves (ttrpc channel.go, client.go, server.go)."""
+"""The runtime's ttrpc client and server with the behaviour of the Go library (ttrpc channel.go, client.go,
+server.go).
+"""
 
 import asyncio
 import struct
@@ -20,7 +22,7 @@ Method = Callable[[bytes], Awaitable[Message]]
 
 
 class RpcError(Exception):
-    """A call was answered with an error status, or is to be."""
+    """A call that was answered, or is to be answered, with an error status."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -38,7 +40,7 @@ class OversizedCallError(RpcError):
 
 
 class _TooLongError(RpcError):
-    """A message that was received is over the limit; its bytes are gone, the connection is not."""
+    """A received message exceeds the limit: its bytes are dropped, and the connection stays open."""
 
     def __init__(self, stream: int, length: int) -> None:
         self.stream = stream
@@ -56,7 +58,7 @@ async def _receive(lane: Lane) -> tuple[int, int, bytes]:
 
 
 class RpcClient:
-    """Calls the plugin over one connection. Ids are given out in the order of the bytes."""
+    """Calls the plugin over one connection. Stream ids are assigned in the order in which bytes are sent."""
 
     def __init__(self, lane: Lane, *, checks_size: bool = True) -> None:
         self._lane = lane
@@ -69,7 +71,7 @@ class RpcClient:
         self._closed: str | None = None
 
     async def run(self) -> None:
-        """Hands answers to their callers until the connection is gone."""
+        """Passes responses to their callers until the connection is closed."""
         try:
             while True:
                 try:
@@ -85,7 +87,9 @@ class RpcClient:
                 self._settle(stream, error)
 
     async def call(self, service: str, method: str, request: Message, seconds: float) -> bytes:
-        """The payload of the answer. Raises RpcError for an answered error, TimeoutError, TrunkClosedError."""
+        """Returns the payload of the response. Raises RpcError for an error response, TimeoutError, or
+        TrunkClosedError.
+        """
         if self._closed is not None:
             raise TrunkClosedError(self._closed)
         envelope = ttrpc_pb2.Request(
@@ -127,7 +131,7 @@ def _payload(data: bytes) -> bytes:
 
 
 class RpcServer:
-    """Serves the plugin's calls over one connection, each in a task of its own."""
+    """Serves the plugin's calls over one connection, each in its own task."""
 
     def __init__(self, lane: Lane, service: str, methods: Mapping[str, Method]) -> None:
         self._lane = lane
@@ -136,7 +140,7 @@ class RpcServer:
         self._last = 0
 
     async def run(self) -> None:
-        """Serves until the connection is gone; what is running then is cancelled."""
+        """Serves until the connection is closed; running calls are then cancelled."""
         async with asyncio.TaskGroup() as calls:
             running: set[asyncio.Task[None]] = set()
             try:
@@ -182,7 +186,7 @@ class RpcServer:
         if isinstance(answer, RpcError):
             response.status.code, response.status.message = answer.code, answer.message
         else:
-            # A Go server sends a status with code 0 beside a success.
+            # A Go server also sends a status with code 0 for a success.
             response.status.code = 0
             response.status.SetInParent()
             response.payload = answer.SerializeToString()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's end of NRI's mux, as the Go library behaves (NRI pkg/net/multiplex, ttrpc channel.go), faults included.
+"""The runtime's end of NRI's multiplexer with the behaviour of the Go library (NRI pkg/net/multiplex, ttrpc
+channel.go), including its faults.
 
-A read hands out one mux frame and fails when the buffer is smaller. ttrpc reads through a buffer of 4096 bytes. A
+A read returns one mux frame and fails if the buffer is smaller. ttrpc reads through a buffer of 4096 bytes. A
 connection queues 256 frames; one more closes the trunk. Frames for connections that are not open are dropped. It is
-stricter than Go in one way: what arrives in one burst is queued before anybody may read, whoever is quicker in Go.
+stricter than Go in one way: frames that arrive in one burst are queued before any reader runs, which in Go depends on
+timing.
 """
 
 import asyncio
@@ -19,11 +21,11 @@ _MUX = struct.Struct(">II")
 
 
 class TrunkClosedError(Exception):
-    """The trunk is gone; the text says why."""
+    """The trunk is closed; the text contains the reason."""
 
 
 class Lane:
-    """One connection of the mux, as a Go net.Conn read through a bufio.Reader."""
+    """One connection of the mux, like a Go net.Conn that is read through a bufio.Reader."""
 
     def __init__(self, trunk: "Trunk", number: int) -> None:
         self._trunk = trunk
@@ -37,7 +39,7 @@ class Lane:
         """Monotonic time at which the last frame was read from the socket."""
 
     async def read_full(self, size: int) -> bytes:
-        """Exactly size bytes, or TrunkClosedError."""
+        """Returns exactly size bytes. Raises TrunkClosedError."""
         parts: list[bytes] = []
         while size:
             part = await self._buffered_read(size)
@@ -46,21 +48,21 @@ class Lane:
         return b"".join(parts)
 
     async def write(self, message: bytes) -> None:
-        """One flush of a bufio.Writer: at most one full buffer, then the rest in one piece."""
+        """Writes as one flush of a bufio.Writer does: at most one full buffer, then the rest in one piece."""
         async with self._sending:
             for piece in (message[:BUFIO], message[BUFIO:]):
                 if piece:
                     await self._trunk.write_frame(self._number, piece)
 
     def queue(self, frame: bytes) -> bool:
-        """Takes a frame from the trunk; false when the queue is full."""
+        """Queues a frame from the trunk; returns False if the queue is full."""
         self._frames.append(frame)
         self.arrived_at = time.monotonic()
         self._arrived.set()
         return len(self._frames) <= QUEUE_FRAMES
 
     def close(self, reason: str) -> None:
-        """No more frames will come."""
+        """Marks the end: no more frames will arrive."""
         self._closed = self._closed or reason
         self._arrived.set()
 
@@ -86,12 +88,12 @@ class Lane:
 
 
 class Trunk:
-    """One accepted socket. run() must be awaited for frames to arrive."""
+    """An accepted socket. run() must be awaited for frames to arrive."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        # As in Go, a write is done when the kernel has it.
+        # As in Go, a write is complete when the kernel has accepted it.
         writer.transport.set_write_buffer_limits(0)
         self._lanes: dict[int, Lane] = {}
         self.closed: str | None = None
@@ -102,7 +104,7 @@ class Trunk:
         return lane
 
     async def run(self) -> str:
-        """Sorts frames to their connections until the trunk is gone; the reason."""
+        """Passes frames to their connections until the trunk is closed, and returns the reason."""
         buffer = bytearray()
         try:
             while self.closed is None and (data := await self._reader.read(_BURST)):
@@ -120,7 +122,7 @@ class Trunk:
         await self.write_bytes(_MUX.pack(number, len(payload)) + payload)
 
     async def write_bytes(self, data: bytes) -> None:
-        """Writes anything, as a runtime without manners would."""
+        """Writes arbitrary bytes, as a broken runtime would."""
         if self.closed is not None:
             raise TrunkClosedError(self.closed)
         self._writer.write(data)

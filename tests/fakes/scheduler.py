@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a ResourceClaim to published devices as kube-scheduler does, for the common shapes of claims.
+"""Allocates a ResourceClaim to published devices as kube-scheduler does, for the common forms of claims.
 
-Left out: ``firstAvailable``, admin access, tolerations, and constraints other than ``matchAttribute``.
+Not supported: ``firstAvailable``, admin access, tolerations, and constraints other than ``matchAttribute``.
 """
 
 import copy
@@ -15,17 +15,18 @@ from tests.fakes import quantities
 from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tainted
 
 _MOST_TRIES = 20_000
-"""Devices that are tried for one claim. Constraints that nothing meets make the search exponential; kube-scheduler ends
-after ten seconds."""
+"""Maximum number of devices tried for one claim. Constraints that cannot be met make the search exponential;
+kube-scheduler gives up after ten seconds.
+"""
 
 
 class UnschedulableError(Exception):
-    """No node has devices for the claim now."""
+    """No node has devices for the claim at present."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One device that is looked for: a request with count 2 has two."""
+    """One device to be found; a request with count 2 has two slots."""
 
     request: str
     wish: Document
@@ -33,14 +34,14 @@ class Slot:
 
     @property
     def selectors(self) -> list[str]:
-        """CEL of the class and of the request."""
+        """CEL selectors of the class and of the request."""
         both = (self.device_class.get("spec") or {}, self.wish)
         return [one["cel"]["expression"] for part in both for one in part.get("selectors") or []]
 
 
 @dataclass
 class _Search:
-    """Depth first through the slots, first fit in the allocator's order."""
+    """A depth-first search through the slots, first fit in the allocator's order."""
 
     devices: list[Candidate]
     constraints: Sequence[Document]
@@ -50,9 +51,8 @@ class _Search:
     tries: int = 0
 
     def run(self, slots: Sequence[Slot], start: int = 0) -> bool:
-        """True with ``results`` filled when every slot got a device, the first one none before ``start``.
-
-        Raises UnschedulableError when it has tried too long.
+        """Returns True with ``results`` filled if every slot got a device; the first slot gets none before ``start``.
+        Raises UnschedulableError after too many tries.
         """
         if not slots:
             return True
@@ -64,7 +64,7 @@ class _Search:
             if not fits:
                 continue
             self.results.append((slots[0], candidate, consumed))
-            # Devices of one request are tried in ascending order, so that a shared one is not taken twice for it.
+            # Devices of one request are tried in ascending order, so that a shared one is not used twice for it.
             more = len(slots) > 1 and slots[1] is slots[0]
             if self._constrained() and self._go_on(slots, candidate, consumed, place + 1 if more else 0):
                 return True
@@ -110,7 +110,9 @@ class _Search:
 
 
 def _as_set(value: object) -> frozenset[tuple[type, object]]:
-    """A list attribute as a set, any other as a set of one (KEP-5491); values of different types are never equal."""
+    """Returns a list attribute as a set, and any other as a set of one (KEP-5491). Values of different types are never
+    equal.
+    """
     return frozenset((type(one), one) for one in (value if isinstance(value, list) else [value]))
 
 
@@ -123,9 +125,10 @@ def allocate(
     pods: Sequence[Document] = (),
     node: str | None = None,
 ) -> Document:
-    """The claim with ``status.allocation`` and ``reservedFor``. ``others`` are claims that may hold devices.
+    """Returns the claim with ``status.allocation`` and ``reservedFor``.
 
-    ``pods`` are ``{"name", "uid"}``; ``node`` narrows the choice. Raises UnschedulableError.
+    ``others`` are claims that may hold devices. ``pods`` are ``{"name", "uid"}``; ``node`` limits the choice to one
+    node. Raises UnschedulableError.
     """
     published = list(slices)
     nodes = sorted({one["spec"]["nodeName"] for one in published if one["spec"].get("nodeName")})
@@ -201,7 +204,9 @@ def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -
 
 
 def may_bind(claim: Document) -> bool:
-    """Whether every binding condition of the allocated devices is true; UnschedulableError where one has failed."""
+    """Returns True if every binding condition of the allocated devices is true. Raises UnschedulableError if one has
+    failed.
+    """
     conditions = {
         (one["driver"], one["pool"], one["device"]): {c["type"]: c for c in one.get("conditions") or []}
         for one in claim["status"].get("devices") or []
@@ -217,7 +222,7 @@ def may_bind(claim: Document) -> bool:
 
 
 def _configs(claim: Document, search: _Search) -> Iterator[Document]:
-    """Class first, claim last: later entries override."""
+    """Returns the configuration entries, class first and claim last, because later entries override."""
     for slot in {slot.request: slot for slot, _, _ in search.results}.values():
         for config in (slot.device_class.get("spec") or {}).get("config") or []:
             yield {"source": "FromClass", "requests": [slot.request], **config}
@@ -228,7 +233,7 @@ def _configs(claim: Document, search: _Search) -> Iterator[Document]:
 def schedule(
     server: str, namespace: str, name: str, *, pods: Sequence[Document] = (), node: str | None = None
 ) -> Document:
-    """Reads everything from an API server, allocates the claim and writes its status; blocks."""
+    """Reads everything from an API server, allocates the claim and writes its status. Blocks."""
     base = f"{server}/apis/resource.k8s.io/v1"
     path = f"{base}/namespaces/{namespace}/resourceclaims/{name}"
     classes = {one["metadata"]["name"]: one for one in _ask(f"{base}/deviceclasses")["items"]}
@@ -241,7 +246,7 @@ def schedule(
 def _ask(url: str, body: Document | None = None) -> Document:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="PUT" if data else "GET")
-    # A proxy of the environment has no business with a server on this machine.
+    # A proxy from the environment must not be used for a server on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as response:
         answer: Document = json.load(response)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler makes of published slices: usable devices, a little CEL, and how much a request consumes."""
+"""The scheduler's view of published slices: usable devices, a subset of CEL, and the consumption of requests."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _DRIVER = re.compile(r'device\.driver\s*(==|!=)\s*"([^"]*)"')
 
 @dataclass(frozen=True)
 class Candidate:
-    """One published device."""
+    """A published device."""
 
     driver: str
     pool: str
@@ -29,23 +29,25 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What an allocation result names."""
+        """Returns the identity of the device in an allocation result."""
         return self.driver, self.pool, str(self.device["name"])
 
     @property
     def shared(self) -> bool:
-        """True if several claims may have a part of it."""
+        """Returns True if several claims may share the device."""
         return bool(self.device.get("allowMultipleAllocations"))
 
     def attribute(self, domain: str, name: str) -> object:
-        """The value, None where the device has no such attribute; a name without domain is the driver's."""
+        """Returns the value, or None if the device does not have the attribute. A name without a domain belongs to the
+        driver.
+        """
         attributes = self.device.get("attributes") or {}
         found = attributes.get(f"{domain}/{name}") or (attributes.get(name) if domain == self.driver else None)
         return next(iter(found.values())) if found else None
 
 
 def candidates(slices: Iterable[Document], node: str) -> Iterator[Candidate]:
-    """Devices of complete and valid pools that the node can reach, in the allocator's order."""
+    """Returns the devices of complete and valid pools that the node can reach, in the allocator's order."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for document in sorted(slices, key=lambda document: str(document["metadata"]["name"])):
         spec = document["spec"]
@@ -61,9 +63,10 @@ def candidates(slices: Iterable[Document], node: str) -> Iterator[Candidate]:
 
 
 def selected(candidate: Candidate, expression: str) -> bool:
-    """Evaluates a CEL selector: terms, or ``(term || term)``, joined by ``&&``; ValueError for any more CEL than that.
+    """Evaluates a CEL selector that consists of terms, or ``(term || term)``, joined by ``&&``. Raises ValueError for
+    any other CEL.
 
-    As in CEL, an attribute that the device does not have is an error where it is reached.
+    As in CEL, reading an attribute that the device does not have is an error.
     """
     return all(_any_term(candidate, part.strip()) for part in expression.split("&&"))
 
@@ -103,12 +106,14 @@ def _literal(text: str) -> object:
 
 
 def tainted(candidate: Candidate) -> bool:
-    """True if a taint keeps pods away."""
+    """Returns True if a taint keeps pods away."""
     return any(taint.get("effect") in {"NoSchedule", "NoExecute"} for taint in candidate.device.get("taints") or [])
 
 
 def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, str] | None:
-    """What the request takes of every capacity of a shared device; None if it does not fit or asks for another key."""
+    """Returns the amount of every capacity of a shared device that the request consumes, or None if it does not fit or
+    contains an unknown key.
+    """
     capacities = candidate.device.get("capacity") or {}
     if not requests.keys() <= capacities.keys():
         return None
@@ -122,7 +127,7 @@ def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping
 
 
 def _rounded(capacity: Document, asked: Any) -> str | None:
-    """The amount by the request policy; None where the policy allows none that is large enough."""
+    """Returns the amount rounded by the request policy, or None if the policy allows no amount that is large enough."""
     policy = capacity.get("requestPolicy") or {}
     if asked is None:
         return quantities.canonical(policy.get("default", capacity["value"]))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim that kube-scheduler makes of a pod's extended resources (KEP-5004): so many devices of a class, whatever
-they have of capacity, for each container that asks for the resource. Init containers are left out."""
+"""The claim that kube-scheduler creates for a pod's extended resources (KEP-5004).
+
+It requests N devices of a class, regardless of their capacity, for each container that asks for the resource. Init
+containers are left out.
+"""
 
 import json
 from collections.abc import Iterable
@@ -8,11 +11,11 @@ from typing import Any
 
 Document = dict[str, Any]
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""A class without a name of its own is found by this and its name."""
+"""Prefix of the resource name that finds a class without its own extended resource name."""
 
 
 def class_of(resource: str, classes: Iterable[Document]) -> str | None:
-    """The DeviceClass that serves an extended resource: of several the youngest, then the first by name."""
+    """Returns the DeviceClass of an extended resource: of several the youngest, then the first by name."""
     found = []
     for one in classes:
         name, metadata = (one.get("spec") or {}).get("extendedResourceName"), one["metadata"]
@@ -24,7 +27,7 @@ def class_of(resource: str, classes: Iterable[Document]) -> str | None:
 
 
 def claim_of(pod: Document, classes: Iterable[Document]) -> tuple[Document, list[Document]] | None:
-    """The claim of a pod that asks for extended resources of classes, and which container has which request of it."""
+    """Returns the claim of a pod that asks for extended resources, and the requests of each container."""
     classes, requests, mappings = list(classes), [], []
     for index, container in enumerate(pod["spec"]["containers"]):
         asked = container.get("resources", {}).get("requests") or {}

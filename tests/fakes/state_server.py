@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the frontend's state endpoint, as the backend uses it: HTTP/1.1 by h11 on a unix socket."""
+"""A fake of the frontend's state endpoint as the backend uses it: HTTP/1.1 with h11 on a unix socket."""
 
 import asyncio
 import contextlib
@@ -15,61 +15,61 @@ import h11
 
 @dataclass(slots=True)
 class StateServer:
-    """What was asked, in order, and what is to be answered."""
+    """Records the requests in order, and responds as configured."""
 
     path: Path
     instance: str = "frontend-1"
     requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method and target."""
+    """Method and path."""
     leases: list[dict[str, Any]] = field(default_factory=list)
-    """Without the containers; ``complete`` says whether these are known, of a synchronised backend."""
+    """Leases without their containers; ``complete`` says whether a synchronized backend's containers are known."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
-    """The containers of each request that brought them."""
+    """The containers of each request that contained them."""
     held: tuple[str, int] = ("", 0)
-    """Backend and generation that the containers are of."""
+    """Backend and generation of the stored containers."""
     reads_changes: bool = False
     """Whether this release of the frontend merges changes."""
     merged: list[tuple[list[str], list[str]]] = field(default_factory=list)
     """The changed and the removed containers of each request with changes."""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
-    """Status by the start of a target; such a request is recorded and has no effect."""
+    """Status by path prefix; such a request is recorded and has no other effect."""
     hang: bool = False
-    """Takes requests and answers none."""
+    """Accepts requests without responding."""
     raw_lease: bytes | None = None
     waiting: int = 0
-    """Requests that wait for news of records."""
+    """Requests that wait for changes of records."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
-        """Waits until the condition is true; it is looked at after every request."""
+        """Waits until the condition is true, which is checked after every request."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
 
     def forget(self, instance: str) -> None:
-        """Becomes a frontend that has just been started, on connections that live on."""
+        """Becomes a frontend that has just been started, without closing connections."""
         self.instance, self.held = instance, ("", 0)
         self.containers.clear()
 
     def change_records(self) -> None:
-        """Tells everybody who waits that records have changed."""
+        """Responds to all waiting requests that records have changed."""
         self.records += 1
         self._news.set()
         self._news = asyncio.Event()
 
     def drop(self) -> None:
-        """Breaks every connection."""
+        """Closes every connection."""
         for writer in self.connections:
             writer.transport.abort()
 
     async def answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-        """Carries out one request: status and body."""
+        """Handles one request and returns status and body."""
         self.requests.append((method, target))
         for start, status in self.refuse.items():
             if target.startswith(start):
@@ -155,7 +155,7 @@ class StateServer:
 
 @contextlib.asynccontextmanager
 async def state_server(path: Path) -> AsyncIterator[StateServer]:
-    """Serves a stand-in on a unix socket; on leaving, its connections are cut and its socket is removed."""
+    """Serves the fake on a unix socket; at the end its connections are closed and its socket is removed."""
     server = StateServer(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as leave:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what tells nobody when it changes: files, and tasks of the program under test."""
+"""Waiting for conditions that send no notification: files, and tasks of the program under test."""
 
 import asyncio
 import os
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Final
 
 PATIENCE: Final = float(os.environ.get("PATIENCE", "3"))
-"""Factor on every time limit of the tests. A limit ends a test that hangs, and costs a test that passes nothing."""
+"""Factor on every time limit of the tests. A limit ends a hanging test and costs a passing test nothing."""
 
 
 def patience() -> float:
-    """Returns the factor for now: more than PATIENCE while the machine has more to run than it has CPUs."""
+    """Returns the current factor: more than PATIENCE while the machine has more runnable processes than CPUs."""
     return PATIENCE * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 8.0) -> None:
-    """Returns as soon as the condition is true; TimeoutError when it never is."""
+    """Returns as soon as the condition is true. Raises TimeoutError."""
     async with asyncio.timeout(seconds * patience()):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

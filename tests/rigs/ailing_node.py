@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node on which everything is right, to be made ill in one place: files, sockets, API server, service."""
+"""A healthy node in which a test can cause one fault: files, sockets, API server and service."""
 
 import asyncio
 import json
@@ -77,17 +77,19 @@ _VALIDATOR: dict[str, Any] = {
 
 
 class AilingNode:
-    """Change it, then ask what :meth:`examined` says. CPU 0 is reserved; a container runs on claimed CPUs 2-3."""
+    """The node. A test changes it and then checks the result of :meth:`examined`. CPU 0 is reserved; a container runs
+    on the claimed CPUs 2-3.
+    """
 
     def __init__(self) -> None:
-        # Not pytest's directory: sockets have short paths. In memory where that is possible, as /run is.
+        # pytest's directory is not used, because socket paths must be short. It is in memory if possible, as /run is.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
         self.base = Path(tempfile.mkdtemp(prefix="dn-", dir=memory))
         self.root, self.kubelet_root = self.base / "host", self.base / "kubelet"
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
-        # As in a pod: this machine's, of which directories are mounted under their own names.
+        # As in a pod, these are directories of this machine that are mounted under their own names.
         self.host(BOOT, Path(BOOT).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)
@@ -139,14 +141,14 @@ class AilingNode:
         _write(self.base / "cgroup" / path, text)
 
     def listen(self, path: Path) -> None:
-        """Lets somebody listen at a socket."""
+        """Starts listening at a socket."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.sockets.append(socket.socket(socket.AF_UNIX))
         self.sockets[-1].bind(os.fspath(path))
         self.sockets[-1].listen()
 
     def claimed(self, name: str, cpus: str) -> AllocationRecord:
-        """A record of CPUs, whose claim the API server has."""
+        """Adds a record of CPUs whose claim the API server has."""
         uid = self.server.store.create(CLAIMS, "ns", {"metadata": {"name": name}, "spec": {}})["metadata"]["uid"]
         reference = ClaimReference(uid=uid, namespace="ns", name=name)
         record, device = cpu_record(uid, f"r={cpus}"), {"device": "cpudevnuma000"}
@@ -155,19 +157,19 @@ class AilingNode:
         return record.model_copy(update={"claim": reference, "cpus": parts, "results": results})
 
     def container(self, name: str, **more: Any) -> dict[str, Any]:
-        """A container that uses the record of a claim, as the backend reports it."""
+        """Adds a container that uses the claim of the record, as the backend reports it."""
         uid = next(one.claim.uid for one in self.records if one.claim.name == name)
         uses = [{"uid": uid, "driver": CPU_DRIVER, "requests": ["r"]}]
         known = {"claims": uses, "cpus": "2-3", "exclusivity": "partition", "cgroup": "kubepods.slice/x"}
         return report(name, **(known | more)).model_dump(mode="json", by_alias=True)
 
     def note_in_journal(self, name: str) -> None:
-        """The journal says that a claim was prepared; it has no file."""
+        """Writes a journal in which a claim is prepared that has no file."""
         entry = (CPU_DRIVER, f"uid-{name}"), ("ns", name)
         Journal(self.run / CLAIMS_JOURNAL).write(Entries(present=dict([entry])))
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Removes everything."""
         for one in self.sockets:
             one.close()
         shutil.rmtree(self.base)
@@ -188,14 +190,14 @@ class AilingNode:
                 store.create(SLICES, "", document)
 
     def change_slices(self, change: Callable[[dict[str, Any]], object]) -> None:
-        """Lets somebody else write every slice."""
+        """Changes every slice as another client."""
         for document in list(self.server.store.select(SLICES)):
             change(document)
             name = document["metadata"]["name"]
             self.server.store.update(SLICES, "", name, document)
 
     def settings(self) -> Settings:
-        """What the command would be started with."""
+        """Returns the settings with which the command would be started."""
         paths = {"cdiDir": self.cdi, "runDir": self.run, "kubeletRootDir": self.kubelet_root}
         paths |= {"cgroupRoot": self.base / "cgroup", "kubeconfig": self.base / "kubeconfig"}
         config = parse_config({key: str(path) for key, path in paths.items()} | self.settings_of, "test")
@@ -203,7 +205,7 @@ class AilingNode:
 
     @asynccontextmanager
     async def up(self) -> AsyncGenerator[Settings, None]:
-        """Writes what was changed, and serves; yields the settings."""
+        """Writes all changes, starts serving, and yields the settings."""
         drop_in = {"io.containerd.nri.v1.nri": self.nri, "io.containerd.cri.v1.runtime": self.cri}
         self.host("/etc/containerd/conf.d/50-numa.toml", _toml(drop_in))
         if self.kubelet_of:
@@ -229,7 +231,7 @@ class AilingNode:
                 placed.remove()
 
     def _source(self, settings: Settings) -> SimpleNamespace:
-        """What the endpoint shows."""
+        """Returns the data that the endpoint shows."""
         ledger = Ledger(files_of(*self.records))
         trees = HostTree(self.root), HostTree(self.base / "cgroup")
         watch = MachineWatch(*trees, settings.config, NODE, lambda: ledger, reserve=lambda: self.reserve)
@@ -264,7 +266,7 @@ def _write(path: Path, text: str) -> None:
 
 def _toml(plugins: dict[str, Any]) -> str:
     lines = []
-    # containerd 1.7 would put an empty section in the place of that of config.toml.
+    # containerd 1.7 would replace the section of config.toml with an empty one.
     for plugin, section in ((plugin, section) for plugin, section in plugins.items() if section):
         tables = {f'plugins."{plugin}"': {k: v for k, v in section.items() if not isinstance(v, dict)}}
         tables |= {f'plugins."{plugin}".{k}': v for k, v in section.items() if isinstance(v, dict)}

@@ -15,7 +15,7 @@ from typing import Final
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 PAGES: Final = ("install", "runtime", "quickstart", "upgrade", "uninstall", "migration")
-"""Pages of which every command block is run."""
+"""Pages whose command blocks are all run."""
 COMMANDS: Final = ("sh", "console")
 DATA: Final = ("yaml", "toml")
 

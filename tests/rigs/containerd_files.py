@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random configuration files of containerd, and the recorded answers of real releases to such files."""
+"""Random configuration files of containerd, and the recorded results of real releases for such files."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def _document(source: random.Random, usual: int, imports: list[str]) -> dict[str
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
-    """Returns a document as TOML; values are those of JSON."""
+    """Returns a document as TOML; its values are those of JSON."""
     return "".join(_lines((), document))
 
 

@@ -12,7 +12,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
 NO_SUCH_KERNEL = Problem("no such kernel", BackendCode.KERNEL_TOO_OLD)
-"""Obstacle of a node whose kernel has no partitions."""
+"""Obstacle of a node whose kernel does not support partitions."""
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"

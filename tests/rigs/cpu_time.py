@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much CPU time something costs."""
+"""Measuring the CPU time of an operation."""
 
 import time
 from collections.abc import Callable
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of this thread for it, the least of three tries: what others do on the machine does not count."""
+    """Returns the CPU seconds of this thread for the call, as the minimum of three tries, so that the machine's load
+    does not count.
+    """
 
     def once() -> float:
         started = time.thread_time()

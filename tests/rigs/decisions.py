@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a claim, without directory and lock."""
+"""Allocating a claim without a directory and a lock."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ from tests.rigs.builders import NODE, claim, files_of, report
 from tests.strategies.machines import machine
 
 INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
-"""What a small machine offers of which CPU 0 is reserved."""
+"""The devices of a small machine on which CPU 0 is reserved."""
 
 
 def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:
-    """A claim as values."""
+    """Returns a parsed claim."""
     return parse_claim(claim(uid, *results, **more))
 
 
@@ -32,7 +32,7 @@ def decided(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> AllocationRecord:
-    """The claim's record; raises Refused."""
+    """Returns the claim's record. Raises Refused."""
     return allocate_claim(
         parse_driver_claim(found, driver, inventory, config or Config()), inventory, ledger or Ledger({})
     )
@@ -45,18 +45,20 @@ def refused(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> str:
-    """Why the claim is refused."""
+    """Returns the text of the claim's rejection."""
     with pytest.raises(Refused) as caught:
         decided(found, driver, ledger, inventory, config)
     return str(caught.value)
 
 
 def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
-    """A ledger with these records."""
+    """Returns a ledger with these records."""
     return Ledger(files_of(*records), containers=containers)
 
 
 def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:
-    """A ledger without a record of a claim whose container runs on CPUs, by request ("" for a single one)."""
+    """Returns a ledger without a record of a claim whose container runs on these CPUs, by request ("" for a single
+    one).
+    """
     uses = [ClaimUse(uid=uid, driver=driver, requests=(r,) if r else (), cpus=cpus) for r, cpus in seen.items()]
     return Ledger({}, containers=(report(unknown_claims=uses),))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims, templates and classes that the documentation shows, as the text that a reader types.
+"""Claims, templates and classes from the documentation, as the text that a reader types.
 
-They are the objects of examples/, YAML blocks of pages that show such an object or a part of one, and one claim for
-each word in the tables of parameters. Nothing is parsed here, because the tests are about how a text is read.
+They are the objects of examples/, YAML blocks of pages that contain such an object or a part of one, and one claim for
+each value in the parameter tables. Nothing is parsed here, because the tests are about how a text is read.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 KINDS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass")
 TABLES: Final = {"docs/strategies.md": "cpuConfig", "docs/memory.md": "memoryConfig"}
-"""Pages with a table of parameters, and the key under which these are written."""
+"""Pages with a parameter table, and the configuration key of these parameters."""
 ALSO_TYPED: Final = (
     *(("cpuConfig", "quota", word) for word in ("off", '"off"', "Off", "no", "n", "false")),
     *(("cpuConfig", "isolated", word) for word in ("ignore", "only", "never")),
@@ -24,7 +24,7 @@ ALSO_TYPED: Final = (
     *(("cpuConfig", "cpuset", word) for word in ("2-3", "2,3", '"2-3"')),
     *(("memoryConfig", "high", word) for word in ("1", ".5", "5e-1")),
 )
-"""Spellings that users type although no table contains them: section, field, value."""
+"""Spellings that users type although no table contains them, as section, field and value."""
 
 _HEADER: Final = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: documented}\nspec:\n"
 _FENCE: Final = re.compile(r"^( *)```yaml\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -57,19 +57,19 @@ def objects() -> list[Manifest]:
 
 
 def words() -> list[Manifest]:
-    """Returns a claim for each word of the tables of parameters, and for each spelling of ALSO_TYPED."""
+    """Returns a claim for each value in the parameter tables, and for each spelling of ALSO_TYPED."""
     typed = [*documented_words(), *ALSO_TYPED]
     return [Manifest(f"{field}: {word}", parameter(key, field, word)) for key, field, word in typed]
 
 
 def documented_words() -> list[tuple[str, str, str]]:
-    """Returns section, field and word for each word in the tables of parameters."""
+    """Returns section, field and value for each value in the parameter tables."""
     rows = [(key, *row) for page, key in TABLES.items() for row in _ROW.findall((ROOT / page).read_text())]
     return [(key, field, word) for key, field, cell in rows for word in re.findall("`([^`]+)`", cell)]
 
 
 def parameter(section: str, field: str, value: str) -> str:
-    """Returns a claim with one parameter, its value as typed."""
+    """Returns a claim with one parameter whose value is written as typed."""
     driver, request = _REQUESTS[section]
     return (
         f"{_HEADER}  devices:\n    requests:\n      - name: one\n        exactly: {{deviceClassName: {request}}}\n"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend's claims over a directory, without kubelet, API server and sockets: like a new process each time."""
+"""A frontend's claim handling on a directory, without kubelet, API server and sockets. Each object acts as a new
+process.
+"""
 
 import asyncio
 import resource
@@ -35,7 +37,7 @@ from tests.strategies.machines import machine
 
 
 class Claims:
-    """An API server that holds ResourceClaims."""
+    """A fake API server that stores ResourceClaims."""
 
     def __init__(self, *documents: dict[str, Any]) -> None:
         self.documents: dict[str, dict[str, Any]] = {}
@@ -60,7 +62,7 @@ class Claims:
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
     def forget(self, uid: str, how: str) -> None:
-        """A claim is gone, replaced by a namesake, allocated elsewhere, or deallocated."""
+        """Deletes a claim, replaces it by another one of the same name, allocates it elsewhere, or deallocates it."""
         document = self.documents[f"claim-{uid}"]
         if how == "gone":
             del self.documents[f"claim-{uid}"]
@@ -75,7 +77,7 @@ class Claims:
             document["status"]["allocation"]["devices"] = "none"
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Answers, unless it is away."""
+        """Returns the claim, unless the server is unavailable."""
         self.read.append(name)
         if self.away is not None:
             raise self.away
@@ -86,7 +88,7 @@ class Claims:
         return document
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Lists, unless it is away or does not like to."""
+        """Lists claims, unless the server is unavailable or configured to fail."""
         self.lists.append(namespace)
         if self.away is not None or self.no_lists:
             raise self.away or UnavailableError("list resourceclaims", "too many requests")
@@ -95,7 +97,7 @@ class Claims:
                 yield one
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Lists the slices of a driver on a node, or those of no single node, unless it is away."""
+        """Lists the slices of a driver on a node, or those without a single node, unless the server is unavailable."""
         if self.away is not None:
             raise self.away
         for one in self.slices:
@@ -104,11 +106,11 @@ class Claims:
 
 
 ALL_CHANGES = 2**62
-"""Generation of claim records of a backend that has read every change at once."""
+"""Generation of claim records that a backend reports if it has read every change at once."""
 
 
 class Frontend:
-    """One instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
+    """One frontend instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Frontend:
             self.enforce(active=active)
 
     async def counts_claims(self, _driver: str) -> bool:
-        """Returns whether the kubelet adds claims to limits."""
+        """Returns True if the kubelet adds claims to limits."""
         return self.counted
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
@@ -170,62 +172,62 @@ class Frontend:
         self.changed()
 
     def changed(self) -> None:
-        """The backend has said something."""
+        """Handles a new report of the backend."""
         self.backend.changed()
 
     def report(self, **values: Any) -> ContainerReport:
-        """A container is reported."""
+        """Reports a container."""
         told = report(**values)
         self.backend.containers = {**self.backend.containers, told.id: told}
         self.changed()
         return told
 
     async def prepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
-        """Asks as the kubelet."""
+        """Prepares claims as the kubelet does."""
         return (await self.claims.prepare(driver, [self.name(uid)]))[uid]
 
     async def unprepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
-        """Gives back as the kubelet."""
+        """Unprepares claims as the kubelet does."""
         return (await self.claims.unprepare(driver, [self.name(uid)]))[uid]
 
     def name(self, uid: str) -> ClaimName:
-        """A claim as the kubelet names it."""
+        """Returns the reference that the kubelet uses for a claim."""
         documents = [d for d in self.api.documents.values() if isinstance(d.get("metadata"), dict)]
         known = (d["metadata"] for d in documents if d["metadata"].get("uid") == uid)
         return next((ClaimName(m["namespace"], m["name"], uid) for m in known), ClaimName("ns", f"claim-{uid}", uid))
 
     async def look(self) -> None:
-        """Looks at every file, as each second."""
+        """Scans all files, as happens every second."""
         await self.store.transact(lambda _: None, thorough=True)
 
     def record(self, uid: str, driver: str = "dra.cpu") -> AllocationRecord:
-        """The claim's record."""
+        """Returns the claim's record."""
         record = self.store.ledger.record(driver, uid)
         assert record is not None
         return record
 
     def cpus(self, uid: str) -> frozenset[int]:
-        """What the claim's record says; none where it has no record."""
+        """Returns the CPUs in the claim's record, or an empty set without a record."""
         record = self.store.ledger.record("dra.cpu", uid)
         return record.cpus_of() if record else frozenset()
 
     def file(self, uid: str, driver: str = "dra.cpu") -> Path:
-        """The claim's CDI file."""
+        """Returns the claim's CDI file."""
         return self.path / cdi_file_name(driver, uid)
 
     def remove_journaled_cpus(self) -> None:
-        """Removes the CPUs from the journal, which are not in it after it was lost and the claims were listed."""
+        """Removes the CPUs from the journal, as if it had been lost and rebuilt from the listed claims."""
         journal = Journal(self.root / "claims.journal")
         journal.write(replace(journal.read(), cpus={}))
 
     def damage(self, uid: str, driver: str = "dra.cpu") -> None:
-        """Makes the record unreadable; what the runtime reads stays."""
+        """Makes the record unreadable; the part that the runtime reads stays intact."""
         self.file(uid, driver).write_text(self.file(uid, driver).read_text().replace('\\"driver\\"', '\\"pilot\\"'))
 
 
 @contextmanager
 def full_disk(most_bytes: int = 0) -> Iterator[None]:
-    """Lets no file of this process grow beyond: what is written meets an OSError, what is read does not."""
+    """Limits the file size of this process, so that writes raise OSError and reads succeed."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
@@ -235,6 +237,6 @@ def full_disk(most_bytes: int = 0) -> Iterator[None]:
 
 
 def on_disk(path: Path) -> dict[str, frozenset[int]]:
-    """The CPUs of each claim as a stranger reads the directory of a frontend."""
+    """Returns the CPUs of each claim as another process reads them from a frontend's directory."""
     files: Iterable[ClaimFile] = ClaimDirectory(str(path / "cdi")).refresh(thorough=True).files.values()
     return {file.uid: file.cpus for file in files}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer on the network that sends bytes to a TCP port of this machine and reads the answer."""
+"""A network peer that sends bytes to a TCP port of this machine and reads the response."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 @contextlib.asynccontextmanager
 async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Opens a connection for 10 s at most."""
+    """Opens a connection for at most 10 s."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(10):
@@ -18,19 +18,19 @@ async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.S
 
 
 async def send(port: int, data: bytes) -> bytes:
-    """Sends bytes on a connection of its own. Returns everything that the server sends until it ends the connection."""
+    """Sends bytes on a new connection. Returns everything that the server sends until it closes the connection."""
     async with peer(port) as (reader, writer):
         writer.write(data)
         return await reader.read()
 
 
 async def get(port: int, target: str, method: str = "GET") -> bytes:
-    """Sends a request like the kubelet's. Returns the answer with its head."""
+    """Sends a request like the kubelet's. Returns the response with its head."""
     return await send(port, f"{method} {target} HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n".encode())
 
 
 async def ended(reader: asyncio.StreamReader) -> bool:
-    """Returns True if the connection was ended without an answer."""
+    """Returns True if the connection was closed without a response."""
     try:
         return await reader.read() == b""
     except ConnectionResetError:

@@ -10,7 +10,7 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 
 class IrqTree(Interrupts):
-    """Regular files. Writes to managed interrupts fail, and so do affinities without an online CPU."""
+    """A tree of regular files. Writes to managed interrupts fail, and so do affinities without an online CPU."""
 
     def __init__(self, root: Path, cpus: str = "0-7") -> None:
         super().__init__(str(root), Irqbalance(str(root), str(root)))
@@ -44,7 +44,7 @@ class IrqTree(Interrupts):
         (directory / "effective_affinity_list").write_text(f"{min(parse_cpu_list(cpus))}\n")
 
     def next_instance(self) -> None:
-        """Forgets what was requested of irqbalance, as a new process does."""
+        """Forgets the CPU ban requested from irqbalance, as a new process does."""
         self._irqbalance = Irqbalance(str(self.root), str(self.root))
 
     def all_affinities(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class IrqTree(Interrupts):
         return found | lists
 
     def set_affinity(self, name: str, cpus: frozenset[int]) -> bool:
-        """Writes an affinity, or returns False where the kernel would reject it."""
+        """Writes an affinity, or returns False if the kernel would reject it."""
         self.written.append(name)
         # EINVAL without an online CPU (write_irq_affinity in kernel/irq/proc.c).
         offline = name.isdecimal() and not cpus & self.online

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for irqbalance with its socket and the requests that the backend sends (sock_handle in irqbalance.c)."""
+"""A fake irqbalance with its socket and the requests that the backend sends (sock_handle in irqbalance.c)."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from numa_contract.cpuset import parse_cpu_list
 
 
 class IrqbalanceStandIn:
-    """Bans the CPUs of its environment, or those of the last request from the next round on."""
+    """Bans the CPUs of its environment or, from the next round on, those of the last request."""
 
     def __init__(self, root: Path, environment: str, pid: int) -> None:
         self.banned = self._own = parse_cpu_list(environment)
@@ -63,7 +63,7 @@ class IrqbalanceStandIn:
 
 @contextlib.contextmanager
 def irqbalance(root: Path, environment: str = "", pid: int = 1) -> Iterator[IrqbalanceStandIn]:
-    """Runs a stand-in in a thread."""
+    """Runs the fake in a thread."""
     stand_in = IrqbalanceStandIn(root, environment, pid)
     thread = threading.Thread(target=stand_in.serve)
     thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates cgroup2 in a directory tree, as far as cpusets and limits are concerned (Linux, cgroup-v2.rst)."""
+"""Simulates cgroup2 in a directory tree, limited to cpusets and limits (Linux, cgroup-v2.rst)."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ class KernelTree(CgroupTree):
             self.settle(above)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup and its descendants. An open file of theirs is empty from then on."""
+        """Removes a cgroup and its descendants. Their open files are empty from then on."""
         with self._lock:
             for file in self.path(path).rglob("*.effective"):
                 os.truncate(file, 0)
@@ -79,7 +79,7 @@ class KernelTree(CgroupTree):
                 self.settle(path)
 
     def kill_for_memory(self, path: str) -> None:
-        """Counts one process that was killed out of memory, in a cgroup and in its ancestors."""
+        """Counts one OOM-killed process in a cgroup and in its ancestors."""
         while path:
             count = int(self.get(path, "memory.events").split()[-1]) + 1
             self.set(path, "memory.events", f"oom {count}\noom_kill {count}")
@@ -153,8 +153,8 @@ def _read(file: str) -> str | None:
 
 
 def _write(file: str, text: str) -> None:
-    # One write, because the program may read the file at the same time and the kernel never shows half a value. The
-    # same file, because the program may have it open.
+    # It is a single write, because the program may read the file at the same time and the kernel never shows half a
+    # value. It reuses the same file, because the program may have it open.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
     data = f"{text}\n".encode()
     os.write(descriptor, data.ljust(os.fstat(descriptor).st_size, b"\n"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as the state endpoint sees it: a machine, claims of every kind on it, and what the backend says of them."""
+"""A node as the state endpoint sees it: a machine, claims of every kind, and the backend's report."""
 
 import time
 from dataclasses import dataclass
@@ -31,14 +31,16 @@ from tests.rigs.trees import captured
 from tests.strategies.machines import machine
 
 LARGEST: Final = "512fake-2s8n32c2t"
-"""Made up, since none of the captured machines is as large: two sockets, eight NUMA nodes, 256 cores of two threads."""
+"""A generated machine, since none of the captured ones is as large: two sockets, eight NUMA nodes, 256 cores of two
+threads.
+"""
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
-"""A name that no API server takes, and that a container runtime could report."""
+"""A name that no API server accepts but that a container runtime could report."""
 _KINDS: Final = ({"isolation": "exclusive"}, {"isolation": "isolated"}, {"sharing": "pod"})
 
 
 class NodeState:
-    """What the endpoint reads, to be changed by tests."""
+    """The data that the endpoint reads, which tests can change."""
 
     node, instance = NODE, "pod/1"
 
@@ -53,36 +55,36 @@ class NodeState:
         self.hold()
 
     def hold(self, *records: AllocationRecord, releasing: tuple[AllocationRecord, ...] = ()) -> None:
-        """Makes these the claims of the node; those that are released still run."""
+        """Sets the claims of the node; those that are being released still have running containers."""
         going = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in releasing}
         ledger = Ledger(files_of(*records), going, tuple(self.backend.containers.values()))
         self.store = cast("ClaimStore", SimpleNamespace(ledger=ledger, quarantined={}))
         self.offer.snapshot = snapshot(self.watch.inventory, ledger, Snapshot())
 
     def enforce(self, *containers: ContainerReport) -> None:
-        """The backend is live and reports these containers."""
+        """Makes the backend live and reports these containers."""
         status = BackendStatus(instance="b", generation=1, active=True, synchronized=True, runtime="containerd 2.1.4")
         self.backend.renew(status, [one.model_dump(mode="json") for one in containers])
 
     def reported(self) -> None:
-        """Nothing waits here."""
+        """Does nothing, since nothing waits for reports here."""
 
     def unready(self) -> list[Notice]:
-        """What a test says."""
+        """Returns the problems that the test sets."""
         return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
     def warnings(self) -> list[Notice]:
-        """What a test says."""
+        """Returns the warnings that the test sets."""
         return [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in self.warned]
 
     def metrics(self) -> bytes:
-        """None."""
+        """Returns no metrics."""
         return b""
 
 
 @dataclass(slots=True)
 class _Author:
-    """Writes claims, one after another, as far as the machine has room for them."""
+    """Creates claims one after another, as long as the machine has room for them."""
 
     inventory: Inventory
     config: Config
@@ -90,7 +92,7 @@ class _Author:
     number: int = 0
 
     def claim(self, device: Device, driver: str, pool: str, amount: str, fields: dict[str, Any]) -> None:
-        """Takes an amount of a device, or nothing if it is refused."""
+        """Allocates an amount of a device, or nothing if that is rejected."""
         self.number += 1
         uid, key = f"uid-{self.number}", "dra.cpu/cpu" if driver == "dra.cpu" else "size"
         taken = result("r", driver, device.name, pool, consumedCapacity={key: amount}, shareID=uid)
@@ -104,7 +106,7 @@ class _Author:
 
 
 def populated(name: str) -> NodeState:
-    """Returns a node of a captured machine, or the LARGEST, with claims of every kind that has room on it."""
+    """Returns a node of a captured machine, or the LARGEST, with claims of every kind that fits."""
     found = machine(2, 4, 4, 8, 2, memory=96 << 30) if name == LARGEST else discover(captured(name))
     config = Config(reserved_cpus=frozenset({min(found.online)}) if len(found.cpus) > 2 else frozenset())
     state = NodeState(found, config)
@@ -133,7 +135,9 @@ def _user(record: AllocationRecord, name: str) -> ContainerReport:
 
 
 def _containers(records: list[AllocationRecord], online: frozenset[int]) -> list[ContainerReport]:
-    """Returns a container for each claim but every fifth, one of them on a CPU too many, and two without a claim."""
+    """Returns a container for four of five claims, one of them on a CPU too many, and two containers without a
+    claim.
+    """
     users = [_user(one, "worker") for index, one in enumerate(records) if index % 5 != 4]
     if len(users) > 4:
         users[3] = users[3].model_copy(update={"cpus": users[3].cpus | {max(online)}, "exclusivity": "pool"})

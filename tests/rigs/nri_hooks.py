@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that note what they were told and answer what the test wants."""
+"""Hooks that record their calls and respond as the test wants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -57,7 +57,7 @@ class RecordingHooks:
 
     @property
     def names(self) -> list[str]:
-        """The hooks in the order they were called."""
+        """Returns the hooks in the order in which they were called."""
         return [name for name, _ in self.seen]
 
     async def _note(self, hook: str, what: Any) -> None:
@@ -67,7 +67,7 @@ class RecordingHooks:
 
 
 class RecordingObserver:
-    """Hears of the connection and of calls."""
+    """Records events of the connection and calls."""
 
     def __init__(self) -> None:
         self.changes: list[LinkStatus] = []
@@ -78,7 +78,7 @@ class RecordingObserver:
 
     @property
     def connections(self) -> int:
-        """How many connections there have been."""
+        """Number of connections so far."""
         return sum(status.connected and not status.synchronized for status in self.changes)
 
     async def wait_for(self, condition: Callable[[LinkStatus], bool], seconds: float = 5.0) -> None:

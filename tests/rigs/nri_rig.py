@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our NRI session, with recording hooks, connected to the stand-in runtime."""
+"""The backend's NRI session with recording hooks, connected to the fake runtime."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ PLUGIN_NAME = "00-dra-driver-numa"
 
 @dataclass
 class NriRig:
-    """A runtime, our session connected to it, and the hooks behind that."""
+    """A runtime, an NRI session connected to it, and the session's hooks."""
 
     runtime: FakeRuntime
     hooks: RecordingHooks
@@ -34,12 +34,12 @@ class NriRig:
     tasks: asyncio.TaskGroup
 
     async def synchronized(self, connection: int = 1) -> None:
-        """Waits until both ends agree that the plugin is active, on this connection or a later one."""
+        """Waits until both ends consider the plugin active, on this connection or a later one."""
         await self.observer.wait_for(lambda status: status.synchronized and self.observer.connections >= connection)
         await self.runtime.wait_until(lambda runtime: PLUGIN_NAME in runtime.plugins)
 
     def answer(self, **resources: Any) -> None:
-        """Lets CreateContainer answer these resources from now on."""
+        """Makes CreateContainer return these resources from now on."""
         self.hooks.adjustment = Adjustment(Resources(**resources))
 
 
@@ -47,7 +47,7 @@ class NriRig:
 async def nri_rig(
     folder: Path, level: str = "0.12", *, wait: bool = True, filled: int = 0, annotation: int = 0, **options: Any
 ) -> AsyncIterator[NriRig]:
-    """A runtime that has filled running containers, and our session connected to it."""
+    """Yields a runtime with ``filled`` running containers and an NRI session connected to it."""
     socket = folder / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = RuntimeSession(hooks, observer.link_changed, observer.call_done, backoff=Backoff(0.01, 0.1, Random(1)))
@@ -64,7 +64,7 @@ async def nri_rig(
 
 
 async def _fill(runtime: FakeRuntime, count: int, annotation: int) -> None:
-    """Puts running containers into the store, each with an annotation of so many bytes."""
+    """Adds running containers to the store, each with an annotation of this size in bytes."""
     for number in range(count):
         pod = await runtime.run_pod_sandbox(f"pod-{number}")
         pod.message.annotations["big"] = "x" * annotation

@@ -35,14 +35,14 @@ _EITHER: Final = {
     "DRAMEMORY_UID_NUMANodes": "DRA_CPUSET_UID",
     "names dra.memory": "names dra.cpu",
 }
-"""Texts about a claim of memory that may appear instead of those about a claim of CPUs."""
+"""Texts about a memory claim that may appear instead of those about a CPU claim."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def plain(text: str) -> str:
-    """Returns a text as it is compared: folded lines are joined, UIDs and ages are replaced.
+    """Returns a text in the form that is compared: folded lines are joined, UIDs and ages are replaced.
 
-    Which of the two drivers' claims is named first depends on the order of files in a directory.
+    Which of the two drivers' claims comes first depends on the order of files in a directory.
     """
     text = re.sub(r"not reported for \d+ s", "not reported for N s", _UID.sub("UID", text))
     for named, equivalent in _EITHER.items():
@@ -147,14 +147,14 @@ class _Node:
         self._reserve(first)
 
     def static_manager(self) -> None:
-        """The kubelet pins CPUs as well; its file is mounted."""
+        """The kubelet pins CPUs as well; its state file is mounted."""
         file = self.stage.paths.kubelet_root / "config.yaml"
         file.write_text("cpuManagerPolicy: static\n")
         self._driver("static manager", "doctor")
         file.unlink()
 
     def damaged_file(self) -> None:
-        """A claim file without content, of a claim that no longer exists."""
+        """An empty claim file of a claim that no longer exists."""
         uid = "f649aad3-8b18-425d-98fc-18129856ecfb"
         file = self.stage.paths.cdi_dir / f"dra.k8s.io-cpu_claim-{uid}.json"
         file.write_text("")
@@ -163,7 +163,7 @@ class _Node:
         file.unlink()
 
     def still_running(self, pod: StagePod) -> None:
-        """A claim that is released while a container of it runs."""
+        """A claim that is released while a container still uses it."""
         pod.unprepare()
         wait_for("held CPUs", lambda: any(one["use"] == "held" for one in self._cpus()), 30.0)
         self._driver("still running", "status")
@@ -195,7 +195,7 @@ class _Node:
             pod.end()
 
     def no_partitions(self) -> None:
-        """The kernel makes no partitions."""
+        """The kernel does not support partitions."""
         self._has("PartitionsUnavailable")
         self._driver("no partitions", "status")
 
@@ -210,7 +210,7 @@ class _Node:
         wait_for("slices", lambda: "FeatureGateMissing" not in self._codes(), 90.0)
 
     def no_runtime(self) -> None:
-        """NRI is switched off."""
+        """NRI is disabled."""
         next(one for one in self.stage.stand_ins if one.name == "runtime").kill()
         self._has("BackendNotConnected")
         wait_for("unreadiness", lambda: not self.stage.state("/v1/status")["ready"], 30.0)
@@ -220,13 +220,13 @@ class _Node:
         self.shown["no runtime: Event"] = _error(new.prepare)
 
     def no_backend(self) -> None:
-        """The backend is gone."""
+        """The backend has stopped."""
         self.stage.instances[0].backend.kill()
         self._has("BackendSilent")
         self._driver("no backend", "status")
 
     def no_service(self) -> None:
-        """The frontend is gone, too."""
+        """The frontend has stopped as well."""
         self.stage.instances[0].frontend.kill()
         self._driver("no service", "status")
 
@@ -262,7 +262,7 @@ class _Node:
         """Runs a command of the kubectl plugin."""
         flags = ["--kubeconfig", str(self.stage.paths.kubeconfig)]
         words = [sys.executable, "-c", _NUMA, str(self.kubectl), *command.split(), *flags]
-        # No environment has the plugin installed: users get it as one file.
+        # The plugin is not installed in any environment; users get it as one file.
         paths = [str(ROOT / "services/kubectl-numa/src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._run(fault, command, words, {"PYTHONPATH": os.pathsep.join(paths)})
 
@@ -299,7 +299,7 @@ def _after(text: str, part: str) -> str:
 
 @contextlib.contextmanager
 def played() -> Iterator[dict[str, str]]:
-    """Causes all faults, and yields the outputs."""
+    """Causes all faults and yields the outputs."""
     with tempfile.TemporaryDirectory() as directory:
         outputs = Outputs(Path(directory))
         outputs.run()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of a node on one event loop, with a clock that jumps and a disk that keeps the state of a killed process.
 
-Equal inputs give equal traces: the clock of the loop moves only when every task waits, and jobs for worker threads run
-at once, in the thread of the loop. Each task belongs to a process by a context variable. A process can be killed
+Equal inputs give equal traces: the clock of the loop advances only when every task waits, and jobs for worker threads
+run at once, in the thread of the loop. Each task belongs to a process by a context variable. A process can be killed
 between two file operations: the directory is copied at that moment, and the copy is written back when the job has
-ended, so that nothing which a dead process still does has an effect.
+ended, so that nothing that a dead process still does has an effect.
 """
 
 import asyncio
@@ -72,7 +72,9 @@ class Disk(ThreadPoolExecutor):
         """Called when a job of a process has ended, and when its process was killed in the middle."""
 
     def submit(self, job: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Runs a job and returns its outcome. A job whose process is dead, or is killed meanwhile, has none."""
+        """Runs a job and returns its outcome. A job whose process is dead, or is killed during the job, has no
+        outcome.
+        """
         future: Future[T] = Future()
         process = _PROCESS.get()
         if process is not None and process.dead:
@@ -115,7 +117,9 @@ class Disk(ThreadPoolExecutor):
         return result
 
     def files(self) -> dict[Path, bytes]:
-        """Returns the content of every file, without those of locks: a lock is of the file, not of its content."""
+        """Returns the content of every file except lock files, since a lock belongs to the file and not to its
+        content.
+        """
         found = {}
         for directory, _, names in os.walk(self._root):
             for name in names:
@@ -125,7 +129,7 @@ class Disk(ThreadPoolExecutor):
         return found
 
     def write_back(self, saved: dict[Path, bytes]) -> None:
-        """Makes the directory what it was when its files were read."""
+        """Restores the directory to the given content."""
         present = self.files()
         for path in present.keys() - saved.keys():
             path.unlink()
@@ -136,7 +140,9 @@ class Disk(ThreadPoolExecutor):
         self.changed()
 
     def changed(self) -> None:
-        """Gives the directories a new time: two changes within one tick of the kernel's clock have the same one."""
+        """Gives the directories a new time stamp: two changes within one tick of the kernel's clock have the same
+        one.
+        """
         self._stamp += 1
         for directory, _, _ in os.walk(self._root):
             os.utime(directory, ns=(self._stamp * 10**9, self._stamp * 10**9))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/symptoms.md in its parts: index, sections and sample outputs."""
+"""docs/symptoms.md split into its parts: index, sections and sample outputs."""
 
 import re
 from pathlib import Path
@@ -15,9 +15,9 @@ class Sample(NamedTuple):
     name: str
     """Key of the output in tests/rigs/on_call.py."""
     command: str
-    """Command behind the prompt; empty for a sample of an Event."""
+    """Command after the prompt; empty for a sample of an Event."""
     parts: tuple[str, ...]
-    """Parts of the output that the page shows, without the omitted parts between them."""
+    """Parts of the output that the page shows, without the omitted parts in between."""
 
 
 def slug(title: str) -> str:

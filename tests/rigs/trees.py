@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File trees of hosts: the captured machines of tests/data/topologies and a made-up one, to be changed at will."""
+"""File trees of hosts: the captured machines of tests/data/topologies and a generated one, which tests can change."""
 
 import json
 import posixpath
@@ -17,7 +17,7 @@ _DATA: Final = Path(__file__).parents[1] / "data" / "topologies"
 _MEMORY: Final = Path(__file__).parents[1] / "data" / "memory"
 MEMORY_NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _MEMORY.glob("*.tar.bz2")))
 NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _DATA.glob("*.tar.bz2")))
-# The rest of a capture (PCI devices, DMI, frequencies, thousands of memory blocks) has nothing to do with what we test.
+# The rest of a capture (PCI devices, DMI, frequencies, thousands of memory blocks) is irrelevant to the tests.
 _WANTED: Final = re.compile(
     r"/(proc|sys/kernel/mm|sys/devices/cpu_\w+|sys/devices/pci[^/]+/pci_bus/[^/]+/cpulistaffinity|"
     r"sys/devices/system/(cpu|node))"
@@ -34,7 +34,9 @@ class Link(str):
 
 
 class MemoryTree:
-    """A file tree held as a map from path to content. Links are listed, not followed: discovery follows none."""
+    """A file tree stored as a map from path to content. Links are listed but not followed, since discovery follows
+    none.
+    """
 
     def __init__(self, files: Mapping[str, bytes | Link]) -> None:
         self.files = dict(files)
@@ -62,11 +64,11 @@ class MemoryTree:
         return sorted(self._names[path]) if path in self._names else None
 
     def live_page_bytes(self) -> int | None:
-        """Returns None: no test tree is the running machine."""
+        """Returns None, because no test tree is the running machine."""
         return None
 
     def changed(self, changes: Mapping[str, str | bytes | None]) -> "MemoryTree":
-        """Returns a copy with files written, or, for None, removed (with everything below, for a directory)."""
+        """Returns a copy with files written or, for None, removed (for a directory with everything below it)."""
         removed = tuple(path for path, content in changes.items() if content is None)
         files = {
             path: content
@@ -99,7 +101,9 @@ def captured(name: str) -> MemoryTree:
 
 @cache
 def captured_memory(name: str) -> MemoryTree:
-    """Returns all files of a captured machine; of those with several kinds of memory, with the links of /sys/bus/nd."""
+    """Returns all files of a captured machine; for machines with several kinds of memory including the links of
+    /sys/bus/nd.
+    """
     path = (_MEMORY if name in MEMORY_NAMES else _DATA) / f"{name}.tar.bz2"
     files: dict[str, bytes | Link] = {}
     with tarfile.open(path) as archive:
@@ -115,7 +119,7 @@ def captured_memory(name: str) -> MemoryTree:
 
 
 def expected_memory(name: str) -> Any:
-    """Returns what hwloc reads of the memory of such a machine, by NUMA node."""
+    """Returns the memory that hwloc reports for such a machine, by NUMA node."""
     return {int(node): one for node, one in json.loads((_MEMORY / f"{name}.expected.json").read_text()).items()}
 
 
@@ -124,8 +128,9 @@ _SETS: Final = ("_siblings", "_cpus", "_list", "shared_cpu_map", "cpumap", "/cpu
 
 
 def offline(tree: MemoryTree, cpus: Collection[int]) -> MemoryTree:
-    """Returns a machine whose CPUs went offline as in a kernel: they have no topology and no cache, and no set names
-    them any more; directory and link to the NUMA node stay."""
+    """Returns a machine whose CPUs went offline as in a kernel: they have no topology and no cache, and no CPU set
+    contains them any more, but their directory and their link to the NUMA node stay.
+    """
     present = {int(name[3:]) for name in tree.names(_CPU) or () if re.fullmatch(r"cpu\d+", name)}
     gone = {number for number in present if tree.names(f"{_CPU}/cpu{number}/topology") is None} | set(cpus)
     lost = tuple(f"{_CPU}/cpu{cpu}/{part}/" for cpu in gone for part in ("topology", "cache"))
@@ -148,7 +153,7 @@ def _cut(text: str, mask: int, is_list: bool) -> bytes:
 
 
 def write_tree(tree: MemoryTree, root: Path) -> Path:
-    """Writes a tree below ``root``, which is returned."""
+    """Writes a tree below ``root`` and returns ``root``."""
     for directory in {posixpath.dirname(path) for path in tree.files}:
         (root / directory[1:]).mkdir(parents=True, exist_ok=True)
     for path, content in tree.files.items():
@@ -160,12 +165,12 @@ def write_tree(tree: MemoryTree, root: Path) -> Path:
 
 
 def expected(name: str) -> Any:
-    """Returns what hwloc reads from a captured machine."""
+    """Returns hwloc's description of a captured machine."""
     return json.loads((_DATA / f"{name}.expected.json").read_text())
 
 
 def small_machine() -> MemoryTree:
-    """Returns a made-up machine: 2 sockets with a NUMA node each, 2 cores of 2 threads each; CPUs 0-3 and 4-7."""
+    """Returns a generated machine: 2 sockets with a NUMA node each, 2 cores of 2 threads each; CPUs 0-3 and 4-7."""
     cpu, node = "/sys/devices/system/cpu", "/sys/devices/system/node"
     files = {f"{cpu}/online": "0-7\n", f"{cpu}/isolated": "\n", f"{node}/online": "0-1\n"}
     for number in range(8):
@@ -224,7 +229,7 @@ def far_memory() -> dict[str, str | bytes | None]:
 
 
 def edac(number: int, name: str, label: str = "", *, ce: int = 0, ue: int = 0) -> dict[str, str | bytes | None]:
-    """Returns the files of a memory controller as EDAC has them, with one DIMM, and so many errors."""
+    """Returns the EDAC files of a memory controller with one DIMM and these numbers of errors."""
     path = f"/sys/devices/system/edac/mc/mc{number}"
     files = {"mc_name": name, "ce_count": ce, "ue_count": ue}
     files |= {"dimm0/dimm_label": label, "dimm0/dimm_ce_count": ce, "dimm0/dimm_ue_count": ue}

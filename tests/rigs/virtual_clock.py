@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A selector whose clock moves only while an event loop has nothing to do, for programs that run in virtual time."""
+"""A selector whose clock advances only while the event loop is idle, for programs that run in virtual time."""
 
 import selectors
 
 _TURN_SECONDS = 1e-7
-"""Duration of one iteration of the loop. If the clock stood still one rounding error before the end of a wait, the wait
-would never end: its timer is due within the precision of the clock and fires, but the wait is not over."""
+"""Duration of one iteration of the loop. Without it, the clock could stop one rounding error before a deadline: the
+timer is due within the clock's precision and fires, but the deadline is not reached, so the wait would never end.
+"""
 
 
 class StandstillError(AssertionError):
-    """The program waits for something that will never happen."""
+    """The program waits for an event that can never happen."""
 
 
 class VirtualClock(selectors.DefaultSelector):
@@ -20,7 +21,7 @@ class VirtualClock(selectors.DefaultSelector):
         self.now = now
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Returns the descriptors that are ready. Without any, the clock advances to the end of the timeout."""
+        """Returns the descriptors that are ready. If there are none, the clock advances to the end of the timeout."""
         ready = super().select(0)
         if not ready:
             if timeout is None:

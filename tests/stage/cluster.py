@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster adds to a stage: DaemonSets get their pods, pods get their claims and run, ``kubectl exec`` gets in.
+"""The parts of a cluster that a stage lacks: DaemonSets get pods, pods get their claims and run, and ``kubectl exec``
+works.
 
-Of the driver's DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
-its pod template. They have no mounts: the places of the configuration become those of the stage. DaemonSets of other
-drivers get no pod.
+For the driver's DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
+its pod template. They have no mounts, so the paths in the configuration are replaced by those of the stage. DaemonSets
+of other drivers get no pod.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ from tests.stage.wires import AnsweredError
 
 _PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
 _COMMANDS = {"dra-frontend": "numa_tools", "nri-backend": "nri_backend"}
-"""Modules of the commands that the images contain."""
-# What the pod has by its mounts alone.
+"""Python modules of the commands that the images contain."""
+# Files that exist in the pod only because of its mounts.
 _OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
 _LOOKS_EVERY: Final = 0.1
 
 
 class Cluster:
-    """Use it with ``with``, inside the stage's block. What a controller could not do is in ``failures``."""
+    """The cluster, used with ``with`` inside the stage's block. ``failures`` contains the errors of its controllers."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -111,7 +112,7 @@ class Cluster:
                 self.stage.api(path, "DELETE")
 
     def _delete_slices(self) -> None:
-        """Deletes the node's ResourceSlices, as the kubelet does 30 s after the last socket of a driver is gone."""
+        """Deletes the node's ResourceSlices, as the kubelet does 30 s after a driver's last socket is gone."""
         for one in self.stage.slices():
             self.stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
 
@@ -180,12 +181,14 @@ class Cluster:
         return "\n".join([f'dra_resource_claims_in_use{{driver_name="<any>"}} {len(claims)}', *lines, ""])
 
     async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
-        """Runs a command of the driver's pod with what the pod has, any other where its status is the container's."""
+        """Runs a command of the driver with the environment of its pod. In any other pod a command returns the
+        container's status file.
+        """
         document = self.stage.api(f"/api/v1/namespaces/{namespace}/pods/{pod}")
         owner = document["metadata"].get("ownerReferences")
         if owner:
             return await asyncio.to_thread(self._in_driver, self._drivers[owner[0]["uid"]], command)
-        # The pod is Ready in the API server before it is noted here.
+        # The pod may become Ready in the API server before it is recorded here.
         uid = document["metadata"]["uid"]
         await asyncio.to_thread(wait_for, "the pod", lambda: uid in self._pods)
         return await asyncio.to_thread(_in_container, self._pods[uid][1], command)
@@ -198,7 +201,7 @@ class Cluster:
 
 
 def _command(box: Document) -> str:
-    """The stage's command for a container of the driver's pod."""
+    """Returns the stage's command for a container of the driver's pod."""
     kept = [word for word in box["args"] if not word.startswith(_OF_MOUNTS)]
     variables = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in box["env"]}
     assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets these"
@@ -208,7 +211,7 @@ def _command(box: Document) -> str:
 
 @contextlib.contextmanager
 def _proc(box: Box) -> Iterator[Path]:
-    """A directory with what the kernel would show of a process in the container."""
+    """Creates a directory with what the kernel would show of a process in the container."""
     with tempfile.TemporaryDirectory() as directory:
         status = Path(directory, "status")
         status.write_text(f"Cpus_allowed_list:\t{box.read('cpuset.cpus.effective')}\n")
@@ -224,6 +227,6 @@ def _ran(command: list[str], environment: dict[str, Any]) -> Document:
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60 * PATIENCE, check=False
     )
-    # One character for each byte: JSON has no bytes.
+    # One character per byte, because JSON has no bytes.
     printed = {"stdout": done.stdout.decode("latin-1"), "stderr": done.stderr.decode("latin-1")}
     return {"status": done.returncode, **printed}

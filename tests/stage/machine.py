@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured machine in a directory, whose CPUs and hugepages come and go as they do in a kernel."""
+"""A captured machine in a directory, whose CPUs and hugepages can appear and disappear as in a kernel."""
 
 import shutil
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from tests.stage.pods import cpu_set
 
 
 class HostDirectory:
-    """The host root of a stage, to be changed while services look at it."""
+    """The host root of a stage, which can change while the services read it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -21,23 +21,23 @@ class HostDirectory:
 
     @staticmethod
     def write(path: Path, text: str) -> None:
-        """Writes a file in one step: a kernel never shows half a value."""
+        """Writes a file atomically, because a kernel never shows half a value."""
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
         new.write_text(f"{text}\n")
         new.replace(path)
 
     def claim_to_be_here(self) -> None:
-        """Takes this machine's boot id: commands then look at their own directories, as in the driver's pod."""
+        """Copies this machine's boot id, so that commands use their own directories, as in the driver's pod."""
         boot = Path("/proc/sys/kernel/random/boot_id")
         self.write(self.root / str(boot)[1:], boot.read_text().strip())
 
     def online(self) -> set[int]:
-        """The CPUs that are online."""
+        """Returns the online CPUs."""
         return cpu_set((self._cpu / "online").read_text())
 
     def take_offline(self, cpus: Collection[int]) -> None:
-        """Takes CPUs offline: their topology and caches go with them."""
+        """Takes CPUs offline, with their topology and caches."""
         self.write(self._cpu / "online", format_cpu_list(self.online() - set(cpus)))
         for cpu in cpus:
             self.write(self._cpu / f"cpu{cpu}/online", "0")
@@ -46,7 +46,7 @@ class HostDirectory:
                 shutil.move(self._cpu / f"cpu{cpu}" / name, self._aside / str(cpu) / name)
 
     def take_online(self, cpus: Collection[int]) -> None:
-        """Brings back CPUs that were taken offline."""
+        """Brings CPUs online again."""
         for cpu in cpus:
             for name in ("topology", "cache"):
                 shutil.move(self._aside / str(cpu) / name, self._cpu / f"cpu{cpu}" / name)
@@ -54,7 +54,7 @@ class HostDirectory:
         self.write(self._cpu / "online", format_cpu_list(self.online() | set(cpus)))
 
     def set_errors(self, number: int, name: str, label: str, ue: int = 0) -> None:
-        """Sets the uncorrected errors of a memory controller, with one DIMM."""
+        """Sets the uncorrected errors of a memory controller with one DIMM."""
         for path, text in edac(number, name, label, ue=ue).items():
             self.write(self.root / path[1:], str(text).strip())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods on the stage, played through: claim, scheduler, kubelet, runtime; and the way back."""
+"""The life of pods on the stage: claim, scheduler, kubelet and runtime, and their end."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def a_request(name: str, device_class: str, capacity: str, amount: int | str, numa_node: int | None = None) -> Document:
-    """A request of a claim for an amount of a capacity, on one NUMA node if that is given."""
+    """Returns a request for an amount of a capacity, on one NUMA node if that is given."""
     wish: Document = {"deviceClassName": device_class, "capacity": {"requests": {capacity: str(amount)}}}
     if numa_node is not None:
         expression = f'device.attributes["resource.kubernetes.io"].numaNode == {numa_node}'
@@ -30,22 +30,22 @@ def a_request(name: str, device_class: str, capacity: str, amount: int | str, nu
 
 
 def cpus(count: int, name: str = "cpus", numa_node: int | None = None) -> Document:
-    """A request for CPUs."""
+    """Returns a request for CPUs."""
     return a_request(name, "dra.cpu", "dra.cpu/cpu", count, numa_node)
 
 
 def memory(size: int | str, name: str = "memory", numa_node: int | None = None) -> Document:
-    """A request for memory, in bytes or as a quantity."""
+    """Returns a request for memory, in bytes or as a quantity."""
     return a_request(name, "dra.memory", "size", size, numa_node)
 
 
 def hugepages(size: int | str, page: str = "2m", name: str = "pages", numa_node: int | None = None) -> Document:
-    """A request for hugepages of one size."""
+    """Returns a request for hugepages of one size."""
     return a_request(name, f"dra.hugepages-{page}", "size", size, numa_node)
 
 
 def opaque(driver: str, section: str, fields: Document, *requests: str) -> Document:
-    """An entry of a claim's config: parameters for a driver, for some requests or for all."""
+    """Returns a configuration entry with parameters for a driver, for some or all requests."""
     parameters = {"apiVersion": "v1alpha1", section: fields}
     return {"requests": list(requests), "opaque": {"driver": driver, "parameters": parameters}}
 
@@ -66,7 +66,7 @@ def make_claim(
 
 
 def delete_claim(stage: Stage, name: str, namespace: str = NAMESPACE) -> None:
-    """Deletes a claim as the controller does when its pod is gone."""
+    """Deletes a claim, as the controller does when its pod is gone."""
     stage.api(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", "DELETE")
 
 
@@ -79,31 +79,31 @@ class Box:
 
     @property
     def id(self) -> str:
-        """The container id."""
+        """Returns the container id."""
         return str(self.described["id"])
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment as created."""
+        """Returns the environment at the creation."""
         return dict(self.described["env"])
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """The host's side of each mount by its place in the container, as created."""
+        """Returns the host path of each mount by its path in the container, at the creation."""
         return {mount["destination"]: Path(mount["source"]) for mount in self.described["mounts"]}
 
     @property
     def directory(self) -> Path:
-        """Its group in the imitated tree; only while it runs."""
+        """Returns its cgroup in the imitated tree, which exists only while it runs."""
         return Path(self.described["cgroup"])
 
     def read(self, name: str) -> str:
-        """A file of its group."""
+        """Reads a file of its cgroup."""
         return (self.directory / name).read_text().strip()
 
     def cpus(self) -> set[int]:
-        """The CPUs that the kernel would let it use now."""
-        # Never empty in a kernel; these are files, and empty for a moment while somebody writes one.
+        """Returns the CPUs that the kernel would let it use at present."""
+        # In a kernel the file is never empty; a plain file is empty for a moment while it is written.
         return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
     def comes_to(self, cpus: set[int]) -> None:
@@ -125,7 +125,7 @@ class Box:
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod that is on the node, with the claim it uses, if it uses one. As a context it ends with its block."""
+    """A pod on the node with the claim it uses, if any. As a context manager it ends with its block."""
 
     stage: Stage
     name: str
@@ -144,22 +144,22 @@ class StagePod:
         try:
             self.end()
         except (AnsweredError, OSError):
-            # What went wrong first is what matters.
+            # The first error is the relevant one.
             if error is None:
                 raise
 
     @property
     def reference(self) -> dict[str, str]:
-        """What ``reservedFor`` holds."""
+        """Returns the pod's entry in ``reservedFor``."""
         return {"name": self.name, "uid": self.uid}
 
     @property
     def claim_uid(self) -> str:
-        """The claim's UID."""
+        """Returns the claim's UID."""
         return str((self.claim or {})["metadata"]["uid"])
 
     def document(self) -> Document:
-        """The Pod object, as far as the kubelet reads it."""
+        """Returns the Pod object with the fields that the kubelet reads."""
         uses = [{"name": "claim"}] if self.claim else []
         spec: Document = {"containers": [{"name": "app", "resources": {"claims": uses}}]}
         if self.claim:
@@ -167,21 +167,22 @@ class StagePod:
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}, "spec": spec}
 
     def prepare(self) -> None:
-        """Lets the kubelet prepare the claim; AnsweredError when it cannot."""
+        """Lets the kubelet prepare the claim. Raises AnsweredError."""
         given = self.stage.kubelet("prepare", pod=self.document(), claims=[self.claim] if self.claim else [])
-        # The kubelet appends what a repeated Prepare answers; the runtime takes each id once.
+        # The kubelet appends the result of a repeated Prepare; the runtime uses each id once.
         self.cdi_ids = list(dict.fromkeys(given["app"]))
 
     def run_sandbox(self) -> None:
-        """Makes the sandbox."""
+        """Creates the sandbox."""
         self.sandbox = self.stage.runtime("run_pod_sandbox", name=self.name, uid=self.uid, namespace=self.namespace)
         group = self.stage.paths.cgroup_root / self.sandbox["cgroup_parent"].lstrip("/")
-        # The kubelet's part (cm/cgroup_manager_linux.go): no hugepages for a pod whose spec does not ask for any.
+        # This is the kubelet's part (cm/cgroup_manager_linux.go): a pod whose spec does not request hugepages gets
+        # none.
         for limit in group.glob("hugetlb.*.max"):
             limit.write_text("0\n")
 
     def create(self, name: str = "app", **wanted: Any) -> Box:
-        """Creates a container with the claim's devices; AnsweredError when it is refused."""
+        """Creates a container with the claim's devices. Raises AnsweredError if it is rejected."""
         wanted.setdefault("cdi_devices", self.cdi_ids)
         if not self.sandbox:
             self.run_sandbox()
@@ -194,11 +195,11 @@ class StagePod:
         return box
 
     def unprepare(self) -> None:
-        """Lets the kubelet take the claim back."""
+        """Lets the kubelet unprepare the claim."""
         self.stage.kubelet("unprepare", pod_uid=self.uid)
 
     def end(self) -> None:
-        """Ends the pod: containers and sandbox, then the claim; nothing of it is left."""
+        """Ends the pod: its containers and sandbox, then the claim."""
         if self.sandbox:
             self.stage.runtime("remove_pod", pod=self.sandbox["id"])
             self.sandbox = {}
@@ -209,12 +210,12 @@ class StagePod:
 
 
 def claim_pod(stage: Stage, name: str, *requests: Document, config: Sequence[Document] = ()) -> StagePod:
-    """A pod with a claim that is allocated but not prepared yet."""
+    """Returns a pod with a claim that is allocated but not prepared yet."""
     pod = StagePod(stage, name)
     pod.claim = make_claim(stage, f"{name}-claim", requests, [pod.reference], config)
     return pod
 
 
 def cpu_set(text: str) -> set[int]:
-    """Reads the kernel's list format."""
+    """Parses the kernel's list format."""
     return set(parse_cpu_list(text.strip()))

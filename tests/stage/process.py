@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of the stage: started in a group of its own, watched, measured by /proc, ended together with its group."""
+"""A process of the stage: started in its own process group, watched, measured through /proc, and ended with its
+group.
+"""
 
 import compileall
 import os
@@ -21,13 +23,13 @@ _T = TypeVar("_T")
 
 
 class StageError(Exception):
-    """Something on the stage did not happen in time, or died; the text holds the end of the log."""
+    """An expected event did not happen in time, or a process ended; the text contains the end of the log."""
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
     """Returns the condition's value as soon as it is true. Raises StageError with ``what`` if it never is.
 
-    The time is multiplied by ``patience()``, again at each look, because the load may rise while this waits.
+    The time is multiplied by ``patience()``, again at each check, because the load may rise during the wait.
     """
     began = time.monotonic()
     while True:
@@ -40,15 +42,16 @@ def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _
 
 
 class Process:
-    """One command, which may be started again after its end."""
+    """A command that may be started again after its end."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.command = list(command)
         self.log_file = log
-        # Set on many a developer's machine; an image has its byte code, and start and memory are measured here.
+        # It is set on many developers' machines. An image contains byte code, and start-up time and memory are measured
+        # here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # An image has no CA certificates either. OpenSSL would read this machine's, which takes 90 ms at a start.
+        # An image has no CA certificates either. OpenSSL would read this machine's, which takes 90 ms at each start.
         self._environment = {**inherited, "SSL_CERT_FILE": os.devnull, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False
@@ -58,22 +61,23 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id; StageError when it does not run."""
+        """Returns the process id. Raises StageError if it is not running."""
         if self._child is None:
             raise StageError(f"{self.name} was not started")
         return self._child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Returns True if it is running."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> Self:
-        """Starts it; what it prints goes to the end of its log."""
+        """Starts it; its output is appended to its log."""
         with self.log_file.open("ab") as log:
             self.started_at = time.monotonic()
             self._is_ours = False
-            # A session of its own: Ctrl-C at the terminal ends the stage, and the stage ends this in its order.
+            # It has its own session: Ctrl-C at the terminal ends the stage, which then ends this process in the right
+            # order.
             self._child = subprocess.Popen(
                 self.command,
                 cwd=ROOT,
@@ -86,20 +90,20 @@ class Process:
         return self
 
     def kill(self) -> None:
-        """Ends it as ``kill -9`` does, and waits for its end."""
+        """Kills it as ``kill -9`` does and waits for its end."""
         self.ask_to_stop(signal.SIGKILL)
         self.wait()
 
     def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Sends a signal to its group, if it still runs."""
-        # Not reaped yet, so the number cannot belong to anybody else.
+        """Sends a signal to its group if it is still running."""
+        # It is not reaped yet, so the number cannot belong to another process.
         if self.alive and self._child is not None:
             self._is_ours |= number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
     def wait(self, seconds: float = 10.0) -> int:
-        """Waits for the end and returns the exit status; kills it and raises StageError when it takes longer."""
+        """Waits for the end and returns the exit status. Kills it and raises StageError after the timeout."""
         if self._child is None:
             return 0
         try:
@@ -114,33 +118,33 @@ class Process:
         return self.wait(within)
 
     def check(self) -> None:
-        """StageError with the end of its log when it has ended of its own accord."""
+        """Raises StageError with the end of its log if it has ended by itself."""
         if self._child is not None and not self.alive and not self._is_ours:
             raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return "\n".join(f"  {self.name}: {line}" for line in text.splitlines()[-lines:])
 
     def rss_bytes(self) -> int:
-        """Resident memory."""
+        """Returns the resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
 
     def cpu_seconds(self) -> float:
-        """CPU time used so far, in user and kernel mode."""
+        """Returns the CPU time used so far in user and kernel mode."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def compile_sources() -> None:
-    """Compiles what the services are made of, as the images do; costs some milliseconds when nothing has changed."""
+    """Compiles the sources of the services, as the images do; takes some milliseconds if nothing has changed."""
     for directory in (ROOT / "shared/src", *sorted((ROOT / "services").glob("*/src"))):
         compileall.compile_dir(directory, quiet=2)
 
 
 def end_by_interrupt() -> None:
-    """Lets SIGINT and SIGTERM raise KeyboardInterrupt, once: a second one must not disturb the clearing up."""
+    """Makes SIGINT and SIGTERM raise KeyboardInterrupt once; a second one must not disturb the clean-up."""
 
     def interrupted(number: int, _frame: object) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
@@ -152,5 +156,5 @@ def end_by_interrupt() -> None:
 
 
 def python(*arguments: str) -> list[str]:
-    """A command that runs this interpreter."""
+    """Returns a command that runs this interpreter."""
     return [sys.executable, *arguments]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a stage is set up: which machine, which driver. A driver is a command with places to fill in, so any will do."""
+"""Configuration of a stage: the machine and the driver. A driver is a command with placeholders, so any driver can be
+used.
+"""
 
 import shlex
 import sys
@@ -28,8 +30,11 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """What the stage plays. Both commands know the places {config}, {kubeconfig}, {node}, {pod_uid}, {host_root},
-    {kubelet_root}, {cdi_dir}, {run_dir}, {nri_socket} and {cgroup_root}; an empty one is not started."""
+    """Configuration of the stage.
+
+    Both commands may contain the placeholders {config}, {kubeconfig}, {node}, {pod_uid}, {host_root}, {kubelet_root},
+    {cdi_dir}, {run_dir}, {nri_socket} and {cgroup_root}; an empty command is not started.
+    """
 
     node: str = "node-a"
     host_root: Path = Path("/")
@@ -39,34 +44,34 @@ class StageSettings:
     gates_off: tuple[str, ...] = ()
     gates_on: tuple[str, ...] = ()
     kubernetes: str = "1.36"
-    """Release that the API server plays."""
+    """Kubernetes release of the API server."""
     config: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the configuration file."""
     partitions: bool = False
-    """Whether the kernel makes cpuset partitions."""
+    """Whether the kernel supports cpuset partitions."""
     request_seconds: float = 2.0
-    """Patience of the runtime for one call of a plugin."""
+    """The runtime's timeout for one call of a plugin."""
     frontend: str = OUR_FRONTEND
     backend: str = OUR_BACKEND
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further variables of the environment of both commands."""
+    """Further environment variables of both commands."""
     in_memory: bool = False
-    """Whether the directories are in memory where that is possible, as they are on a node."""
+    """Whether the directories are in memory if that is possible, as they are on a node."""
     classes: Mapping[str, str] = field(default_factory=lambda: CLASSES)
-    """DeviceClasses that are there from the start."""
+    """DeviceClasses that exist from the start."""
     drivers: tuple[str, ...] = ("dra.cpu", "dra.memory")
-    """Which drivers register with the kubelet."""
+    """The drivers that register with the kubelet."""
 
     def machine_cpus(self) -> str:
-        """The CPUs of the root cgroup, in list format."""
+        """Returns the CPUs of the root cgroup in list format."""
         return _online(self.host_root / "sys/devices/system/cpu", "cpu")
 
     def machine_mems(self) -> str:
-        """The memory nodes of the root cgroup, in list format."""
+        """Returns the memory nodes of the root cgroup in list format."""
         return _online(self.host_root / "sys/devices/system/node", "node") or "0"
 
     def hugepage_sizes(self) -> list[str]:
-        """The sizes that the kernel offers, as in the names of hugetlb files (mem_fmt in mm/hugetlb_cgroup.c)."""
+        """Returns the kernel's page sizes as in the names of hugetlb files (mem_fmt in mm/hugetlb_cgroup.c)."""
         names = _names(self.host_root / "sys/kernel/mm/hugepages", "hugepages-")
         return [_size_name(int(name.removesuffix("kB"))) for name in sorted(names)]
 
@@ -91,7 +96,7 @@ def _online(directory: Path, prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where everything of one stage is. The base is short, since a socket's path may have 107 bytes only."""
+    """All paths of one stage. The base is short, since a socket path is limited to 107 bytes."""
 
     base: Path
     config: Path
@@ -109,14 +114,14 @@ class Paths:
 
     @classmethod
     def below(cls, base: Path, **elsewhere: Path) -> "Paths":
-        """All below one directory, but for those that are given."""
+        """Returns paths below one directory, apart from those that are given."""
         return cls(base, **{name: base / file for name, file in _FILES.items()} | elsewhere)
 
 
 _FILES = {
     "config": "config.yaml",
     "kubeconfig": "kubeconfig",
-    "port": "port",  # of the API server, there as soon as it serves
+    "port": "port",  # of the API server; it exists as soon as the server is ready
     "kubelet_root": "kl",
     "cdi_dir": "cdi",
     "run_dir": "run",
@@ -124,13 +129,13 @@ _FILES = {
     "nri_socket": "nri.sock",
     "kubelet_control": "kl.sock",
     "runtime_control": "rt.sock",
-    "node_socket": "node.sock",  # where a cluster executes commands (cluster.py)
+    "node_socket": "node.sock",  # socket on which a cluster runs commands (cluster.py)
     "logs": "logs",
 }
 
 
 def fill_in(template: str, settings: StageSettings, paths: Paths, pod_uid: str) -> list[str]:
-    """The command that a template stands for."""
+    """Returns the command with the placeholders filled in."""
     values: dict[str, object] = asdict(paths)
     values |= {"node": settings.node, "pod_uid": pod_uid, "host_root": settings.host_root}
     return [word.format_map(values) for word in shlex.split(template)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node without a node: API server, kubelet and runtime stand-ins and the services under test, each a process.
+"""A node made of processes: fakes of the API server, the kubelet and the runtime, and the services under test.
 
-Everything lives below one temporary directory, needs no root and is gone when the block is left, however it is left.
+Everything is below one temporary directory, needs no root, and is removed at the end of the block in any case.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.stage.process import Process, StageError, compile_sources, python, wa
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
-# 107 bytes for a socket less the longest name below the base, that of a registration socket with a pod's UID.
+# 107 bytes for a socket path minus the longest name below the base, that of a registration socket with a pod UID.
 _LONGEST_BASE = 25
 _READY_SECONDS = 15.0
 
@@ -33,21 +33,21 @@ class Instance:
     pod_uid: str
     state_socket: Path
     programs: Mapping[str, Process] = field(default_factory=dict)
-    """Frontend and backend by these names, as far as they are ours."""
+    """Frontend and backend by these names, if they are part of the pod."""
 
     @property
     def frontend(self) -> Process:
-        """The frontend."""
+        """Returns the frontend."""
         return self.programs["frontend"]
 
     @property
     def backend(self) -> Process:
-        """The backend."""
+        """Returns the backend."""
         return self.programs["backend"]
 
     @property
     def processes(self) -> list[Process]:
-        """Both, as far as they are ours."""
+        """Returns those of the two that are part of the pod."""
         return list(self.programs.values())
 
 
@@ -60,7 +60,7 @@ def _make_base(in_memory: bool) -> Path:
 
 
 class Stage:
-    """Use it with ``with``. Entering starts the stand-ins; :meth:`add_instance` starts a driver."""
+    """The stage, used with ``with``. Entering starts the fakes; :meth:`add_instance` starts a driver."""
 
     def __init__(self, settings: StageSettings | None = None) -> None:
         self.settings = settings or StageSettings()
@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def processes(self) -> list[Process]:
-        """Those of all instances: what is under test."""
+        """Returns the processes of all instances, which are under test."""
         return [process for instance in self.instances for process in instance.processes]
 
     def _make_paths(self) -> Paths:
@@ -146,12 +146,12 @@ class Stage:
             "cgroupRoot": paths.cgroup_root,
             "reservedCPUs": self.settings.reserved_cpus,
         }
-        # JSON is YAML.
+        # JSON is valid YAML.
         document = {key: str(value) for key, value in values.items()} | dict(self.settings.config)
         paths.config.write_text(json.dumps(document, indent=1) + "\n")
 
     def add_instance(self) -> Instance:
-        """Starts one more pod of the DaemonSet and returns at once."""
+        """Starts one more pod of the DaemonSet without waiting for it."""
         uid = str(uuid.uuid4())
         environment = {"NODE_NAME": self.settings.node, "POD_UID": uid, "KUBECONFIG": str(self.paths.kubeconfig)}
         environment |= self.settings.environment
@@ -168,7 +168,7 @@ class Stage:
         return instance
 
     def add_ready_instance(self) -> Instance:
-        """Starts one more pod of the DaemonSet and waits until the kubelet and the pod itself call it ready."""
+        """Starts one more pod of the DaemonSet and waits until the kubelet has registered it and it is ready."""
         instance = self.add_instance()
         self.wait_registered()
         self.wait_ready(instance)
@@ -186,17 +186,17 @@ class Stage:
         self.wait_ready(instance)
 
     def wait_ready(self, instance: Instance) -> None:
-        """Waits until an instance says on its state socket that it is ready."""
+        """Waits until an instance reports on its state socket that it is ready."""
         try:
             self._wait_alive("readiness", instance.processes, lambda: not self.unready(instance))
         except StageError as error:
             raise StageError(f"{error}\nnot ready: {self.unready(instance)}") from error
 
     def unready(self, instance: Instance) -> str:
-        """Why an instance is not ready; empty when it is."""
+        """Returns the reason why an instance is not ready, or '' if it is ready."""
         try:
             ask_unix(instance.state_socket, "/readyz")
-            # The pod stays ready for a while with a problem; a test wants to know of it.
+            # The pod stays ready for a while despite a problem, and a test wants to see the problem.
             backend = self.state("/v1/backend", instance)
         except (AnsweredError, OSError) as error:
             return str(error)
@@ -205,9 +205,9 @@ class Stage:
         return str(backend["problem"])
 
     def kill_backend(self, instance: Instance) -> None:
-        """Kills it; the runtime has noticed when this returns.
+        """Kills the backend and returns when the runtime has noticed.
 
-        The instance is ready again when its successor was heard: a lease outlives its backend by 10 s.
+        The instance is ready again when its successor has reported, since a lease outlives its backend by 10 s.
         """
         with suppress(AnsweredError, OSError):
             self._killed.add(self._lessee(instance))
@@ -234,46 +234,48 @@ class Stage:
             raise StageError("\n".join([str(error), *(process.tail() for process in processes)])) from None
 
     def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """A request to the API server; AnsweredError from status 400 on."""
+        """Sends a request to the API server. Raises AnsweredError from status 400 on."""
         return ask_http(self.server, path, method, body)
 
     def slices(self) -> list[dict[str, Any]]:
-        """The published slices."""
+        """Returns the published slices."""
         found: list[dict[str, Any]] = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
         return found
 
     def events(self, reason: str = "") -> list[dict[str, Any]]:
-        """The Events so far, for one reason or all, in the namespace of the pods and of what concerns the node."""
+        """Returns the Events so far, for one reason or all, in the namespace of the pods and in the one for Events
+        about the node.
+        """
         events = self.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [event for event in events if reason in ("", event["reason"])]
 
     def kubelet(self, call: str, **args: Any) -> Any:
-        """A call of the kubelet; see tests/fakes/kubelet.py."""
+        """Calls the kubelet; see tests/fakes/kubelet.py."""
         return ask_line(self.paths.kubelet_control, call, **args)
 
     def runtime(self, call: str, **args: Any) -> Any:
-        """A call of the runtime; see tests/fakes/runtime_control.py."""
+        """Calls the runtime; see tests/fakes/runtime_control.py."""
         return ask_line(self.paths.runtime_control, call, **args)
 
     def logs(self) -> str:
-        """The ends of all logs."""
+        """Returns the last lines of all logs."""
         return "\n".join(process.tail() for process in (*self.stand_ins, *self.processes))
 
     def state(self, path: str, instance: Instance | None = None) -> Any:
-        """A GET on a state socket: of one instance, or of the active one."""
+        """Sends a GET to the state socket of one instance, or of the active one."""
         return ask_unix(instance.state_socket if instance else self.paths.run_dir / "state.sock", path)
 
     def held(self, claim_uid: str) -> set[int]:
-        """The CPUs that the state endpoint shows as held by a claim."""
+        """Returns the CPUs that the state endpoint shows as held by a claim."""
         return {cpu["cpu"] for cpu in self.state("/v1/cpus") if cpu.get("claimUid") == claim_uid}
 
 
 OpenStage = Callable[..., Stage]
-"""What the fixtures give: opens a stage from the fields of StageSettings, until the test or its module ends."""
+"""The type of the fixtures: opens a stage from fields of StageSettings until the test or its module ends."""
 
 
 def _end(processes: Sequence[Process]) -> None:
-    """Ends processes: all are asked at once, then killed if they do not follow."""
+    """Ends processes: asks all of them at once, then kills those that do not end."""
     for process in processes:
         process.ask_to_stop()
     for process in processes:

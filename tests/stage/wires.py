@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the stage talks: JSON lines to the stand-ins, HTTP to the API server and the state socket. It blocks."""
+"""Blocking clients of the stage: JSON lines to the fakes, HTTP to the API server and the state socket."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ _SECONDS = 60.0 * PATIENCE
 
 
 class AnsweredError(Exception):
-    """A stand-in or a server answered with an error; the text is its own."""
+    """A fake or a server returned an error; the text is the server's."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         self.code = code
@@ -45,7 +45,7 @@ def _connect(path: Path, seconds: float) -> socket.socket:
 
 
 def ask_line(path: Path, call: str, **args: Any) -> Any:
-    """A call over the control socket of a stand-in (tests/fakes/control.py); AnsweredError when it failed."""
+    """Calls a fake over its control socket (tests/fakes/control.py). Raises AnsweredError."""
     with _connect(path, _SECONDS) as connection, connection.makefile("rwb") as lines:
         lines.write(json.dumps({"call": call, "args": args}).encode() + b"\n")
         lines.flush()
@@ -74,12 +74,12 @@ def _exchange(connection: http.client.HTTPConnection, method: str, path: str, bo
 
 
 def ask_unix(socket_path: Path, path: str, method: str = "GET", body: Any = None) -> Any:
-    """One HTTP request over a unix socket; JSON answers are read. AnsweredError from status 400 on."""
+    """Sends one HTTP request over a unix socket and parses a JSON response. Raises AnsweredError from status 400 on."""
     return _exchange(UnixHttpConnection(socket_path), method, path, body)
 
 
 def ask_http(server: str, path: str, method: str = "GET", body: Any = None) -> Any:
-    """One HTTP request to a base URL; JSON answers are read. AnsweredError from status 400 on."""
+    """Sends one HTTP request to a base URL and parses a JSON response. Raises AnsweredError from status 400 on."""
     address = urlsplit(server)
     return _exchange(
         http.client.HTTPConnection(str(address.hostname), address.port, timeout=_SECONDS), method, path, body

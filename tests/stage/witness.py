@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that a running driver has shown: fields of its documents, samples of its metrics, reasons of its Events.
 
-Fields have paths such as ``/v1/containers[].claims[].cpus``; a key that is data, not a field, is ``*``.
+Fields have paths such as ``/v1/containers[].claims[].cpus``; a key that is data and not a field is ``*``.
 """
 
 import json
@@ -20,7 +20,9 @@ from tests.stage.wires import AnsweredError, ask_unix
 
 _MOST = 64
 """Different values of a field, and samples of a metric, that are remembered."""
-_DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
+_DATA = re.compile(
+    r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|sharedCpus|consumed)$"
+)
 """Objects whose keys are data."""
 _EMPTY: tuple[Any, ...] = (None, "", 0, False, [], {})
 Labels = Mapping[str, str]
@@ -44,7 +46,7 @@ def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 class Witness:
-    """Remembers what every look has found, of one stage after another."""
+    """Records everything that was observed, over several stages."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents = tuple(documents)
@@ -61,7 +63,7 @@ class Witness:
         """Whether a frontend that had metrics has none any more."""
 
     def look(self, stage: Stage) -> None:
-        """Reads everything that the instances of a stage show now."""
+        """Reads everything that the instances of a stage show at present."""
         for instance in stage.instances:
             with suppress(OSError, AnsweredError):
                 for name in self._documents:
@@ -74,7 +76,7 @@ class Witness:
         self.reasons |= {event["reason"] for event in stage.events()}
 
     def gone(self, stage: Stage) -> bool:
-        """Notes whether the first instance's metrics have vanished."""
+        """Records whether the first instance's metrics have disappeared."""
         try:
             ask_unix(stage.instances[0].state_socket, "/metrics")
         except OSError:
@@ -102,14 +104,16 @@ class Witness:
                     known.append(found)
 
     def differs(self, path: str, default: Any) -> bool:
-        """Returns True if the field was seen with a value that is neither empty nor its default, or empty instead."""
+        """Returns True if the field was seen with a value that is neither empty nor its default, or with an empty one
+        if the default is not empty.
+        """
         empty = default in _EMPTY
         return any((value not in _EMPTY) if empty else value != default for value in self.values.get(path, ()))
 
     def counted(self, name: str) -> bool:
-        """Returns True if a metric was seen with a sample other than 0."""
+        """Returns True if a metric was seen with a value other than 0."""
         return any(value for ending in ("", "_total", "_sum", "_count") for _, value in self.samples[f"{name}{ending}"])
 
     def describe(self, path: str) -> str:
-        """Returns what was seen of a field, for a failure."""
+        """Returns the observed values of a field for a failure message."""
         return json.dumps(self.values.get(path, "never seen"), default=str)[:500]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the modules below write files. Those for files of the node write nothing with ``enforcement: observe``."""
+"""Only the modules below write files. Those that write files of the node write nothing with ``enforcement:
+observe``.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -97,7 +99,9 @@ _FLAGS: Final = frozenset({"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND
 
 
 def _opens_for_writing(call: ast.Call) -> bool:
-    """Returns True if a call of open() or Path.open() may write: its mode is not a constant, or not one for reading."""
+    """Returns True if a call of open() or Path.open() may write, which is the case if its mode is not a constant read
+    mode.
+    """
     mode = next((one.value for one in call.keywords if one.arg == "mode"), None)
     positional = call.args[1 if isinstance(call.func, ast.Name) else 0 :]
     mode = mode or next(iter(positional), None)
@@ -107,7 +111,7 @@ def _opens_for_writing(call: ast.Call) -> bool:
 
 
 def writes(source: str) -> Iterator[str]:
-    """Yields the calls in a module that may write a file, with their lines."""
+    """Yields the calls in a module that may write a file, with their line numbers."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _MODULES.get(module, ()):
@@ -136,7 +140,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def test_only_the_listed_modules_write_files() -> None:
-    """A module that is missing in the list would write in spite of ``enforcement: observe``."""
+    """An unlisted module would write in spite of ``enforcement: observe``."""
     found = {name: list(writes(path.read_text())) for name, path in _modules() if "_pb" not in name}
     unknown = {name: places for name, places in found.items() if places and name not in NODE | OWN}
     assert not unknown
@@ -166,5 +170,4 @@ def test_a_writer_is_found(source: str) -> None:
     "source", ["open('/sys/x')", "open('/sys/x', 'rb')", "os.read(fd, 1)", "text.replace('a', '')"]
 )
 def test_a_reader_is_not_a_writer(source: str) -> None:
-    """Reading is allowed everywhere."""
     assert not list(writes(source))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim's CDI file (protocols, section 7)."""
+"""The claim's CDI file."""
 
 import json
 import re
@@ -18,21 +18,21 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def file_name(record: AllocationRecord) -> str:
-    """The record's file name."""
+    """Returns the record's file name."""
     return cdi_file_name(record.driver, record.claim.uid)
 
 
 @given(records())
 def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
-    """The CDI directory is the database: what was written is what a restart reads."""
+    """The CDI directory is the database: a restart reads what was written before."""
     assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
 
 
 @given(records())
 def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> None:
-    """Lowest version with annotations, no unknown key at any level, and for each request one device of a legal name.
-
-    A runtime refuses the whole file otherwise. Each device has variables of ours, which name this claim.
+    """It has the lowest version that supports annotations, no unknown key at any level, and for each request one device
+    with a valid name, because a runtime rejects the whole file otherwise. Each device has the driver's variables, which
+    identify this claim.
     """
     document = json.loads(dump_claim_file(record))
     assert document["cdiVersion"] == "0.6.0"
@@ -58,15 +58,15 @@ def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> No
 
 
 def test_devices_of_one_file_share_no_variable() -> None:
-    """A container that holds several requests of a claim gets one variable each; none overwrites another."""
+    """A container that uses several requests of a claim gets one variable for each; none overwrites another."""
     record = cpu_record("c1", "a=0-1", "b=4")
     assert request_env(record, "a") == {"DRA_CPUSET_c1_a": "0-1"}
     assert request_env(record, "b") == {"DRA_CPUSET_c1_b": "4"}
     assert record.cdi_id("a") == "dra.k8s.io/cpu=claim-c1-a"
 
 
-def test_memory_is_told_by_node_and_size() -> None:
-    """Several allocations of one kind are joined; nodes are a list: none may be lost."""
+def test_memory_variables_contain_node_and_size() -> None:
+    """Several allocations of one kind are combined; NUMA nodes are a list, and none is lost."""
     parts = (("m", 0, 512 * MIB, 4096), ("m", 1, 64 * MIB, 2 * MIB), ("m", 0, 2 * MIB, 2 * MIB))
     assert request_env(memory_record("c1", *parts), "m") == {
         "DRAMEMORY_c1_NUMANodes": "0-1",
@@ -76,7 +76,9 @@ def test_memory_is_told_by_node_and_size() -> None:
 
 
 def test_each_device_mounts_what_its_own_request_has() -> None:
-    """Hugepages as a file system of the claimed size, metadata read-only; other requests see neither."""
+    """Hugepages are mounted as a file system of the claimed page size and metadata is read-only; other requests get
+    neither.
+    """
     mount = {"mount": MemoryMount(path="/dev/hugepages", mode="1777")}
     parts = (("a", 0, 64 * MIB, 2 * MIB), ("a", 1, 2 * MIB, 2 * MIB), ("b", 0, GIB, GIB))
     file = MetadataFile(host_path="/var/lib/kubelet/x.json", mount_path="/var/run/x.json", content="{}")
@@ -95,7 +97,7 @@ def test_each_device_mounts_what_its_own_request_has() -> None:
 
 
 def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
-    """The problem reaches logs, Events and the lease; the file holds CPUs, but gives no rights."""
+    """The problem appears in the log, in Events and in the lease. The file's CPUs are held, but it grants nothing."""
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem
     document = json.loads(dump_claim_file(record))
@@ -111,8 +113,10 @@ def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
 @pytest.mark.parametrize(
     "annotation", [None, "{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}']
 )
-def test_an_unreadable_record_still_holds_what_it_gave(annotation: str | None) -> None:
-    """As long as the CDI part can be read, CPUs and memory are known from the environment: none is given away."""
+def test_an_unreadable_record_still_holds_its_resources(annotation: str | None) -> None:
+    """As long as the CDI part can be read, CPUs and memory are known from the variables, so they are not allocated to
+    other claims.
+    """
     plain = MemoryAllocation(request="m", device="memory-numa000", numa_node=0, size=4096, page_bytes=4096)
     huge = {"device": "hugepages-2m-numa001", "numa_node": 1, "size": 64 * MIB, "page_bytes": 2 * MIB}
     memory = memory_record("c1", ("m", 0, 4096, 4096)).model_copy(

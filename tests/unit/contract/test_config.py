@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration refuses what it does not know, and says what to write instead."""
+"""The configuration rejects unknown content and says what to write instead."""
 
 import pytest
 from numa_contract.config import Config, ConfigError, parse_config
 
 
-def test_the_peers_keys_keep_their_names() -> None:
-    """A file of the CPU peer works unchanged as far as its keys are known; nothing has to be configured."""
+def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
+    """A file for dra-driver-cpu works unchanged if its keys are known, and no key is required."""
     assert parse_config(None, "f") == parse_config({}, "f") == Config() == parse_config({"cdiDir": None}, "f")
     config = parse_config(
         {"apiVersion": "v1alpha1", "reservedCPUs": "0-1,8", "hostnameOverride": "n", "cpuDeviceMode": "grouped"}, "f"
@@ -59,8 +59,7 @@ def test_the_peers_keys_keep_their_names() -> None:
         ("text", "must be a map"),
     ],
 )
-def test_what_is_wrong_is_named(document: object, named: str) -> None:
-    """Every refusal names file and key."""
+def test_errors_contain_file_and_key(document: object, named: str) -> None:
     with pytest.raises(ConfigError, match=r"values\.yaml") as caught:
         parse_config(document, "values.yaml")
     assert named in str(caught.value)
@@ -76,12 +75,12 @@ def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
 
 
 def test_a_single_cpu_needs_no_quotes() -> None:
-    """YAML reads it as an integer."""
+    """YAML parses it as an integer."""
     assert parse_config({"reservedCPUs": 8191}, "f").reserved_cpus == {8191}
 
 
-def test_all_faults_are_told_at_once() -> None:
-    """An operator mends a file in one go; known keys are named for those at the top alone."""
+def test_all_errors_are_reported_at_once() -> None:
+    """An operator can thus correct a file in one step. The known keys are listed only for errors at the top level."""
     with pytest.raises(ConfigError) as caught:
         parse_config({"sharedPool": {"grwo": "lazy"}, "cdiDir": "x"}, "f")
     assert set(caught.value.faults) == {
@@ -92,7 +91,7 @@ def test_all_faults_are_told_at_once() -> None:
 
 @pytest.mark.parametrize("suffix", ["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"])
 def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) -> None:
-    """What the chart renders must not keep both containers from starting."""
+    """A value that the chart's schema accepts must not prevent both containers from starting."""
     limits = {"memory": f"4{suffix}", "hugepages-2Mi": "64Mi"}
     config = parse_config({"reservedMemory": [{"numaNode": 1, "limits": limits}]}, "test")
     base, power = (1024 if suffix.endswith("i") else 1000), " kMGT".find(suffix.upper().replace("K", "k")[:1] or " ")
@@ -102,7 +101,7 @@ def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) 
 
 
 def test_only_the_first_faults_are_in_the_text() -> None:
-    """The text of one unknown key lists all known ones: that of a file full of them would have megabytes."""
+    """The error for one unknown key lists all known ones, so that of a file full of them would have megabytes."""
     with pytest.raises(ConfigError) as caught:
         parse_config({f"key{number}": 1 for number in range(1000)}, "f")
     assert "key15: unknown key" in str(caught.value)

@@ -18,28 +18,30 @@ def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "8192", "1,", "٣"])
-def test_refuses_everything_else_and_says_what_was_wrong(text: str) -> None:
-    """What is no list is an error that shows the text, not an empty or a guessed set."""
+def test_invalid_lists_are_rejected_with_their_text(text: str) -> None:
+    """An invalid list is an error that contains the text, never an empty or a guessed set."""
     with pytest.raises(MalformedError, match=rf"^CPU list '{text}': "):
         parse_cpu_list(text)
 
 
 @pytest.mark.parametrize("text", ["0,0", "1,0", "0-3,3", "0-3,2-5", "8,0-1"])
 def test_a_list_is_ascending_and_disjoint(text: str) -> None:
-    """The kernel's form: so nothing can be named twice, and no text costs more than the largest machine."""
+    """This is the kernel's form, so no CPU can appear twice, and no text costs more than the largest machine."""
     with pytest.raises(MalformedError, match="ascending"):
         parse_cpu_list(text)
 
 
 @given(st.frozensets(st.integers(0, 4096)))
-def test_writes_what_it_reads(cpus: frozenset[int]) -> None:
-    """Every set survives being written, as the shortest list, and read."""
+def test_every_set_survives_formatting_and_parsing(cpus: frozenset[int]) -> None:
+    """A set is formatted as the shortest list and parses to the same set."""
     assert parse_cpu_list(format_cpu_list(cpus)) == cpus
     assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"
 
 
-def test_what_others_write_is_not_remembered_for_ever() -> None:
-    """Lists come from tenants too: the latest few huge ones are remembered; errors are errors the second time."""
+def test_the_cache_of_parsed_lists_is_bounded() -> None:
+    """Tenants also write lists: only the latest few huge ones are cached, and an invalid list raises the error each
+    time.
+    """
     assert parse_cpu_list("0-3") is parse_cpu_list("0-3")
     large = parse_cpu_list("0-8191")
     assert parse_cpu_list("0-8191") is large

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON from files and peers, and foreign text in answers."""
+"""JSON from files and peers, and foreign text in responses."""
 
 import json
 
@@ -30,8 +30,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_written_again_cannot_be_read(name: str) -> None:
-    """Every hostile text is one error that names the document, in a bounded time and length."""
+def test_hostile_documents_are_rejected(name: str) -> None:
+    """Every hostile text raises an error that contains the document's name, in a bounded time and length."""
 
     def refuse() -> None:
         with pytest.raises(MalformedError, match="record 'c1'") as caught:
@@ -42,8 +42,8 @@ def test_what_cannot_be_written_again_cannot_be_read(name: str) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), st.lists, max_leaves=20))
-def test_what_is_read_can_be_written(value: object) -> None:
-    """Any value that json writes comes back the same, escaped or not."""
+def test_parsed_documents_can_be_written(value: object) -> None:
+    """Any value that json can write is parsed back unchanged, escaped or not."""
     for ascii_only in (True, False):
         try:
             data = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -58,7 +58,7 @@ def test_what_is_read_can_be_written(value: object) -> None:
 
 @given(st.text(max_size=300))
 def test_foreign_text_is_one_short_line(text: str) -> None:
-    """Nobody outside can write a line of a log, or fill it."""
+    """Foreign text can neither forge a line of a log nor fill it."""
     line = shown(text)
     assert line.isprintable()
     assert len(line) < 10 * 80 + 40
@@ -66,16 +66,16 @@ def test_foreign_text_is_one_short_line(text: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_foreign_text_on_a_terminal_is_whole_and_in_one_line(text: str) -> None:
-    """Nothing of it is lost or done; what prints is as it was."""
+def test_foreign_text_on_a_terminal_is_complete_and_on_one_line(text: str) -> None:
+    """Control characters are escaped and not executed; printable text is unchanged."""
     line = printable(text)
     assert line.isprintable()
     assert line == text or not text.isprintable()
     assert printable("a\x1b[2J\n\u202eü\ud800") == r"a\x1b[2J\n\u202eü\ud800"
 
 
-def test_an_answer_has_a_kilobyte_at_most() -> None:
-    """The kubelet puts it into an Event; a cut never leaves half a character."""
+def test_a_response_has_at_most_a_kilobyte() -> None:
+    """The kubelet puts it into an Event; a cut never splits a character."""
     assert cut_answer("short") == "short"
     cut = cut_answer("ä" * 1000)
     assert len(cut.encode()) <= 1024

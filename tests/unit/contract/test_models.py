@@ -8,7 +8,7 @@ from numa_contract.records import CpuAllocation, Owner, PoolCpus
 
 
 def test_instances_share_the_set_of_given_fields() -> None:
-    """The set contains the names that were given, as pydantic promises, and a copy with changes has its own."""
+    """The set contains the names that were given, as pydantic documents it, and a copy with changes has its own set."""
     values = {"request": "r", "device": "d", "cpus": "0-3"}
     first, second = CpuAllocation.model_validate(values), CpuAllocation.model_validate(values)
     assert first.model_fields_set is second.model_fields_set
@@ -20,8 +20,8 @@ def test_instances_share_the_set_of_given_fields() -> None:
     assert one.model_copy(deep=True).model_fields_set is one.model_fields_set
 
 
-def test_equal_lists_of_cpus_are_one_set() -> None:
-    """A node has few distinct lists, and hundreds of documents with them."""
+def test_equal_cpu_lists_share_one_set() -> None:
+    """A node has few distinct lists but hundreds of documents that contain them."""
     text = '{"cpus": "0-3,8", "near": "0-3"}'
     first, second = PoolCpus.model_validate_json(text), PoolCpus.model_validate_json(text)
     assert first.cpus is second.cpus
@@ -36,7 +36,7 @@ def test_pydantic_looks_for_no_plugins() -> None:
 
 
 def test_names_of_unknown_fields_are_not_remembered() -> None:
-    """Otherwise the author of a document could make the cache, and so the process, grow."""
+    """Otherwise the author of a document could make the cache, and so the process, grow without limit."""
     names = {f"field{number}": "" for number in range(50)}
     first, second = (Owner.model_validate({"podUid": "a", "container": "b", **names}) for _ in range(2))
     assert first == second

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other programs read; changing one breaks somebody."""
+"""Names that other programs read and that must never change."""
 
 import pytest
 from hypothesis import given
@@ -43,13 +43,13 @@ METADATA = "/var/run/kubernetes.io/dra-device-attributes"
     ],
 )
 def test_names_are_those_of_the_contract(built: str, name: str) -> None:
-    """Manifests, launchers, workloads (KEP-5304) and the kubelet's checkpoint depend on these very texts."""
+    """Manifests, launchers, workloads (KEP-5304) and the kubelet's checkpoint depend on these exact texts."""
     assert built == name
 
 
 @given(st.none() | st.sampled_from([64 << 10, 2 << 20, 32 << 20, 1 << 30, 16 << 30]), st.integers(0, 4095))
-def test_a_memory_device_is_told_by_its_name(hugepage_bytes: int | None, node: int) -> None:
-    """What a device was is known when it is gone."""
+def test_a_memory_device_name_contains_its_properties(hugepage_bytes: int | None, node: int) -> None:
+    """The properties of a device must be known even after it has disappeared."""
     name = names.memory_device_name(hugepage_bytes, node)
     assert names.parse_memory_device_name(name) == (hugepage_bytes, node)
     for other in (f"{name}x", f"x{name}", name.replace("numa", "node"), name.replace("-numa", "-2q-numa")):
@@ -61,7 +61,7 @@ def test_a_memory_device_is_told_by_its_name(hugepage_bytes: int | None, node: i
     st.lists(st.text(max_size=8) | st.sampled_from(["..", ".", "a/b", "", "-", "A"]) | requests, min_size=3, max_size=3)
 )
 def test_metadata_paths_never_escape(parts: list[str]) -> None:
-    """Whatever the names are, the path has exactly the parts it should have, or there is none."""
+    """For any names, the path has exactly the expected parts, or there is no path."""
     try:
         host = names.metadata_host_path("/p", "dra.cpu", *parts)
         mounted = names.metadata_mount_path("dra.cpu", *parts)
@@ -72,8 +72,8 @@ def test_metadata_paths_never_escape(parts: list[str]) -> None:
 
 
 @given(st.sampled_from(names.DRIVERS), uids)
-def test_file_names_are_read_back(driver: str, uid: str) -> None:
-    """A file of ours is recognised by its name; those of other vendors and temporary ones are left alone."""
+def test_file_names_can_be_parsed(driver: str, uid: str) -> None:
+    """The driver's files are recognized by name; those of other vendors and temporary files are left alone."""
     assert names.parse_cdi_file_name(names.cdi_file_name(driver, uid)) == (driver, uid)
     for other in ("dra.memory.json", "dra.k8s.io-cpu_claim-x.json.tmp", "nvidia.json", "x", ""):
         assert names.parse_cdi_file_name(other) is None
@@ -84,8 +84,8 @@ def test_file_names_are_read_back(driver: str, uid: str) -> None:
     st.none() | requests | st.sampled_from(["memory", "hugepages", "numanodes"]),
     st.sampled_from(["NUMANodes", "memory", "hugepages_2Mi", "hugepages_16Gi"]),
 )
-def test_variables_are_read_back(uid: str, request: str | None, item: str) -> None:
-    """Driver, claim, request and item survive the way through a variable's name, whatever the request is called."""
+def test_variable_names_can_be_parsed(uid: str, request: str | None, item: str) -> None:
+    """Driver, claim, request and item survive the conversion to a variable name and back, for any request name."""
     assert names.parse_env_key(names.cpu_env_key(uid, request)) == names.EnvKey("dra.cpu", uid, request)
     expected = names.EnvKey("dra.memory", uid, request, item)
     assert names.parse_env_key(names.memory_env_key(uid, request, item)) == expected
@@ -94,8 +94,10 @@ def test_variables_are_read_back(uid: str, request: str | None, item: str) -> No
 @pytest.mark.parametrize(
     "key", ["DRA_CPUSET_", f"DRA_CPUSET_{UID}_A/B", f"DRAMEMORY_{UID}", "DRA_CPUSET_../x", f"DRA_CPUSET_{'x' * 300}"]
 )
-def test_a_variable_that_only_pretends_is_an_error(key: str) -> None:
-    """A prefix of ours with nonsense behind it is refused, not ignored; only our prefixes are looked at."""
+def test_a_malformed_variable_is_an_error(key: str) -> None:
+    """A variable with the driver's prefix and invalid content is rejected, not ignored; other variables are not
+    examined.
+    """
     with pytest.raises(MalformedError, match="environment variable"):
         names.parse_env_key(key)
     for other in ("PATH", "DRA_CPU", "MY_DRA_CPUSET_x", ""):
@@ -104,13 +106,15 @@ def test_a_variable_that_only_pretends_is_an_error(key: str) -> None:
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a b", "-a", "x" * 129])
 def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
-    """A UID becomes part of a path: what could climb out is refused."""
+    """A UID becomes part of a path, so a UID with path elements is rejected."""
     with pytest.raises(MalformedError):
         names.cdi_file_name("dra.cpu", uid)
 
 
 @pytest.mark.parametrize("name", [f"memory-numa{'1' * 5000}", f"hugepages-{'1' * 5000}m-numa000", "memory-numa00001"])
 def test_a_device_name_has_no_more_digits_than_a_machine(name: str) -> None:
-    """Whoever may write a claim's status writes it: Python refuses numbers of 4,300 digits with an error of its own."""
+    """Any client that may write a claim's status controls the name, and Python raises an unrelated error for numbers of
+    more than 4,300 digits.
+    """
     with pytest.raises(MalformedError):
         names.parse_memory_device_name(name)

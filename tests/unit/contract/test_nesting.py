@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on nesting, which is the driver's own and not the interpreter's."""
+"""The nesting limit of documents, which is independent of the interpreter's recursion limit."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_recursion_limit() -> Iterator[None]:
-    """Raises the interpreter's limit, so that only the driver's own is left."""
+    """Raises the interpreter's limit, so that only the driver's own limit applies."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     yield
@@ -27,7 +27,7 @@ def no_recursion_limit() -> Iterator[None]:
 
 
 def levels(value: Any) -> int:
-    """Counts the levels of a value, one call for each."""
+    """Counts the levels of a value recursively."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return isinstance(value, dict | list) + max(map(levels, inner), default=0)
 
@@ -44,7 +44,7 @@ def levels(value: Any) -> int:
     ],
 )
 def test_as_many_levels_as_the_limit_are_read(text: str) -> None:
-    """Brackets in strings are no levels, and many brackets beside each other are one level."""
+    """Brackets in strings do not count, and many brackets next to each other are one level."""
     assert not json_too_deep(text.encode())
     assert not value_too_deep(json.loads(text))
 
@@ -60,7 +60,7 @@ def test_as_many_levels_as_the_limit_are_read(text: str) -> None:
     ],
 )
 def test_one_level_more_is_too_deep(text: str) -> None:
-    """Closing brackets in strings hide no level."""
+    """Closing brackets in strings do not reduce the depth."""
     assert json_too_deep(text.encode())
     assert value_too_deep(json.loads(text) if len(text) < 2000 else [[json.loads("[" * LIMIT + "]" * LIMIT)]])
 
@@ -74,7 +74,7 @@ _documents = st.recursive(
 
 @given(_documents, st.integers(LIMIT - 8, LIMIT + 2))
 def test_the_text_and_the_value_agree(document: Any, more: int) -> None:
-    """Whatever a document is: its text and its value have the same levels."""
+    """For any document, the text and the parsed value have the same depth."""
     for _ in range(more):
         document = [document]
     assert json_too_deep(json.dumps(document).encode()) == (levels(document) > LIMIT)
@@ -94,6 +94,6 @@ def test_the_text_and_the_value_agree(document: Any, more: int) -> None:
     ],
     ids=range(7),
 )
-def test_any_text_is_measured_in_time(text: bytes) -> None:
-    """The cost grows with the length and no faster."""
+def test_measuring_takes_linear_time(text: bytes) -> None:
+    """The cost grows linearly with the length for any text."""
     assert cpu_seconds(lambda: json_too_deep(text)) < 1

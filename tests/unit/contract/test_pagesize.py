@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spellings of one page size (protocols, trap 8.7)."""
+"""The different spellings of page sizes."""
 
 import pytest
 from numa_contract import pagesize
@@ -19,7 +19,7 @@ from numa_contract.errors import MalformedError
     ],
 )
 def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
-    """Our names, Kubernetes, OCI, sysfs and mount options each have their own; all are read back."""
+    """The driver, Kubernetes, OCI, sysfs and mount options each have their own; all of them can be parsed."""
     assert pagesize.short_page_size(size) == short
     assert pagesize.kubernetes_page_size(size) == kubernetes
     assert pagesize.oci_page_size(size) == oci
@@ -29,7 +29,7 @@ def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs:
 
 
 @pytest.mark.parametrize("text", ["", "2", "0m", "m", "2Q", "hugepages-", "-2m", "2MiB", "2 m"])
-def test_refuses_what_is_no_page_size(text: str) -> None:
-    """A size without a unit, or nonsense, is an error that shows the text."""
+def test_invalid_page_sizes_are_rejected(text: str) -> None:
+    """A size without a unit and any other text raise an error that contains the text."""
     with pytest.raises(MalformedError):
         pagesize.parse_page_size(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resource.Quantity: values and canonical text, by vectors that were run against the Go library."""
+"""resource.Quantity: values and canonical text, compared with vectors from the Go library."""
 
 from fractions import Fraction
 
@@ -23,9 +23,10 @@ CANONICAL = [(pair, False) for pair in DECIMAL.split()] + [(pair, True) for pair
 
 @pytest.mark.parametrize(("pair", "binary"), CANONICAL)
 def test_canonical_text(pair: str, binary: bool) -> None:
-    """The largest suffix that leaves a whole number; bytes in powers of 1024, below 1024 or in parts in decimal.
+    """The canonical text has the largest suffix that leaves a whole number: bytes in powers of 1024, values below 1024
+    and fractions in decimal.
 
-    1000E is a value like any other; the Go library prints it as 1, which we do not follow.
+    1000E is a value like any other; the Go library prints it as 1, which is not imitated.
     """
     text, canonical = pair.split("=")
     assert format_quantity(parse_quantity(text), binary=binary) == canonical
@@ -39,8 +40,8 @@ EQUAL = [
 @pytest.mark.parametrize(
     ("one", "other"), [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")]
 )
-def test_equality_is_of_values(one: str | float, other: str | float) -> None:
-    """The server may give back another spelling, or a bare number, for the same amount."""
+def test_equal_values_are_equal(one: str | float, other: str | float) -> None:
+    """The server may return another spelling, or a bare number, for the same amount."""
     assert parse_quantity(one) == parse_quantity(other)
 
 
@@ -48,8 +49,8 @@ UNKNOWN = "K 1K 1ki 1Kb 1B inf nan 1.1.1 --1 e3 . 1e 1e+ 1e3Ki"
 
 
 @pytest.mark.parametrize("text", ["", " ", "1 Gi", "\u0661", *UNKNOWN.split()])
-def test_what_the_server_does_not_parse_is_refused(text: str) -> None:
-    """Upper-case kilo, inner spaces, words and other digits are no quantities."""
+def test_text_that_the_server_rejects_is_rejected(text: str) -> None:
+    """Upper-case kilo, inner spaces, words and non-ASCII digits are not quantities."""
     with pytest.raises(MalformedError, match="quantity"):
         parse_quantity(text)
 
@@ -58,8 +59,8 @@ MONSTERS = ["1e999999999", "1e-999999999", "9" * 500, "1" * 300 + "." + "1" * 30
 
 
 @pytest.mark.parametrize("text", MONSTERS, ids=map(str, range(6)))
-def test_a_monster_is_refused_at_once(text: str | int) -> None:
-    """A text that asks for gigabytes of digits, or for all ways to split a long run of them, costs nothing."""
+def test_a_huge_quantity_is_rejected_at_once(text: str | int) -> None:
+    """Text that would need gigabytes of digits, or exponential backtracking, is rejected quickly."""
 
     def refuse() -> None:
         with pytest.raises(MalformedError):
@@ -70,7 +71,7 @@ def test_a_monster_is_refused_at_once(text: str | int) -> None:
 
 @given(st.integers(-(10**30), 10**30), st.booleans())
 def test_canonical_text_is_a_fixed_point(nano: int, binary: bool) -> None:
-    """Down to 10^-9 nothing is lost in either family, and canonical text stays as it is."""
+    """Down to 10^-9 no precision is lost in either family, and canonical text stays unchanged."""
     value = Fraction(nano, 10**9)
     text = format_quantity(value)
     assert parse_quantity(text) == value
@@ -81,6 +82,6 @@ def test_canonical_text_is_a_fixed_point(nano: int, binary: bool) -> None:
 
 @given(st.fractions(min_value=-(10**12), max_value=10**12))
 def test_finer_amounts_round_away_from_zero(value: Fraction) -> None:
-    """Printing never loses an amount: it is rounded up in size, by less than 10^-9."""
+    """Formatting never understates an amount: it is rounded up in magnitude by less than 10^-9."""
     printed = parse_quantity(format_quantity(value))
     assert 0 <= abs(printed) - abs(value) < Fraction(1, 10**9)

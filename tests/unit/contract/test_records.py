@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records and reports across versions: the two images are rolled out one at a time."""
+"""Records and reports across versions, since the two images are updated one at a time."""
 
 import json
 from typing import Any
@@ -30,8 +30,8 @@ PART: dict[str, object] = {"request": "r", "device": "d", "numaNode": 0, "size":
 REPORT = {"id": "c", "name": "n", "podUid": "u", "podNamespace": "ns", "podName": "p"}
 
 
-def test_the_first_version_needs_only_what_it_had() -> None:
-    """Release N reads what N-1 wrote: everything newer than version 1 has a default."""
+def test_a_record_of_the_first_version_is_valid() -> None:
+    """Release N reads the records of N-1, so every field that is newer than version 1 has a default."""
     results = [{"request": "r", "pool": "p", "device": "d"}]
     read = parse_record({**CPU, "results": results, "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}]})
     assert read.cpus_of() == {0, 1}
@@ -48,7 +48,7 @@ def test_former_names_in_records_are_read() -> None:
 
 
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
-def test_the_former_word_for_a_lifted_quota_is_read(written: str, read: str) -> None:
+def test_the_previous_word_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
     """``off`` is written back as ``lift``; a word of a newer release is kept."""
     record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
     assert record.parameters_of("r").quota == read
@@ -56,18 +56,18 @@ def test_the_former_word_for_a_lifted_quota_is_read(written: str, read: str) -> 
 
 
 def _from_tomorrow(part: Any) -> Any:
-    """The same with a field that nobody knows at every level."""
+    """Adds an unknown field at every level."""
     if isinstance(part, dict):
         return {**{key: _from_tomorrow(value) for key, value in part.items()}, "anInvention": {"of": ["tomorrow", 1]}}
     return [_from_tomorrow(each) for each in part] if isinstance(part, list) else part
 
 
-# Dictionaries whose keys are names of requests or of capacity have no fields, so none that are unknown.
-_BY_NAME = ("parameters", "memoryParameters", "metadata", "poolCpus")
+# Dictionaries whose keys are request names or capacity names have no fields, so they have no unknown ones.
+_BY_NAME = ("parameters", "memoryParameters", "metadata", "sharedCpus")
 
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:
-    """The document of a record as the next release would write it."""
+    """Returns the document of a record as the next release would write it."""
     document: dict[str, Any] = {**_from_tomorrow(json.loads(record.model_dump_json())), "version": RECORD_VERSION + 1}
     for part in [*(document[name] for name in _BY_NAME), *(result["consumed"] for result in document["results"])]:
         del part["anInvention"]
@@ -75,8 +75,8 @@ def _newer(record: AllocationRecord) -> dict[str, Any]:
 
 
 @given(records(), st.builds(Owner, podUid=uids, container=requests))
-def test_what_the_next_version_wrote_is_not_lost(record: AllocationRecord, owner: Owner) -> None:
-    """An older frontend that stores an owner writes every field again, at every level, that it does not know."""
+def test_fields_of_the_next_version_are_preserved(record: AllocationRecord, owner: Owner) -> None:
+    """An older frontend that stores an owner writes back every field that it does not know, at every level."""
     document = _newer(record)
     owned = parse_record(document).model_copy(update={"owner": owner})
     written = parse_claim_file(cdi_file_name(record.driver, record.claim.uid), dump_claim_file(owned)).record
@@ -85,8 +85,8 @@ def test_what_the_next_version_wrote_is_not_lost(record: AllocationRecord, owner
 
 
 @given(records())
-def test_unknown_fields_make_no_difference(record: AllocationRecord) -> None:
-    """Who is compared with what an older release would have written is the same: owners, pods, results, parameters."""
+def test_unknown_fields_do_not_affect_comparisons(record: AllocationRecord) -> None:
+    """Owners, pods, results and parameters are equal to those that an older release would have written."""
     read = parse_record({**_newer(record), "version": RECORD_VERSION})
     assert read == record
     assert (hash(read.claim), {*read.reserved_for, read.owner}) == (
@@ -97,8 +97,8 @@ def test_unknown_fields_make_no_difference(record: AllocationRecord) -> None:
     assert read.claim != record.claim.model_copy(update={"name": "other"})
 
 
-def test_a_sharing_of_tomorrow_is_kept() -> None:
-    """One new word makes no record unreadable."""
+def test_an_unknown_value_of_sharing_is_kept() -> None:
+    """A single new word must not make a record unreadable."""
     assert parse_record({**CPU, "version": 2, "sharing": "node"}).sharing == "node"
     assert parse_record(CPU).sharing == "container"
 
@@ -107,8 +107,8 @@ def test_a_sharing_of_tomorrow_is_kept() -> None:
     "document",
     [*({**CPU, "version": version} for version in (None, 0, RECORD_VERSION + 2, "1", True, 1.0)), None, [], "x", 3],
 )
-def test_a_version_out_of_reach_is_refused(document: object) -> None:
-    """A record too old, too new or without a version is refused by name, never half understood."""
+def test_an_unsupported_version_is_rejected(document: object) -> None:
+    """A record that is too old, too new or without a version is rejected as a whole."""
     with pytest.raises(UnsupportedVersionError, match=r"allocation record has format version .* reads up to 2"):
         parse_record(document)
 
@@ -143,13 +143,15 @@ def test_a_version_out_of_reach_is_refused(document: object) -> None:
     ],
 )
 def test_a_broken_record_is_malformed(document: object, field: str) -> None:
-    """Missing fields, values that would divide by zero or fill the memory, and lists too long name the field."""
+    """The error contains the field. Examples are missing fields, values that would cause a division by zero or fill the
+    memory, and lists that are too long.
+    """
     with pytest.raises(MalformedError, match=rf"allocation record '.*{field}"):
         parse_record(document)
 
 
-def test_reports_ignore_what_they_do_not_know() -> None:
-    """A newer backend may tell an older frontend more than it understands; a state it does not know is alive."""
+def test_unknown_fields_of_reports_are_ignored() -> None:
+    """A newer backend may send more than an older frontend understands; an unknown container state counts as alive."""
     assert ContainerReport.model_validate({**REPORT, "cpus": "0-3", "new": 1}).cpus == {0, 1, 2, 3}
     status = BackendStatus.model_validate({"instance": "i", "pool": "1", "weather": "fine"})
     assert status.pool == {1}
@@ -163,7 +165,7 @@ def test_reports_ignore_what_they_do_not_know() -> None:
 
 
 def test_long_texts_of_a_report_are_cut() -> None:
-    """A long text of a newer release is no reason to reject a report, and is not formatted for each claim."""
+    """A long text of a newer release must not cause the rejection of a report, and is not formatted for each claim."""
     long = "ä" * (4 << 20)
     texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
     lists = {"problems": [long] * 1000, "problemCodes": [long] * 1000, "kubeletPins": [long]}
@@ -196,13 +198,13 @@ def test_long_texts_of_a_report_are_cut() -> None:
     ],
 )
 def test_a_problem_has_the_code_at_its_place(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    """An older backend reports no codes. A list of codes of another length neither removes nor adds problems."""
+    """An older backend sends no codes. A list of codes with a different length neither removes nor adds problems."""
     status = BackendStatus.model_validate({"instance": "i", "problems": ["a", "b"], **codes})
     assert list(status.coded_problems) == expected
 
 
 def test_a_request_with_several_results_is_one_request() -> None:
-    """Names follow base requests: subrequests and counts do not make new ones."""
+    """Names are those of base requests, so subrequests and counts do not create new ones."""
     results = [{"request": "r/big", "pool": "p", "device": device} for device in "de"]
     record = AllocationRecord.model_validate({**CPU, "results": results})
     assert record.requests == ("r",)
@@ -213,7 +215,7 @@ def test_a_request_with_several_results_is_one_request() -> None:
     st.lists(st.lists(st.sampled_from(["a", "a-", "b", "!"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p)))
 )
 def test_mounts_that_hide_each_other_are_found(paths: list[str]) -> None:
-    """Whatever stands between them in the list or in the alphabet; only whole directory names count."""
+    """Mounts are compared by whole directory names, regardless of their order."""
     pairs = {
         (one, other)
         for index, one in enumerate(paths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a process listens."""
+"""Parsing listening addresses and socket paths."""
 
 import socket
 from pathlib import Path
@@ -20,19 +20,19 @@ from numa_node.addresses import SocketPathError, check_socket_path, listen_tcp, 
     ],
 )
 def test_bind_addresses(text: str, expected: tuple[str, int] | None) -> None:
-    """Host and port as Go programs write them, IPv6 in brackets, or off."""
+    """Host and port are written as in Go programs, with IPv6 in brackets, or as "off"."""
     assert parse_bind_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8081", "host", "a:b", ":70000", "::1:80", ":-1", ":٣"])
 def test_bad_bind_addresses(text: str) -> None:
-    """Anything else is refused before a socket is made."""
+    """Any other text is rejected before a socket is created."""
     with pytest.raises(ConfigError, match="--bind-address"):
         parse_bind_address(text)
 
 
 def test_a_socket_path_has_107_bytes_at_most() -> None:
-    """One more is refused with path, length and what to shorten; bytes count, not characters."""
+    """A longer path is rejected with the path, its length and a remedy; bytes count, not characters."""
     check_socket_path(Path("/" + "a" * 106))
     with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3"):
         check_socket_path("/" + "a" * 109)
@@ -41,13 +41,13 @@ def test_a_socket_path_has_107_bytes_at_most() -> None:
 
 
 def test_the_node_is_named_as_kubernetes_names_it() -> None:
-    """The first name that is given counts, in lower case and without spaces."""
+    """The first name that is set is used, in lower case and without spaces."""
     assert node_name(None, "", " Worker-1\n", "other") == "worker-1"
     assert node_name()
 
 
-def test_a_pod_uid_becomes_a_path_only_if_it_is_one() -> None:
-    """It names a directory that is shared with other instances."""
+def test_only_a_valid_pod_uid_becomes_a_path() -> None:
+    """The UID names a subdirectory of a directory that is shared with other instances."""
     assert pod_uid("0b1c") == "0b1c"
     for text in ("../x", "a/b", "", None):
         with pytest.raises(ConfigError, match="POD_UID"):
@@ -55,7 +55,7 @@ def test_a_pod_uid_becomes_a_path_only_if_it_is_one() -> None:
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
-def test_without_a_host_both_ip_versions_are_heard(client: str) -> None:
+def test_without_a_host_both_ip_versions_are_served(client: str) -> None:
     """The kubelet probes the pod's address, whichever version the cluster uses."""
     with listen_tcp("", 0) as server, socket.create_connection((client, server.getsockname()[1])):
         peer, _ = server.accept()

@@ -3,7 +3,7 @@ from numa_node.backoff import Backoff
 
 
 def test_waits_double_up_to_the_cap() -> None:
-    """Each wait is between half of its step and the step; steps double, and start anew after a success."""
+    """Each wait is random between half of its step and the step. Steps double, and restart after a success."""
     backoff = Backoff(0.05, 1.0)
     for _ in range(2):
         for step in (0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
@@ -12,11 +12,11 @@ def test_waits_double_up_to_the_cap() -> None:
 
 
 def test_two_instances_drift_apart() -> None:
-    """Waits are random, so that two instances do not knock at the same moment for ever."""
+    """Waits are random, so that two instances do not retry at the same moments for ever."""
     assert len({Backoff(1.0, 1.0).next() for _ in range(8)}) == 8
 
 
-def test_a_calm_time_ends_the_row() -> None:
-    """Who asks for no wait for a while begins anew: here a nanosecond, which is over before each of the calls."""
+def test_a_period_without_failures_resets_the_steps() -> None:
+    """Here the period is a nanosecond, which has passed before each of the calls."""
     backoff = Backoff(1e-9, 1.0, calm=1e-9)
     assert all(backoff.next() <= 1e-9 for _ in range(40))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view of the CDI directory, on real files."""
+"""Reading the CDI directory, on real files."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ LATER = 10**9
 
 
 def view_of(directory: ClaimDirectory, *, thorough: bool = False) -> dict[str, set[int]]:
-    """CPUs by claim."""
+    """Returns the CPUs by claim."""
     return {uid: set(file.cpus) for (_, uid), file in directory.refresh(thorough=thorough).files.items()}
 
 
-def test_only_the_absence_of_a_file_lets_go_of_its_cpus(tmp_path: Path) -> None:
-    """A missing directory is empty; one that cannot be read keeps what was known."""
+def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
+    """A missing directory counts as empty; for an unreadable one the last state is kept."""
     path = tmp_path / "cdi"
     directory = ClaimDirectory(str(path))
     assert view_of(directory) == {}
@@ -42,7 +42,7 @@ def test_only_the_absence_of_a_file_lets_go_of_its_cpus(tmp_path: Path) -> None:
 
 
 def test_every_change_is_seen_at_once(tmp_path: Path) -> None:
-    """Time stamps move in steps of a timer tick; changes within one step are seen all the same."""
+    """Time stamps have the resolution of a timer tick, but several changes within one tick are noticed."""
     directory = ClaimDirectory(str(tmp_path))
     for turn in range(60):
         record = cpu_record("c1", f"cpus={turn}")
@@ -54,22 +54,23 @@ def test_every_change_is_seen_at_once(tmp_path: Path) -> None:
 
 
 def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
-    """The same object comes back, and files are not even looked at: every hook asks."""
+    """Every hook reads the view, so the same object is returned without even looking at the files."""
     now = time.time_ns()
     directory = ClaimDirectory(str(tmp_path), clock_ns=lambda: now + LATER)
     path = write_claim(tmp_path, ONE)
     view = directory.refresh()
     assert directory.refresh() is view
     status = path.stat()
-    # Changed in place: the directory's time stays. A hook does not see it, a thorough look does.
+    # A file that is changed in place leaves the directory's time stamp unchanged. A hook does not notice it, a thorough
+    # scan does.
     path.write_bytes(path.read_bytes().replace(b"2-3", b"4-5"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert directory.refresh() is view
     assert view_of(directory, thorough=True) == {"c1": {4, 5}}
 
 
-def test_one_look_tells_whether_the_view_is_that_of_now(tmp_path: Path) -> None:
-    """Never of a directory that changed in the tick of its last scan, that is gone, or that lies elsewhere by now."""
+def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> None:
+    """It is never current if the directory changed in the tick of its last scan, is gone, or was replaced."""
     path = tmp_path / "cdi"
     path.mkdir()
     write_claim(path, ONE)
@@ -96,7 +97,7 @@ def test_one_look_tells_whether_the_view_is_that_of_now(tmp_path: Path) -> None:
 
 
 def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:
-    """A repeated Prepare rewrites the file; the view stays the same object, so nobody is woken."""
+    """A repeated Prepare rewrites the file; the view stays the same object, so no reader is notified."""
     directory = ClaimDirectory(str(tmp_path))
     write_claim(tmp_path, ONE)
     view = directory.refresh()
@@ -104,8 +105,10 @@ def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:
     assert directory.refresh() is view
 
 
-def test_damage_keeps_cpus(tmp_path: Path) -> None:
-    """A lost record holds the CPUs of its environment; garbage where a record was holds what it held."""
+def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
+    """For a lost record the CPUs come from its environment variables; a file that becomes invalid keeps its previous
+    CPUs.
+    """
     directory = ClaimDirectory(str(tmp_path))
     path, other = write_claim(tmp_path, ONE), write_claim(tmp_path, TWO)
     assert view_of(directory) == {"c1": {2, 3}, "c2": {4}}
@@ -123,8 +126,10 @@ def test_damage_keeps_cpus(tmp_path: Path) -> None:
     assert not directory.refresh().problems
 
 
-def test_a_directory_replaced_on_the_host_is_told(tmp_path: Path) -> None:
-    """A mount outlives the directory that it shows; what was known stays in force, and somebody must hear of it."""
+def test_a_directory_that_was_replaced_on_the_host_is_reported(tmp_path: Path) -> None:
+    """A mount outlives the directory that it shows; the last known claims stay in force, and the problem is
+    reported.
+    """
     path = tmp_path / "cdi"
     path.mkdir()
     write_claim(path, ONE)
@@ -141,8 +146,10 @@ def test_a_directory_replaced_on_the_host_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-def test_rude_entries_stop_nothing(tmp_path: Path, *, thorough: bool) -> None:
-    """What is no file, huge or no record is a problem of its own, at once; what is not named as ours is nobody's."""
+def test_irregular_entries_do_not_affect_other_files(tmp_path: Path, *, thorough: bool) -> None:
+    """A special file, a huge file or an invalid record is reported as a problem at once. Files without the driver's
+    name pattern are ignored.
+    """
     names = [tmp_path / cdi_file_name("dra.cpu", f"c{number}") for number in range(2, 9)]
     os.mkfifo(names[0])
     names[1].symlink_to(names[1].name)
@@ -165,8 +172,8 @@ def test_rude_entries_stop_nothing(tmp_path: Path, *, thorough: bool) -> None:
     assert set(seen[-1].view.problems) == {name.name for name in names}
 
 
-def test_a_directory_from_the_future_is_believed(tmp_path: Path) -> None:
-    """After the clock was set back every hook would read all files again, for as long as it was set back."""
+def test_a_time_stamp_in_the_future_is_accepted(tmp_path: Path) -> None:
+    """Otherwise, after the clock was set back, every hook would read all files again until the clock has caught up."""
     write_claim(tmp_path, ONE)
     ahead = time.time_ns() + 3600 * LATER
     os.utime(tmp_path, ns=(ahead, ahead))
@@ -180,8 +187,8 @@ def test_a_directory_from_the_future_is_believed(tmp_path: Path) -> None:
     assert set(view_of(directory)) == {"c1", "c2"}
 
 
-def test_more_claims_than_a_node_can_have_are_named(tmp_path: Path) -> None:
-    """Work per scan is bounded; those that were known stay."""
+def test_files_beyond_the_limit_are_reported(tmp_path: Path) -> None:
+    """The work per scan is bounded, and claims that were already known stay."""
     first = write_claim(tmp_path, ONE)
     directory = ClaimDirectory(str(tmp_path))
     directory.refresh()
@@ -191,8 +198,8 @@ def test_more_claims_than_a_node_can_have_are_named(tmp_path: Path) -> None:
     assert "beyond" in directory.view.problems[""]
 
 
-def test_an_odd_file_concerns_itself_alone(tmp_path: Path) -> None:
-    """Values that no release writes hold the CPUs of the environment, and are named."""
+def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
+    """Values that no release writes are reported, and the CPUs in the environment variables are held."""
     path = write_claim(tmp_path, ONE)
     good = path.read_bytes()
     write_claim(tmp_path, TWO)
@@ -203,8 +210,10 @@ def test_an_odd_file_concerns_itself_alone(tmp_path: Path) -> None:
         assert list(directory.view.problems) == [path.name]
 
 
-def test_what_this_process_has_written_need_not_be_looked_for(tmp_path: Path) -> None:
-    """After a change of its own the view is complete, without problems, and the next refresh returns it as it is."""
+def test_changes_of_this_process_need_no_scan(tmp_path: Path) -> None:
+    """After a change by this process the view is complete, without problems, and the next refresh returns the same
+    object.
+    """
     (tmp_path / cdi_file_name("dra.cpu", "c1")).write_text("{")
     directory = ClaimDirectory(str(tmp_path))
     assert directory.refresh().problems
@@ -221,16 +230,16 @@ def test_what_this_process_has_written_need_not_be_looked_for(tmp_path: Path) ->
     assert view_of(directory, thorough=True) == {"c2": {4}}
 
 
-def test_a_noted_change_that_is_gone_again_is_looked_for(tmp_path: Path) -> None:
-    """Somebody removed the file, or the directory, at once: nothing is raised, and the next refresh tells."""
+def test_a_change_that_was_undone_by_another_process_is_noticed(tmp_path: Path) -> None:
+    """The file or the directory was removed at once: nothing is raised, and the next refresh shows it."""
     directory = ClaimDirectory(str(tmp_path / "cdi"))
     directory.note(("dra.cpu", "c1"), ClaimFile.of(ONE))
     assert directory.view.files.keys() == {("dra.cpu", "c1")}
     assert view_of(directory) == {}
 
 
-def test_an_absent_directory_is_reported_where_that_is_a_fault(tmp_path: Path) -> None:
-    """The writer creates it; a reader in another container has lost its mount."""
+def test_a_missing_directory_is_reported_to_readers(tmp_path: Path) -> None:
+    """The writer creates the directory; a reader in another container has lost its mount."""
     directory = ClaimDirectory(str(tmp_path / "cdi"), absence="the mount is missing")
     assert directory.refresh().problems == {"": "the mount is missing"}
     (tmp_path / "cdi").mkdir()

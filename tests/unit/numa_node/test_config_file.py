@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one configuration file."""
+"""The configuration file."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from numa_node.config_file import load_config, parse_yaml
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_give_a_traceback(data: bytes) -> None:
-    """Any bytes are a value or a ConfigError of one line."""
+def test_any_bytes_give_a_value_or_a_config_error(data: bytes) -> None:
+    """The ConfigError has one line."""
     said = ""
     try:
         parse_yaml(data, "some.yaml")
@@ -22,8 +22,8 @@ def test_no_bytes_give_a_traceback(data: bytes) -> None:
     assert "\n" not in said
 
 
-def test_flags_win_over_the_file_and_are_blamed_for_themselves(tmp_path: Path) -> None:
-    """A wrong flag names the command line, a wrong key the file, whatever the flag says."""
+def test_flags_override_the_file_and_errors_name_their_source(tmp_path: Path) -> None:
+    """A wrong flag is reported for the command line, and a wrong key for the file even if a flag overrides it."""
     path = tmp_path / "config.yaml"
     path.write_text("groupBy: socket\nlogLevel: debug\n")
     config = load_config(str(path), {"groupBy": "machine"})
@@ -35,8 +35,8 @@ def test_flags_win_over_the_file_and_are_blamed_for_themselves(tmp_path: Path) -
         load_config(str(path), {"groupBy": "machine"})
 
 
-def test_a_merge_key_is_not_a_key_given_twice(tmp_path: Path) -> None:
-    """YAML's `<<` brings keys that may be overridden."""
+def test_a_merge_key_is_not_a_duplicate_key(tmp_path: Path) -> None:
+    """Keys that YAML's `<<` merges may be overridden."""
     path = tmp_path / "config.yaml"
     path.write_text("reservedMemory: [&a {numaNode: 0, limits: {memory: 64Mi}}, {<<: *a, numaNode: 1}]\n")
     assert [one.numa_node for one in load_config(str(path)).reserved_memory] == [0, 1]
@@ -71,12 +71,12 @@ TEXT_ALIASES = f"a: &a {'x' * 1000}\nb:\n  ? [{', '.join(['*a'] * 1000)}]\n  : 1
     ids=range(16),
 )
 def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> None:
-    """Depth, number of values and length of numbers have limits of the driver's own, with aliases expanded."""
+    """Depth, number of values and length of numbers have explicit limits that apply with aliases expanded."""
     with pytest.raises(ConfigError, match=why):
         parse_yaml(text.encode(), "some.yaml")
 
 
 def test_as_many_levels_as_the_limit_are_read() -> None:
-    """Aliases that are not deep are read as before."""
+    """Documents with aliases are accepted up to that depth."""
     assert parse_yaml(b"[" * 64 + b"]" * 64, "some.yaml")
     assert parse_yaml(b"a: &a {b: [1, 0x10, 1.5]}\nc: *a", "some.yaml")["c"] == {"b": [1, 16, 1.5]}

@@ -18,7 +18,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(100, 200, 200), (200, 200, 200)])
 def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, raised: int) -> None:
-    """A process starts with what systemd leaves to old programs, and may take what the hard limit allows."""
+    """systemd starts processes with a low soft limit for the benefit of old programs; the hard limit allows more."""
     command = [sys.executable, "-c", SCRIPT, str(soft), str(hard)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == f"{raised} {hard}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread at a time reads the claim files, and hooks that wait for it share a read."""
+"""Only one thread at a time reads the claim files, and waiting hooks share a read."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from tests.rigs.builders import cpu_record, write_claim
 
 
 class SlowDirectory(ClaimDirectory):
-    """A directory whose reads wait for ``gate``. It counts the reads, in total and at the same time."""
+    """A directory whose reads wait for ``gate``. It counts all reads and the concurrent ones."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -33,7 +33,7 @@ class SlowDirectory(ClaimDirectory):
 
 
 async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path) -> None:
-    """The thread of the cancelled hook still reads. The next read begins when it has ended."""
+    """The thread of the cancelled hook is still reading. The next read begins when it has ended."""
     directory = SlowDirectory(str(tmp_path))
     reader = DirectoryReader(directory, lambda _: None)
     hook = asyncio.create_task(reader.refresh())
@@ -50,7 +50,7 @@ async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_pat
 
 
 async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path) -> None:
-    """It begins after all of them were called. A read that was already running is not shared."""
+    """It begins after all of them were called; a read that was already running is not shared."""
     directory, held = SlowDirectory(str(tmp_path)), set[int]()
     reader = DirectoryReader(directory, lambda files: held.update(*(file.cpus for file in files.values())))
     first = asyncio.create_task(reader.refresh())

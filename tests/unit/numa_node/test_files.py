@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are in their place whole or not at all, locks exclude, and many files may be open."""
+"""Atomic file replacement, file locks, and the number of open files."""
 
 import asyncio
 import fcntl
@@ -11,8 +11,8 @@ import pytest
 from numa_node.files import FileLock, LockTimeoutError, replace_file
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    """With the mode that was asked for, and nothing beside it."""
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
+    """The new file has the requested mode, and no temporary file is left."""
     path = tmp_path / "file.json"
     for data in (b"one", b"another"):
         replace_file(str(path), data, 0o600, sync=True)
@@ -22,7 +22,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    """Whoever placed it does not choose what is written."""
+    """The creator of the link must not decide which file is written."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     path = tmp_path / "file.json"
@@ -31,8 +31,8 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert (path.is_symlink(), path.read_bytes(), precious.read_text()) == (False, b"new", "precious")
 
 
-def test_what_cannot_be_replaced_leaves_all_as_it_was(tmp_path: Path) -> None:
-    """A directory lies in its place, or there is no directory to write to: no temporary file is left."""
+def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
+    """A directory is in its place, or the parent directory is missing: no temporary file is left."""
     (tmp_path / "file.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(str(tmp_path / "file.json"), b"new", 0o600)
@@ -42,7 +42,7 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was(tmp_path: Path) -> None:
 
 
 async def test_lock_excludes_another_holder(short_root: Path) -> None:
-    """Two instances never hold it together; who waits leaves the loop free, and can be stopped."""
+    """Two instances never hold the lock together. Waiting does not block the event loop and can be cancelled."""
     first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await first.acquire()
     with pytest.raises(LockTimeoutError, match=r"lock could not be locked within 0\.02 s: another instance"):
@@ -62,7 +62,7 @@ async def test_lock_excludes_another_holder(short_root: Path) -> None:
 
 
 async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
-    """flock does not tell coroutines of one process apart, the lock object must."""
+    """flock does not distinguish coroutines of one process, so the lock object must."""
     lock = FileLock(short_root / "lock")
     inside = 0
 
@@ -79,8 +79,8 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
             group.create_task(enter())
 
 
-async def test_the_limit_of_a_lock_does_not_count_the_queue(short_root: Path) -> None:
-    """Four calls that each take longer than a quarter of the limit: a slow disk must not fail the last ones."""
+async def test_the_time_limit_of_a_lock_excludes_the_queue(short_root: Path) -> None:
+    """Four calls each take longer than a quarter of the limit: on a slow disk the last ones must not fail."""
     lock, done = FileLock(short_root / "lock"), []
 
     async def slow(name: int) -> None:
@@ -94,8 +94,8 @@ async def test_the_limit_of_a_lock_does_not_count_the_queue(short_root: Path) ->
     assert done == list(range(6)), "in order"
 
 
-async def test_the_limit_of_a_lock_counts_one_holder(short_root: Path) -> None:
-    """Progress before it does not excuse a holder that hangs, in this process or in another."""
+async def test_the_time_limit_of_a_lock_applies_to_one_holder(short_root: Path) -> None:
+    """Earlier progress does not extend the limit for a holder that hangs, in this process or in another one."""
     lock, other = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await lock.acquire()
     waiting = [asyncio.create_task(lock.acquire(limit=0.3)) for _ in range(2)]
@@ -113,8 +113,8 @@ async def test_the_limit_of_a_lock_counts_one_holder(short_root: Path) -> None:
     assert all(isinstance(one, LockTimeoutError) for one in refused)
 
 
-async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
-    """A lock on a file without a name excludes nobody: it is noticed, and the file of that name is locked."""
+async def test_a_lock_on_a_removed_file_is_acquired_again(short_root: Path) -> None:
+    """A lock on an unlinked file does not exclude other processes, so the file with that name is locked instead."""
     lock = FileLock(short_root / "lock")
     async with lock.hold():
         pass

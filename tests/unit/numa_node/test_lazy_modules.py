@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that are executed only if they are used."""
+"""Modules that are executed only when they are used."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from numa_node.lazy_modules import add_lazy_modules
 def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is executed neither by the import nor when the import system reads attributes of packages."""
+    """Neither the import nor the import system's reading of package attributes executes it."""
     package = tmp_path / "lazy_example"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -37,7 +37,7 @@ def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
 def test_a_thread_waits_while_another_one_executes_a_lazy_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its names exist only when it has been executed."""
+    """The names of the module exist only after it has been executed."""
     (tmp_path / "lazy_slow.py").write_text(
         "import lazy_slow, time\nassert not hasattr(lazy_slow, 'name')\ntime.sleep(0.3)\nname = 1\n"
         "def __getattr__(attribute):\n    return attribute\n"
@@ -52,7 +52,7 @@ def test_a_thread_waits_while_another_one_executes_a_lazy_module(
 
 
 def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an import that has failed is repeated. The error is the module's own."""
+    """A failed import is repeated in the same way. The error is the module's own."""
     (tmp_path / "lazy_failing.py").write_text(
         "from pathlib import Path\nname = int(Path(__file__).with_name('content').read_text())\n"
     )
@@ -74,6 +74,6 @@ def test_a_module_that_was_imported_before_stays() -> None:
 
 
 def test_a_lazy_module_must_exist() -> None:
-    """So an update of a library that renames the module makes this test fail."""
+    """If an update of a library renames the module, this test fails."""
     with pytest.raises(ImportError):
         add_lazy_modules("json.no_such_module")

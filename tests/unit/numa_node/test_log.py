@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of both containers: one record a line, whatever its values contain."""
+"""The log of both containers has one record per line, whatever the values contain."""
 
 import io
 import json
@@ -21,7 +21,9 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
-    """A line splits into pairs; values with spaces, quotes or line ends stay one value; the level is a threshold."""
+    """A line can be split into pairs; values with spaces, quotes or line breaks stay one value. The configured level is
+    a threshold.
+    """
     set_up_logging("info", "text", stream)
     logging.getLogger("a.b").debug("quiet")
     logging.getLogger("a.b").info("moved %d", 3, extra={"claim": "u-1", "why": 'a "b"\nc', "none": ""})
@@ -45,7 +47,7 @@ def test_text_lines_contain_no_python_notation(stream: io.StringIO) -> None:
 
 
 def test_json_lines_are_objects(stream: io.StringIO) -> None:
-    """Each line is one object with the extra fields beside the message, an exception included."""
+    """Each line is one object with the extra fields next to the message, including an exception."""
     set_up_logging("debug", "json", stream)
     try:
         raise ValueError("no")
@@ -58,8 +60,8 @@ def test_json_lines_are_objects(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
-    """A value, a message, or an argument of it that holds line ends stays on its line, and is cut."""
+def test_values_cannot_forge_lines(stream: io.StringIO, form: str) -> None:
+    """A value, a message or an argument that contains line breaks stays on its line and is truncated."""
     forged = "x\n2026-01-01 ERROR claim deleted, releasing its devices\r\x1b[31m" + "y" * 10_000
     set_up_logging("info", form, stream)
     logging.getLogger("a").warning("refused %s", forged, extra={"field": forged})
@@ -68,8 +70,10 @@ def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
     assert len(stream.getvalue()) < 6000
 
 
-def test_a_complaint_is_made_once_for_each_item(caplog: pytest.LogCaptureFixture) -> None:
-    """Until something else is wrong with it, or it was well meanwhile; what nobody foresaw has its traceback."""
+def test_a_warning_is_logged_once_for_each_item(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged again if the problem changes or was gone in the meantime. An unexpected exception is logged with its
+    traceback.
+    """
     complaints = Complaints(logging.getLogger("a"), KeyError)
     for error in (OSError("full"), OSError("full"), OSError("read-only")):
         complaints.say("x", "not written", error)
@@ -91,8 +95,8 @@ def test_a_complaint_is_made_once_for_each_item(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_complaints_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """What is remembered does not grow with what can be wrong; the oldest is told again."""
+def test_remembered_warnings_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """The memory does not grow with the number of possible problems; the oldest one may be logged again."""
     complaints = Complaints(logging.getLogger("a"))
     for number in range(1000):
         complaints.say(number, "not written", "full")
@@ -102,7 +106,7 @@ def test_complaints_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_warnings_beyond_a_limit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The last one of a period contains when the next one is logged, and that one the number left out in between."""
+    """The last warning of a period contains the time of the next one, which contains the number of omitted warnings."""
     now = 0.0
     limited = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
     for _ in range(1000):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness with hysteresis, by a clock that a test sets."""
+"""Readiness with hysteresis, with a clock that the test sets."""
 
 import logging
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numa_node.readiness import GONE_SECONDS, LASTS_SECONDS, Readiness
 
 @dataclass
 class Clock:
-    """Time that a test sets."""
+    """A clock that the test sets."""
 
     now: float = 100.0
 
@@ -20,13 +20,14 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock at some time."""
     return Clock()
 
 
 @pytest.fixture
 def ready(clock: Clock) -> Readiness[str]:
-    """A pod that is ready: a start excuses no problem, and the first time without one is believed at once."""
+    """Returns a ready pod. At the start no problem is tolerated, and the first check without a problem makes the pod
+    ready at once.
+    """
     readiness = Readiness[str](clock)
     for problems in (("no slices",), ("no kubelet",), ()):
         assert readiness.update(problems) == problems
@@ -34,7 +35,7 @@ def ready(clock: Clock) -> Readiness[str]:
 
 
 def test_a_problem_must_last(clock: Clock, ready: Readiness[str]) -> None:
-    """One that comes and goes, however often, does not make the pod unready; one that stays does."""
+    """A problem that comes and goes, however often, does not make the pod unready; one that lasts does."""
     for _ in range(20):
         assert ready.update(["late"]) == ()
         clock.now += LASTS_SECONDS - 0.1
@@ -48,7 +49,9 @@ def test_a_problem_must_last(clock: Clock, ready: Readiness[str]) -> None:
 def test_a_problem_must_be_gone_for_a_moment(
     clock: Clock, ready: Readiness[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was just said stays said until it is sure that it is over; each turn is logged once, however often asked."""
+    """The pod stays unready until the problem has been gone for a while. Each change is logged once, however often
+    readiness is queried.
+    """
     caplog.set_level(logging.INFO)
     for _ in range(5):
         ready.update(["late"])

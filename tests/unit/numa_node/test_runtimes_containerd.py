@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's files by the rules of each release, and its dump."""
+"""Reading containerd's configuration files by the rules of each release, and its dump."""
 
 import copy
 import tomllib
@@ -38,13 +38,13 @@ def read(release: Release, *texts: str) -> Effective:
 
 
 def cdi(release: Release, *texts: str) -> Any:
-    """The value of enable_cdi."""
+    """Returns the value of enable_cdi."""
     effective = read(release, *texts)
     return effective.value(effective.cri, "enable_cdi")
 
 
 def section(name: str, *lines: str, version: int | None = 2) -> str:
-    """A file with one section."""
+    """Returns a file with one section."""
     head = "" if version is None else f"version = {version}\n"
     return "\n".join([f'{head}[plugins."{name}"]', *lines])
 
@@ -71,20 +71,20 @@ REGISTRY = section(f'{CRI_OF_1}".registry."x', 'config_path = "/x"')
     ],
 )
 def test_each_release_has_its_rules(release: Release, name: str | None) -> None:
-    """A release that is older or newer than the known ones has none."""
+    """Releases older or newer than the known ones have no rules."""
     assert [one.name for one in rules_for(release)] == ([name] if name else [])
     assert rules_for(None) == RULES
 
 
 @pytest.mark.parametrize(("release", "expected"), [(OLD, None), (EARLY, True), (MIDDLE, True), (NEW, True)], ids=str)
 def test_an_imported_section_replaces_the_whole_one_in_1_7_and_is_merged_in_2(release: Release, expected: Any) -> None:
-    """A drop-in with one registry key switches CDI of config.toml off in 1.7."""
+    """In 1.7 a drop-in with one registry key thus resets the enable_cdi of config.toml."""
     assert cdi(release, section(CRI_OF_1, ON), REGISTRY) is expected
 
 
 @pytest.mark.parametrize("release", ALL)
 def test_the_last_file_wins_and_lists_are_replaced(release: Release) -> None:
-    """Within one section both rules agree on the keys of the last file."""
+    """For the keys of a single section in the last file, both rules agree."""
     name = CRI_OF_1
     effective = read(
         release, section(name, ON, 'cdi_spec_dirs = ["/a", "/b"]'), section(name, OFF, 'cdi_spec_dirs = ["/c"]')
@@ -102,7 +102,7 @@ def test_the_new_section_is_unknown_to_1_7() -> None:
 
 
 def test_2_0_0_puts_the_old_section_in_the_place_of_the_new_one() -> None:
-    """Later releases fill in only the keys that the new section lacks."""
+    """Later releases use the old section only for keys that the new section lacks."""
     main, drop_in = section(CRI_OF_1, 'cdi_spec_dirs = ["/a"]'), section(CRI_OF_2, OFF, version=None)
     assert cdi(EARLY, main, drop_in) is None
     for release in (MIDDLE, NEW):
@@ -111,7 +111,7 @@ def test_2_0_0_puts_the_old_section_in_the_place_of_the_new_one() -> None:
 
 
 def test_the_version_of_the_last_file_decides_in_2_0_to_2_2_and_each_file_for_itself_in_2_3() -> None:
-    """A drop-in of version 3 beside a config.toml of version 2 hides the old section of config.toml."""
+    """A drop-in of version 3 next to a config.toml of version 2 hides the old section of config.toml."""
     files = section(CRI_OF_1, OFF), section(NRI, "disable = false", version=3)
     assert cdi(MIDDLE, *files) is None
     assert cdi(NEW, *files) is False
@@ -119,7 +119,7 @@ def test_the_version_of_the_last_file_decides_in_2_0_to_2_2_and_each_file_for_it
 
 
 def test_files_without_a_version_have_short_names_in_1_7_and_no_effect_in_2_0_to_2_2() -> None:
-    """2.0 to 2.2 rename the section of a file of version 1, but do not take it over; 2.3 does."""
+    """2.0 to 2.2 rename the section of a version 1 file but do not use it; 2.3 does."""
     for text in ("[plugins.cri]\nenable_cdi = true", "version = 1\n[plugins.cri]\nenable_cdi = true"):
         assert (cdi(OLD, text), cdi(MIDDLE, text), cdi(NEW, text)) == (True, None, True)
     nri = "[plugins.nri]\ndisable = false"
@@ -128,7 +128,7 @@ def test_files_without_a_version_have_short_names_in_1_7_and_no_effect_in_2_0_to
 
 
 def test_the_last_version_decides_about_names_in_1_7() -> None:
-    """A drop-in of version 2 beside a file of version 1 hides the short names, with which 1.7 then does not start."""
+    """A drop-in of version 2 next to a file of version 1 makes the short names invalid, and 1.7 then does not start."""
     with pytest.raises(UndeterminedError, match="plugin name 'cri'"):
         read(OLD, "[plugins.cri]\nenable_cdi = true", "version = 2")
     assert cdi(OLD, "version = 2", "[plugins.cri]\nenable_cdi = true\n", "version = 1\n") is True
@@ -136,7 +136,7 @@ def test_the_last_version_decides_about_names_in_1_7() -> None:
 
 @pytest.mark.parametrize("release", ALL)
 def test_disabled_plugins_add_up(release: Release) -> None:
-    """A drop-in cannot take a name out of the list."""
+    """A disabled plugin has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
     files = f'version = 2\ndisabled_plugins = ["{NRI}"]', "version = 2\ndisabled_plugins = []"
     assert (read(release, *files).has_nri, read(release, *files).has_cri) == (False, True)
     docker = 'disabled_plugins = ["cri"]'
@@ -163,7 +163,7 @@ def test_disabled_plugins_add_up(release: Release) -> None:
 def test_files_with_which_a_release_does_not_start_determine_nothing(
     release: Release, text: str, expected: str
 ) -> None:
-    """The reason names the file's fault; nothing is guessed."""
+    """The reason contains the error in the file, and no setting is guessed."""
     with pytest.raises(UndeterminedError, match=expected):
         read(release, text)
 
@@ -185,23 +185,22 @@ def test_a_key_in_another_spelling_determines_nothing() -> None:
     ],
 )
 def test_relative_imports_start_at_the_file(imports: list[str], expected: list[str]) -> None:
-    """Paths are cleaned as Go's filepath does."""
+    """They are relative to the directory of the importing file. Paths are cleaned as in Go's filepath."""
     assert imports_of("/etc/x/config.toml", {"imports": imports}) == expected
 
 
 @pytest.mark.parametrize("case", recorded(), ids=lambda case: "")
 @pytest.mark.parametrize("release", [(1, 7, 24), (2, 1, 9)], ids=str)
 def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Release) -> None:
-    """Each recorded dump of containerd has the values that the rules of its release find, or the defaults.
-
-    Files that a release did not accept are not read either.
+    """Each recorded dump of containerd has the values that the rules of its release give, or the defaults. Files that a
+    release did not accept are rejected by its rules as well.
     """
     expected, names = case[".".join(map(str, release))], breadth_first(case["files"])
     (rules,) = rules_for(release)
     files = [(name, tomllib.loads(case["files"][name])) for name in names]
     found, refusal = read_or_refuse(rules, files)
     if found is None:
-        # containerd uses one of two names at random, so that there is no answer to compare with.
+        # containerd uses one of two names at random, so there is no result to compare with.
         assert expected is None or "under two names" in refusal
         return
     assert expected is not None
@@ -210,7 +209,7 @@ def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Rel
     defaults |= {"socket_path": "/var/run/nri/nri.sock"}
     pairs = {NRI: found.nri, CRI_OF_1 if release < (2,) else CRI_OF_2: found.cri}
     for printed, own in pairs.items():
-        # A plugin that is switched off is printed without defaults, if at all.
+        # A disabled plugin is printed without its defaults, if at all.
         for key, value in expected.get(printed, {}).items():
             mine = found.value(own, key)
             assert (defaults[key] if mine is None and own not in found.disabled else mine) == value, (printed, key)
@@ -219,7 +218,7 @@ def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Rel
 
 
 def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, str]:
-    """What files give by the rules, or None and the reason."""
+    """Returns the settings in the files by the rules, or None and the reason."""
     try:
         return rules.read(files), ""
     except UndeterminedError as error:
@@ -227,7 +226,7 @@ def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, st
 
 
 def breadth_first(files: dict[str, str]) -> list[str]:
-    """The names of the generated files in containerd's order."""
+    """Returns the names of the generated files in containerd's order."""
     order, pending = [], ["config.toml"]
     while pending:
         name = pending.pop(0)
@@ -251,7 +250,7 @@ DOCUMENTS = st.lists(
 
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every value that is not a table with keys, by its path."""
+    """Returns every value that is not a table with keys, by its path."""
     found: dict[tuple[str, ...], Any] = {}
     for key, value in table.items():
         found |= leaves(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
@@ -260,9 +259,8 @@ def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str,
 
 @given(DOCUMENTS)
 def test_merges_keep_the_last_value_of_each_key(documents: list[dict[str, Any]]) -> None:
-    """2.x: each value is that of the last file that has the key. 1.7: each section is that of the last file with it.
-
-    The documents themselves stay as they were.
+    """In 2.x each value is that of the last file with the key; in 1.7 each section is that of the last file with it.
+    The input documents stay unchanged.
     """
     before = copy.deepcopy(documents)
     files = [(str(number), one) for number, one in enumerate(documents)]
@@ -278,7 +276,7 @@ def test_merges_keep_the_last_value_of_each_key(documents: list[dict[str, Any]])
 
 @given(st.lists(st.sampled_from(recorded()), min_size=1, max_size=1))
 def test_reading_a_file_twice_changes_nothing(cases: list[dict[str, Any]]) -> None:
-    """A file that is read again at the end has the last word, which it had before if it was the last."""
+    """A file that is read again at the end takes precedence, as it already did if it was the last one."""
     names = breadth_first(cases[0]["files"])
     files = [(name, tomllib.loads(cases[0]["files"][name])) for name in names]
     for rules in RULES:
@@ -305,8 +303,7 @@ TOP = st.dictionaries(
 
 
 @given(st.lists(TOP, max_size=3))
-def test_odd_files_are_read_or_refused(documents: list[dict[str, Any]]) -> None:
-    """Whatever files contain, the one exception is UndeterminedError."""
+def test_malformed_files_raise_only_undetermined_error(documents: list[dict[str, Any]]) -> None:
     for rules in RULES:
         with suppress(UndeterminedError):
             effective = rules.read([("/f", one) for one in documents])
@@ -318,7 +315,7 @@ def test_odd_files_are_read_or_refused(documents: list[dict[str, Any]]) -> None:
 
 
 def test_a_dump_of_1_7_may_have_short_names_in_disabled_plugins() -> None:
-    """containerd prints the list as a file of version 1 has it, and no section of the plugin."""
+    """containerd prints the list as it is in a version 1 file, and no section of the plugin."""
     dump = read_dump(f'version = 2\ndisabled_plugins = ["cri"]\n[plugins."{NRI}"]\ndisable = true\n')
     assert (dump.is_off(CRI_OF_1), dump.is_off(NRI)) == (True, False)
     with pytest.raises(RuntimeConfigError, match="must be the output"):
@@ -326,7 +323,7 @@ def test_a_dump_of_1_7_may_have_short_names_in_disabled_plugins() -> None:
 
 
 def test_a_dump_of_2_0_is_recognised() -> None:
-    """2.0.0 to 2.0.5 print a dump without what a file of version 2 sets; only 2.0 prints plugin_dir."""
+    """2.0.0 to 2.0.5 print a dump without the settings of a version 2 file; only 2.0 prints plugin_dir."""
     sections = f'[plugins."{NRI}"]\n[plugins."{CRI_OF_2}"]\n'
     assert read_dump(f'version = 3\nplugin_dir = ""\n{sections}').of_2_0
     assert not read_dump(f"version = 3\n{sections}").of_2_0

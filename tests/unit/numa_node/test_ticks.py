@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The times at which tasks do their regular work, on a clock that moves only while all tasks wait."""
+"""The times at which tasks do their periodic work, with a clock that advances only while all tasks wait."""
 
 import asyncio
 from itertools import repeat
@@ -10,8 +10,8 @@ from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, each_tick, next_tick, u
 from tests.fuzz.virtual_time import run
 
 
-def test_tasks_with_nothing_to_do_wake_up_at_the_same_time_as_busy_ones() -> None:
-    """However long each one's work takes, tasks wait for multiples of the same time."""
+def test_idle_tasks_wake_up_together_with_busy_ones() -> None:
+    """However long their work takes, tasks wait for multiples of the same interval."""
     woken: list[tuple[str, float]] = []
 
     async def task(name: str, seconds: float, *, busy: bool) -> None:
@@ -32,7 +32,7 @@ def test_tasks_with_nothing_to_do_wake_up_at_the_same_time_as_busy_ones() -> Non
     assert [time for name, time in woken if name == "late"] == pytest.approx([4, 8, 12])
 
 
-def test_work_is_repeated_at_the_next_tick_if_something_is_left_of_it() -> None:
+def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
     """Otherwise it is repeated at the next quiet tick."""
     left, called = [True, True, False, False, None], list[float]()
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make fuzz``: tries parsers of hostile input, and random traces of a node, in turn for a number of minutes.
-
-An input that fails is kept in build/fuzz, traces reduced to the events needed, and the exit status is 1.
-``python -m tests.fuzz --input FILE`` tries it again: the file's name begins with that of its target.
+"""``make fuzz``: runs parsers of untrusted input, and random traces of a node, in turn for a number of minutes. An
+input that fails is stored in build/fuzz, with traces reduced to the necessary events, and the exit status is 1.
+``python -m tests.fuzz --input FILE`` runs it again: the file's name begins with that of its target.
 """
 
 import argparse
@@ -37,13 +36,13 @@ TARGETS = (
     *frontend_machine.TARGETS,
     *backend_machine.TARGETS,
 )
-"""Every parser of hostile input, and traces. A new parser is one more row in the table of its service."""
+"""All parsers of untrusted input, and traces. A new parser is one more row in the table of its service."""
 _TURN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Run:
-    """One target's part of a run."""
+    """The share of one target in a run."""
 
     target: Target
     stream: Iterator[bytes]
@@ -52,7 +51,7 @@ class Run:
     failures: int = 0
 
     def turn(self, folder: Path, seconds: float = _TURN_SECONDS) -> None:
-        """Tries inputs for so long; keeps those that fail."""
+        """Runs inputs for this time and stores those that fail."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             data = next(self.stream)
@@ -75,7 +74,7 @@ def keep(folder: Path, target: Target, data: bytes) -> Path:
 
 
 def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -> bool:
-    """Goes round the targets, prints a line for each, and tells whether all went well."""
+    """Runs the targets in turn, prints a line for each, and returns True if no input failed."""
     runs = [Run(target, endless(target, number)) for target in targets]
     ends = time.monotonic() + minutes * 60
     while True:
@@ -93,7 +92,7 @@ def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -
 
 
 def again(path: Path) -> bool:
-    """Tries a kept input once more; tells whether it went well."""
+    """Runs a stored input once more; returns True if it does not fail."""
     target = next(target for target in TARGETS if path.name.rpartition("-")[0] == target.name)
     try:
         print(f"{target.name}: {check(target, path.read_bytes()):.1f} ms")
@@ -104,7 +103,7 @@ def again(path: Path) -> bool:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Runs the command and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of a run that is to be repeated")

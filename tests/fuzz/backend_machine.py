@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A randomised state machine for the backend: an input is a trace of events on a node, and the oracle judges each step.
+"""A randomised state machine for the backend: an input is a trace of events on a node, and the oracle checks each step.
 
 The first two bytes choose the kernel, the configuration and the delays of threads. Each further group of four bytes is
-one event: its kind, two arguments, and how much time passes after it. An event that cannot take place is passed over,
-so every input is a trace, and the same input is always the same one. ``python -m tests.fuzz --input FILE`` repeats one
-that failed; with ``TRACE=1`` in the environment the events are printed.
+one event: its kind, two arguments, and how much time passes after it. An event that is impossible is skipped, so every
+input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE`` repeats
+one that failed; with ``TRACE=1`` in the environment the events are printed.
 """
 
 import errno
@@ -32,7 +32,7 @@ from tests.fuzz.virtual_time import run
 from tests.rigs.builders import MI, cpu_record, memory_record, mixed
 
 EVENTS: Final = 48
-"""Events in one trace."""
+"""Number of events in one trace."""
 _BYTES: Final = 4
 _HEAD: Final = 2
 _PAUSES: Final = (0.0, 0.0, 0.0, 0.03, 0.03, TICK, TICK, FULL)
@@ -74,7 +74,7 @@ _TABLE: Final = tuple(name for name, weight in _WEIGHTS.items() for _ in range(w
 
 
 class Machine:
-    """Turns events into acts of the world, and asks the oracle after each."""
+    """Turns events into actions on the world, and runs the oracle after each."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -164,7 +164,7 @@ class Machine:
         self.world.shake(TICK, doubt=False)
 
     async def add_user(self, first: int, second: int) -> None:
-        """Another pod names the claim as well."""
+        """Lets another pod use the claim as well."""
         claim = self._claim(first)
         if claim is not None and claim.readable and claim.record is not None:
             uid = self.world.pod_uid(second % PODS)
@@ -207,7 +207,7 @@ class Machine:
         if rejection is not None:
             assert rejection.strip(), f"the {what} of {box.id} was rejected without a text"
             if before is not None and before.power.dead:
-                # It has died while it moved others. A real one would not have answered.
+                # The instance died while it was moving other containers. A real one would not have answered.
                 verdict = None
             assert verdict is not True, f"the {what} of {box.id} was rejected, and nothing is against it: {rejection}"
             return False
@@ -217,7 +217,7 @@ class Machine:
 
     async def start(self, first: int, _second: int) -> None:
         box = self._box(first, "created")
-        # The process that waits for the start is in the cgroup, so there is nothing to start in one that is gone.
+        # The process that waits for the start is in the cgroup, so if the cgroup is gone there is nothing to start.
         if box is not None and not box.superseded and self.world.exists(box):
             await self._started(box)
 
@@ -272,7 +272,7 @@ class Machine:
 
     async def foreign_write(self, first: int, second: int) -> None:
         world = self.world
-        # A partition of a container that has ended is not repaired: its last processes are being killed.
+        # The partition of an ended container is not repaired, because its last processes are being killed.
         if (box := self._box(first, "running")) is None or not world.exists(box):
             return
         cpus = frozenset(cpu for cpu in CPUS if second >> cpu & 1)
@@ -334,10 +334,10 @@ class Machine:
         self.world.shake(FULL)
 
     async def rest(self, _first: int, _second: int) -> None:
-        """Lets only time pass."""
+        """Only lets time pass."""
 
     async def end(self) -> None:
-        """Removes every claim and its containers, and lets a new claim take their place."""
+        """Removes every claim with its containers, and lets a new claim use their CPUs."""
         world = self.world
         world.heal()
         world.hotplug(CPUS)
@@ -355,7 +355,7 @@ class Machine:
                 await world.remove_pod(number)
         for claim in world.claims.values():
             world.remove_file(claim)
-        # In partition mode containers without claims are looked at every 60 s.
+        # In partition mode, containers without claims are audited every 60 s.
         await self._let_pass(FULL)
         await self._let_pass(60.0 if world.partitions else TICK)
         check_end(world)
@@ -396,7 +396,7 @@ async def _play(data: bytes, root: Path) -> None:
 
 
 def trace(data: bytes) -> None:
-    """Plays a trace. Raises AssertionError where the backend breaks a rule of the oracle."""
+    """Runs a trace. Raises AssertionError if the backend breaks a rule of the oracle."""
     data = data.ljust(_HEAD, b"\0")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="b", dir=memory if memory.is_dir() else None) as root:
@@ -404,10 +404,9 @@ def trace(data: bytes) -> None:
 
 
 def written(head: int, script: str) -> bytes:
-    """Returns a trace that is written as events, ``name first second pause``.
-
-    The pause is t for a tick of the audit, f for a look at everything, or left out. A number that is left out is 0. The
-    container that a number chooses is counted among those in the right phase, oldest first; 0 is the driver's own.
+    """Returns a trace given as events of the form ``name first second pause``. The pause is t for a tick of the audit,
+    f for a full audit, or omitted. A number that is omitted is 0. The container that a number chooses is counted among
+    those in the right phase, oldest first; 0 is the driver's own.
     """
     events = [event.split() for event in script.split(";")]
     found = bytearray((head, 0))
@@ -419,43 +418,43 @@ def written(head: int, script: str) -> bytes:
 
 
 SCRIPTS: Final = (
-    # Others leave the CPUs of a claim, and have them back.
+    # Others leave the CPUs of a claim and get them back.
     "run 0; prepare 1 8; run 1 1 t; run 2 0 t; stop 2 t; unprepare 0 t; rest f",
     "run 0; prepare 32 8; run 0 1 t; run 6 1 t; stop 1 t; run 1 t; stop 2 t; unprepare f",
     # A container was created before a claim of its pod was prepared, and starts after the container of the claim.
     "prepare 32 t; create 1 t; prepare 25 8 t; run 7 1 t; start f",
-    # Hugepages: the pod's limit rises, and comes back while a sibling lives.
+    # Hugepages: the pod's limit rises, and is lowered while a sibling is still running.
     "run 6 0 t; prepare 5 1; run 0 2 f; kubelet_limit 1 1 f; kill; begin f; stop 2 f; unprepare f",
-    # A claim whose CPUs are offline, and a container that is started at that moment.
+    # A claim whose CPUs are offline, and a container that is started at the same time.
     "prepare 0; run 0 1 t; prepare 1 8; offline 0; run 1 1 t; online f",
     "prepare 0; offline 0 t; run 0 1 t; online f; prepare 1 8; run 0 1; run 1 1 t; offline 0 t",
-    # Another writer puts a container on the CPUs of a claim that is being started.
+    # Another writer moves a container to the CPUs of a claim that is being started.
     "run 0; prepare 1 8 t; foreign_write 1 255; run 1 1 t; rest f",
     "run 1; prepare 0 8; run 0 1 t; foreign_write 2 255 t; foreign_write 1 255 t",
     "prepare 5 0; run 0 2 t; foreign_write 9 4 f; foreign_write 17 4 f",
-    # The files are lost while no backend runs, and a container is started in the meantime.
+    # The files are lost while no backend is running, and a container is started in the meantime.
     "prepare 0 8; run 0 1 t; kill; lose_all; run 1; begin f; run 2 t",
     "prepare 0 8; kill; lose_all; run 0 1; begin f; prepare 0 8 t",
-    # A container that was started while no backend ran, after another one whose claim it names.
+    # A container was started while no backend was running, after another one with the same claim.
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
-    # A container names a claim of another pod, one that has no record, and one that another container has.
+    # A container names a claim of another pod, one without a record, and one that another container owns.
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
-    # A process is left of a container that was removed, or of one whose cpuset another writer has just changed.
+    # A process remains of a container that was removed, or of one whose cpuset another writer has just changed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
-    # A process is left of a container whose partition is then invalidated by the cpuset of a sibling.
+    # A process remains of a container whose partition is then invalidated by the cpuset of a sibling.
     "run 0; prepare 0 8; run 6 1 t; linger 2; foreign_write 1 255 f; run 1 t; vanish 2 f; run 2 t",
     "prepare 0 8; prepare 1 8; run 0 1; run 1 1; run 2 t; foreign_write 1 255; linger 1 f",
-    # The kubelet is restarted before it starts a container, and creates it again; the backend is restarted, too.
+    # The kubelet is restarted before it starts a container, and creates it again; the backend is restarted as well.
     "prepare 24 8; create 0 1; run 66 1 t; kill; begin f; run 1 f",
     "prepare 24 8; create 0 1; kill; begin f; run 66 1 t; kill; begin f; run 1 f",
-    # Writes fail while a container is started, and while others must move.
+    # Writes fail while a container is started and while others must be moved.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
     "prepare 5 1; create 0 2; refuse 1 67; start f; heal f; run 0 2 f",
     "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
-    # A standby takes over from an instance that dies at a write.
+    # A standby takes over from an instance that dies during a write.
     "run 2; begin t; prepare 0 8; die_later 2; run 0 1 t; offline 0 t; kill; run 1 t; begin f",
-    # Claims of several kinds beside each other, and a sibling.
+    # Claims of several kinds next to each other, and a sibling.
     "run 6; prepare 0 8; run 0 1 t; prepare 41 8; run 1 1 t; prepare 26; run 2 1 f; remove_pod 0 f",
 )
 """Traces that reach each rule of the oracle."""

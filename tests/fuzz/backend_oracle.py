@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the backend by what the kernel shows, in the words of DESIGN.md and without the backend's own state.
+"""Checks the backend against what the kernel shows, by the rules of DESIGN.md and without the backend's own state.
 
 1. No other process runs on the CPUs of a running claim: not when its container or the other one starts, and otherwise
-   not for longer than one tick of the audit.
-2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a text.
-3. A container that nothing stands against is not rejected: the reason of an earlier rejection does not outlive its
-   cause.
-4. Nothing is lost: when the claims have gone, others have their CPUs back, and pods the limits of the kubelet.
+not for longer than one tick of the audit. 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages,
+or was rejected with a text. 3. A container without an obstacle is not rejected: the reason of an earlier rejection does
+not outlive its cause. 4. Nothing is lost: when the claims are gone, others have their CPUs back, and pods have the
+kubelet's limits.
 
-Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events of which the backend
-learns by its audit alone (``World.unquiet``). A container is excused while the kernel refuses writes to its files and
-the backend reports a problem.
+Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events that the backend learns
+of only by its audit (``World.unquiet``). A container is excused while the kernel rejects writes to its files and the
+backend reports a problem.
 """
 
 from collections.abc import Iterable, Iterator
@@ -63,7 +62,7 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # To the backend such a container lives until its pod or its next attempt: it may own the claim.
+    # For the backend such a container exists until its pod or its next attempt ends, so it may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
@@ -74,7 +73,7 @@ def _same(one: AllocationRecord, other: AllocationRecord) -> bool:
 
 
 def _unclear(world: World) -> bool:
-    """Returns True if a container lives of whose claims something is not known or not enforced."""
+    """Returns True if there is a running container some of whose claims are unknown or not enforced."""
     return any(
         box.held != set(box.named) or box.phase == "lingering" or not world.exists(box)
         for box in world.boxes.values()
@@ -91,17 +90,17 @@ def _cpus(records: Iterable[AllocationRecord]) -> frozenset[int]:
 
 
 def held_records(box: Box) -> list[AllocationRecord]:
-    """Returns the claims that a container keeps while it lives."""
+    """Returns the claims that a container keeps while it is running."""
     return [box.named[uid] for uid in sorted(box.held)]
 
 
 def exclusive(world: World, box: Box) -> frozenset[int]:
-    """Returns the CPUs that no container but this one, and legal sharers, may use."""
+    """Returns the CPUs that only this container and permitted sharers may use."""
     return _cpus(held_records(box)) & world.online
 
 
 def check_started(world: World, box: Box) -> None:
-    """Checks a container that the backend has just let start."""
+    """Checks a container that the backend has just allowed to start."""
     if world.active is None or not world.exists(box):
         return
     box.held = set(box.named)
@@ -113,7 +112,7 @@ def check_started(world: World, box: Box) -> None:
 
 
 def check_settled(world: World) -> None:
-    """Checks all containers after the time that the backend has for what has happened."""
+    """Checks all containers after the time that the backend has to handle the events."""
     if world.active is None or world.unquiet:
         return
     for problem in world.active.enforcer.problems:
@@ -139,15 +138,15 @@ def check_settled(world: World) -> None:
 def _check_partition(world: World, box: Box) -> None:
     """Checks that no container is an invalid partition: if it ended now, the kernel would lose its CPUs (ADR 29).
 
-    A partition whose CPUs are all offline can only be repaired when one is back. The kernel has given its CPUs back and
-    removed it from its list of partitions (remote_partition_disable()), so its end does no harm.
+    A partition whose CPUs are all offline can be repaired only when one is online again. The kernel has returned its
+    CPUs and removed it from its list of partitions (remote_partition_disable()), so its end does no harm.
     """
     text = world.kernel.get(box.path, PARTITION) if isinstance(world.kernel, PartitionTree) else ""
     assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition that is {text}"
 
 
 def check_limits(world: World) -> None:
-    """Checks hugepage limits after a look at everything."""
+    """Checks hugepage limits after a full audit."""
     if world.active is not None and not world.unquiet and not world.errors:
         for box in world.living():
             if box.phase == "running" and box.held:
@@ -156,7 +155,7 @@ def check_limits(world: World) -> None:
 
 @contextmanager
 def _judging(world: World, *boxes: Box) -> Iterator[None]:
-    """Excuses a fault if the kernel refuses writes to files of the containers, and the backend reports a problem."""
+    """Excuses a violation if the kernel rejects writes to files of the containers and the backend reports a problem."""
     try:
         yield
     except AssertionError:
@@ -167,7 +166,7 @@ def _judging(world: World, *boxes: Box) -> Iterator[None]:
 
 
 def _note_held(world: World, box: Box) -> None:
-    """Notes the claims that a container must have got without a start that the backend has seen."""
+    """Records the claims that a container must have got without a start that the backend has seen."""
     if box.phase == "running" and not world.errors:
         box.held |= {uid for uid in box.named if _claim_verdict(world, box, uid)}
 
@@ -204,7 +203,7 @@ def _no_overlap(world: World, owner: Box, other: Box) -> None:
 
 
 def _check_pool(world: World, box: Box) -> None:
-    """Checks that a container without claims has all CPUs of the pool and no others, where nothing is in doubt."""
+    """Checks that a container without claims has exactly the CPUs of the pool, unless something is uncertain."""
     if box.named or box.pod.uid == OWN_POD or box.phase != "running":
         return
     shown, doubtful = world.cpus(box), _unclear(world) or any(c.present != c.readable for c in world.claims.values())

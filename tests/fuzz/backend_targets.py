@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of nri-backend: of containers' environments, of what runtime and frontend send, of the node's files."""
+"""Parsers of nri-backend for the environments of containers, messages of the runtime and the frontend, and files of the
+node.
+"""
 
 import asyncio
 import contextlib
@@ -57,7 +59,7 @@ def _evidence(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> Iterable[bytes]:
-    """Cuts a stream as a socket may, by its own content."""
+    """Splits a stream as a socket may, at points that depend on its content."""
     random, start = Random(len(data)), 0
     while start < len(data):
         end = start + random.choice((1, 7, 8, 10, 4096, 256 << 10))
@@ -93,7 +95,7 @@ def _message(data: bytes) -> None:
 
 
 class _Frontend:
-    """A frontend on a real socket that answers every request with the same bytes, and hangs up."""
+    """A frontend on a real socket that responds to every request with the same bytes and closes the connection."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="n", dir="/tmp")
@@ -101,7 +103,7 @@ class _Frontend:
         self._numbers = count()
 
     def ask(self, data: bytes) -> None:
-        """Asks it twice on one connection, as the backend does."""
+        """Sends two requests on one connection, as the backend does."""
         path = Path(self._held.name, str(next(self._numbers)))
         try:
             self._runner.run(self._ask(path, data))
@@ -185,7 +187,7 @@ TARGETS = [
         _evidence,
         _variables.map(lambda entries: "\0".join(entries).encode(errors="surrogatepass")),
         milliseconds=150,
-        # The API server takes objects of 1.5 MiB.
+        # The API server accepts objects of 1.5 MiB.
         most_bytes=3 * _MIB // 2,
         bombs=(
             _FORGED,
@@ -201,7 +203,7 @@ TARGETS = [
         _server,
         _calls.map(_stream),
         (PeerError,),
-        # 100,000 empty frames from the runtime, which is root; the pump takes 256 KiB at a time.
+        # 100,000 empty frames from the runtime, which is root; the pump reads 256 KiB at a time.
         milliseconds=1000,
         most_bytes=_MIB,
         bombs=(b"\0\0\0\0\0\0\0\1\1\0" * 4000, b"\0\xff\xff\xff\0\0\0\1\1\0" + b"x" * (_MIB - 10)),
@@ -259,7 +261,7 @@ TARGETS = [
         "mountinfo",
         _mounts,
         st.lists(st.sampled_from(_MOUNTS)).map(lambda lines: "".join(lines).encode()),
-        # A node with 500 pods has some 5,000 mounts, read once.
+        # A node with 500 pods has about 5,000 mounts, which are read once.
         milliseconds=500,
         most_bytes=_MIB,
         bombs=(_MOUNT.encode() * 10_000, b" - " * 300_000, b"\n" * _MIB),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node for backend_machine.py: kernel, kubelet and container runtime around real instances of the backend.
 
-The kernel is the tree of tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims as their
-contract demands: no CPU is in two claims while a container of one of them lives. The runtime asks every connected
-instance, in the order in which they came, and goes on without an instance that dies while it is asked.
+The kernel is the tree of tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims by their
+contract: no CPU is in two claims while a container of one of them is running. The runtime calls every connected
+instance, in the order in which they connected, and continues without an instance that dies during a call.
 """
 
 import asyncio
@@ -43,28 +43,29 @@ OWN_POD: Final = "own"
 PODS: Final = 3
 HOOK_SECONDS: Final = 1.5
 TICK: Final = 2.05
-"""A little longer than from one tick of the audit to the next."""
+"""A little longer than one tick of the audit."""
 IDLE: Final = 10.05
-"""The same on a node without claims."""
+"""A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
-"""Time in which each look at everything, and the repair after it, has taken place. A plain file has no poll, so a
-partition that another process breaks is found by that look alone."""
+"""Time in which every full audit, and the repair after it, has taken place. A plain file cannot be polled, so only the
+audit finds a partition that another process has broken.
+"""
 _BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9
 
 
 class KilledError(BaseException):
-    """The instance has died at this write."""
+    """The instance died at this write."""
 
 
 @dataclass(slots=True)
 class Power:
-    """Writes that an instance has left; None means any number."""
+    """Number of writes that an instance may still make; None means any number."""
 
     left: int | None = None
     dead: bool = False
 
     def spend(self) -> None:
-        """Counts a write. Raises KilledError if the instance does not live to make it."""
+        """Counts a write. Raises KilledError if the instance dies before it."""
         if self.left is not None:
             self.left -= 1
             self.dead |= self.left < 0
@@ -73,12 +74,12 @@ class Power:
 
 
 class PoolKernel(KernelTree):
-    """A kernel that kills processes when asked to, seen by an instance that may die at any write."""
+    """A kernel that kills processes on request, as seen by an instance that may die at any write."""
 
     power = Power()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes as the kernel would let the instance."""
+        """Writes as the kernel would let the instance write."""
         self.power.spend()
         super().write(path, name, text)
         if name == "cgroup.kill":
@@ -92,7 +93,7 @@ class PoolKernel(KernelTree):
 
 
 class PartitionKernel(PoolKernel, PartitionTree):
-    """The same with cpuset partitions."""
+    """A kernel that also supports cpuset partitions."""
 
 
 class _Records(EnforcementRecords):
@@ -116,7 +117,7 @@ class Claim:
 
     uid: str
     record: AllocationRecord | None = None
-    """The last record; None before the first Prepare."""
+    """The last record, or None before the first Prepare."""
     readable: bool = False
     present: bool = False
 
@@ -131,15 +132,15 @@ class Box:
     named: dict[str, AllocationRecord]
     """Records of the claims in its environment, as they were when it was created."""
     phase: str = "created"
-    """``created``, ``running``, ``lingering`` (ended for the runtime, a process is left) or ``ended``."""
+    """``created``, ``running``, ``lingering`` (ended for the runtime, but a process remains) or ``ended``."""
     held: set[str] = field(default_factory=set)
-    """Claims that an active instance has enforced for it: it keeps them while it lives."""
+    """Claims that an active instance has enforced for it: it keeps them while it is running."""
     forged: bool = False
-    """Its environment contains other values than those of the claims."""
+    """Its environment contains values that differ from those of the claims."""
     ended_before: object = None
-    """The active instance that has heard of its end while a process was left."""
+    """The active instance that received its end while a process remained."""
     listed: bool = True
-    """The runtime still knows it."""
+    """Whether the runtime still knows it."""
     superseded: bool = False
     """Its pod has a later container of the same name, so the kubelet never starts it."""
     may_run: bool = False
@@ -152,7 +153,7 @@ class Box:
 
     @property
     def user(self) -> tuple[str, str]:
-        """Returns pod and name: the same after a restart of the container."""
+        """Returns pod and name, which stay the same after a restart of the container."""
         return self.pod.uid, self.container.name
 
 
@@ -180,7 +181,7 @@ class Instance:
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
     async def bury(self) -> None:
-        """Ends the instance without a farewell, and closes the files that only the end of its process would close."""
+        """Ends the instance abruptly, and closes the files that only the end of its process would close."""
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -190,7 +191,7 @@ class Instance:
 
 
 class World:
-    """The node. Methods are what its parts do; none of them judges the backend."""
+    """The node. Its methods are the actions of its parts; none of them checks the backend."""
 
     def __init__(self, root: Path, config: Config, *, partitions: bool) -> None:
         self.root, self.cdi, self.config = root, root / "cdi", config
@@ -241,11 +242,11 @@ class World:
             self.kernel.settle(top)
 
     def exists(self, box: Box) -> bool:
-        """Returns True if the container's cgroup is there."""
+        """Returns True if the container's cgroup exists."""
         return self.kernel.path(box.path).exists()
 
     def living(self) -> list[Box]:
-        """Returns the containers of which a process runs."""
+        """Returns the containers with a running process."""
         return [
             box
             for box in self.boxes.values()
@@ -259,35 +260,39 @@ class World:
         return parse_cpu_list(self.kernel.get(box.path, EFFECTIVE))
 
     def refuse(self, path: str, name: str, number: int) -> None:
-        """Lets writes of all instances to a file fail."""
+        """Makes writes of all instances to a file fail."""
         self.kernel.refused[path, name] = number
         self.errors.add((path, name))
 
     def heal(self) -> None:
-        """Lets all writes succeed again that refuse() has let fail."""
+        """Ends the effect of refuse()."""
         for error in self.errors:
             self.kernel.refused.pop(error, None)
         self.errors.clear()
 
     def shake(self, seconds: float = TICK, *, doubt: bool = True) -> None:
-        """Notes that the backend needs time to deal with an event; ``doubt``: it may reject containers until then."""
+        """Records that the backend needs time to handle an event; with ``doubt`` it may reject containers until
+        then.
+        """
         self.unquiet = max(self.unquiet, seconds)
         self.doubt = max(self.doubt, seconds if doubt else 0.0)
 
     @property
     def tick(self) -> float:
-        """Time after which a tick of the audit has found what no event reports, in seconds (docs/adr/0032)."""
+        """Returns the time in seconds after which a tick of the audit has found changes that no event reports
+        (docs/adr/0032).
+        """
         claims = any(claim.present for claim in self.claims.values())
         return TICK if claims or any(box.named and box.phase != "ended" for box in self.boxes.values()) else IDLE
 
     # The kubelet and the frontend.
 
     def pod_uid(self, number: int) -> str:
-        """Returns the UID of the pod that has this place now."""
+        """Returns the UID of the pod that currently has this index."""
         return f"p{number}g{self.generations[number]}"
 
     def occupied(self, uid: str) -> frozenset[int]:
-        """Returns the CPUs that another claim has, or a living container of any."""
+        """Returns the CPUs of other claims and of running containers."""
         taken = [claim.record for claim in self.claims.values() if claim.uid != uid and claim.present]
         taken += [one for box in self.boxes.values() if box.phase != "ended" for one in box.named.values()]
         return frozenset[int]().union(*(record.cpus_of() for record in taken if record is not None))
@@ -304,17 +309,17 @@ class World:
         self._stamp()
 
     def remove_file(self, claim: Claim) -> None:
-        """Removes a claim's file if it is there."""
+        """Removes a claim's file if it exists."""
         if claim.present and claim.record is not None:
             (self.cdi / cdi_file_name(claim.record.driver, claim.uid)).unlink()
             claim.present = claim.readable = False
             self._stamp()
         if self.unquiet:
-            # Without claims the backend looks at the next idle tick for what it has not seen yet.
+            # Without claims the backend finds unnoticed changes at the next idle tick.
             self.shake(self.tick, doubt=False)
 
     def damage_file(self, claim: Claim) -> None:
-        """Makes the record in a claim's file unreadable; the environment in it stays."""
+        """Makes the record in a claim's file unreadable; the environment in it stays readable."""
         if claim.present and claim.record is not None:
             path = self.cdi / cdi_file_name(claim.record.driver, claim.uid)
             text = path.read_text().replace('"dra-driver-numa/record": "{', '"dra-driver-numa/record": "?{')
@@ -329,21 +334,21 @@ class World:
         os.utime(self.cdi, ns=(self.stamp_ns(), self.stamp_ns()))
 
     def announce(self) -> None:
-        """Lets all instances know that records have changed, as the frontend does."""
+        """Notifies all instances that records have changed, as the frontend does."""
         for instance in self.instances:
             instance.enforcer.records_changed()
 
     # The container runtime.
 
     def leadership(self, asking: Instance) -> Leadership:
-        """Returns what the lock shows an instance."""
+        """Returns the state of the lock that an instance sees."""
         active = self.active
         if active is None or active not in self.instances or asking not in self.instances:
             return Leadership(fresh=False, first=False)
         return Leadership(fresh=True, first=self.instances.index(active) < self.instances.index(asking))
 
     async def bury(self, instance: Instance) -> None:
-        """Ends an instance; the next one that came takes over."""
+        """Ends an instance; the one that connected next takes over."""
         self.shake()
         self.instances.remove(instance)
         await instance.bury()
@@ -370,7 +375,7 @@ class World:
         self._apply(updates or [])
 
     async def begin(self) -> None:
-        """Starts an instance that connects; it becomes active if no other one is."""
+        """Starts an instance, which connects and becomes active if no other one is."""
         instance = Instance(self)
         self.instances.append(instance)
         await asyncio.sleep(0)
@@ -387,7 +392,9 @@ class World:
             return None
 
     async def _ask(self, hook: str, of: Pod, *args: Any) -> AsyncIterator[Any]:
-        """Yields the answer of each instance to a hook. Raises RejectedError, or AssertionError for any other error."""
+        """Yields the response of each instance to a hook. Raises RejectedError, or AssertionError for any other
+        error.
+        """
         for instance in tuple(self.instances):
             if not instance.connected:
                 continue
@@ -405,9 +412,10 @@ class World:
                 raise AssertionError(f"{hook} raised {error!r}") from error
 
     def describe(self, number: int, name: str, uids: Iterable[str], *, forged: bool = False) -> Box:
-        """Returns a container that is about to be created; ``forged``: its pod's author has changed the variables.
+        """Returns a container that is about to be created. With ``forged``, its pod's author has changed the variables.
 
-        Each attempt of the same container has the claims and the variables of its first one: a pod's spec is constant.
+        Each attempt of the same container has the claims and the variables of its first one, because a pod's spec is
+        constant.
         """
         of = pod(OWN_POD if number < 0 else self.pod_uid(number))
         uids, forged = self._specs.setdefault((of.uid, name), (tuple(uids), forged))
@@ -421,7 +429,7 @@ class World:
         return Box(one, of, cgroup_directory(one.cgroups_path), named, forged=forged)
 
     async def create(self, box: Box) -> None:
-        """Creates a container, and its cgroup with the values that were answered. Raises RejectedError."""
+        """Creates a container, and its cgroup with the values in the response. Raises RejectedError."""
         one = box.container
         for instance in tuple(self.instances):
             if not instance.connected:
@@ -454,7 +462,7 @@ class World:
         self._write(box, box.container.resources)
 
     def _write(self, box: Box, resources: Resources) -> None:
-        # Stock containerd passes cpus and mems on, and loses hugepage limits.
+        # Stock containerd applies CPUs and mems but drops hugepage limits.
         for name, text in (("cpuset.cpus", resources.cpus), ("cpuset.mems", resources.mems)):
             if text and self.exists(box):
                 self.kernel.set(box.path, name, text)
@@ -467,7 +475,7 @@ class World:
                 self._write(box, update.resources)
 
     async def start(self, box: Box) -> None:
-        """Starts a container. Raises RejectedError; the container has ended then."""
+        """Starts a container. Raises RejectedError, after which the container has ended."""
         try:
             async for _ in self._ask("start_container", box.pod, box.container):
                 pass
@@ -479,7 +487,7 @@ class World:
             box.phase = "running"
 
     async def update(self, box: Box, wanted: Resources) -> None:
-        """Lets the kubelet ask for other resources."""
+        """Updates a container's resources as the kubelet does."""
         async for updates in self._ask("update_container", box.pod, box.container, wanted):
             for update in updates:
                 wanted = _merged(wanted, update.resources)
@@ -497,7 +505,7 @@ class World:
             self.kernel.remove(box.path)
 
     async def stop(self, box: Box, *, lingering: bool = False) -> None:
-        """Ends a container; ``lingering``: one process of it cannot be ended yet."""
+        """Ends a container. With ``lingering``, one of its processes cannot be ended yet."""
         if not lingering:
             self.vanish(box)
         box.phase = "lingering" if lingering and box.phase == "running" else "ended"
@@ -517,7 +525,7 @@ class World:
         self.sweep()
 
     async def remove_pod(self, number: int) -> None:
-        """Removes a pod with all of its containers; another one takes its place."""
+        """Removes a pod with all of its containers; another pod gets its index."""
         uid = self.pod_uid(number)
         members = [box for box in self.boxes.values() if box.pod.uid == uid]
         for box in members:
@@ -533,7 +541,7 @@ class World:
         self.generations[number] += 1
 
     def sweep(self) -> None:
-        """Forgets the containers that are gone for runtime and kernel."""
+        """Removes the containers that are gone for runtime and kernel."""
         for box in tuple(self.boxes.values()):
             if box.phase == "lingering" and not self.exists(box):
                 box.phase = "ended"
@@ -554,7 +562,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["World"]:
-        """Buries all instances at the end."""
+        """Kills all instances at the end."""
         try:
             yield self
         finally:

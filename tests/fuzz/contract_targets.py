@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers that both services use: of what is in the CDI directory, in environments and in the configuration file."""
+"""Parsers that both services use: for the CDI directory, environments and the configuration file."""
 
 import json
 import tempfile
@@ -26,7 +26,7 @@ _NAME = cdi_file_name(CPU_DRIVER, _UID)
 
 
 def text(data: bytes) -> str:
-    """Returns any bytes as a text, one that cannot be written where they are not UTF-8."""
+    """Returns any bytes as text, with invalid UTF-8 as characters that cannot be encoded again."""
     return data.decode(errors="surrogateescape")
 
 
@@ -44,20 +44,20 @@ def _page_size(data: bytes) -> None:
 def _record(data: bytes) -> None:
     record = parse_record(parse_json(data, cdi.MAX_CLAIM_FILE, "record", "fuzzed"))
     name = cdi_file_name(record.driver, record.claim.uid)
-    # Whatever can be read can be written, and is the same then.
+    # Any text that can be parsed can be written, and is then the same.
     file = cdi.parse_claim_file(name, cdi.dump_claim_file(record))
     assert file.record is None or file.record == record
 
 
 class _Directory:
-    """A CDI directory with one claim file, whatever that holds. No input makes reading it an error."""
+    """A CDI directory with one claim file of any content. No input makes reading it an error."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="fuzz")
         self._file = Path(self._held.name, _NAME)
 
     def read(self, data: bytes) -> None:
-        """Reads it as the services do at their start, and once more when nothing has changed."""
+        """Reads it as the services do at their start, and once more without a change."""
         self._file.write_bytes(data)
         directory = ClaimDirectory(self._held.name)
         view = directory.refresh()
@@ -177,7 +177,7 @@ TARGETS = [
         lambda data: parse_config(parse_yaml(data, "fuzzed"), "fuzzed"),
         spoilt(st.just(_CONFIG)).map(written),
         (ConfigError,),
-        # The operator's own file, read once, by a parser in Python.
+        # The operator's own file, which is read once by a parser written in Python.
         milliseconds=2000,
         most_bytes=1 << 10,
         bombs=_YAML,

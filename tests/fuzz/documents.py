@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that are nearly right, as JSON: some places hold what nobody expects there."""
+"""Nearly correct JSON documents with unexpected values in some places."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# JSON that a writer of ours would never write, by the text that stands in its place.
+# JSON that the driver would never write, by the text that stands in its place.
 _RAW = {
     "@nan": "NaN",
     "@infinite": "1e999",
@@ -39,7 +39,7 @@ def _places(document: Any) -> list[_Place]:
 
 @st.composite
 def spoilt(draw: st.DrawFn, documents: st.SearchStrategy[Any]) -> Any:
-    """Draws a document with none to three faults: odd values, missing fields, fields with other names, copies."""
+    """Draws a document with up to three faults: unexpected values, missing fields, renamed fields, copies."""
     whole = {"": copy.deepcopy(draw(documents))}
     for _ in range(draw(st.integers(0, 3))):
         holder, key = draw(st.sampled_from(_places(whole)))
@@ -58,7 +58,7 @@ def spoilt(draw: st.DrawFn, documents: st.SearchStrategy[Any]) -> Any:
 
 
 def written(document: Any) -> bytes:
-    """Writes a document as JSON, odd values as what they stand for."""
+    """Writes a document as JSON, with placeholders replaced by the values they stand for."""
     text = json.dumps(document)
     for name, raw in _RAW.items():
         text = text.replace(f'"{name}"', raw)
@@ -66,5 +66,5 @@ def written(document: Any) -> bytes:
 
 
 def written_inside(document: Any) -> str:
-    """Writes a document as JSON that is to be a text in another document."""
+    """Writes a document as JSON that becomes a string in another document."""
     return written(document).decode()

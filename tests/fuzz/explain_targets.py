@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dra-frontend explain makes of an archive's documents, which anybody can have written."""
+"""The analysis of an archive's documents in dra-frontend explain; an archive may come from anywhere."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ _MOST_SUBJECTS = 6
 
 
 def _explained(data: bytes) -> None:
-    """Explains what is in the documents; every line can be shown on a terminal."""
+    """Explains the content of the documents; every line must be safe to print on a terminal."""
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ TARGETS = [
                 st.sampled_from(["healthy", "unhealthy", "\x1b[2J\x07", "a\nPROBLEM  b", "\u202e", "\ud800"]),
             )
         ).map(written),
-        # Only who runs the command waits for it.
+        # Only the person who runs the command has to wait.
         milliseconds=1000,
         bombs=(json.dumps(_many).encode(), b'{"claims":' + b"[" * 60_000, b'{"devices":[' + b"{}," * 20_000 + b"{}]}"),
     ),

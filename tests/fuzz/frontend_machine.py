@@ -2,8 +2,8 @@
 """Random traces of a node against the frontend's claim core, with an oracle.
 
 An input is a trace: its bytes choose the machine, the claims and what happens to them, and nothing else is random. The
-frontends run with their background tasks, on a simulated clock, over real files; the kubelet, the API server, the
-backend, the administrator and the kernel are played by the trace. ``frontend_oracle`` contains the rules.
+frontends run with their background tasks, on a simulated clock and with real files; the trace simulates the kubelet,
+the API server, the backend, the administrator and the kernel. ``frontend_oracle`` contains the rules.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from tests.rigs.simulation import Disk, simulate
 MOST_BYTES: Final = 400
 _MOST_STEPS: Final = 60
 _MOST_CALLS: Final = 6
-"""Calls of the kubelet that are in flight."""
+"""Maximum number of the kubelet's calls in flight."""
 _MOST_CLAIMS: Final = 8
-"""Claims that exist."""
+"""Maximum number of existing claims."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
-"""Hugepages of each NUMA node, before and after it was shrunk."""
+"""Hugepages of each NUMA node before and after its pool is shrunk."""
 _SIZES: Final = (32, 64, 128, 200, 256, 400)
-"""MiB of hugepages that a claim wants, of 512."""
+"""MiB of hugepages that a claim requests, of 512."""
 _OFFLINE: Final = (frozenset[int](), frozenset({3}), frozenset({5}), frozenset({3, 7}))
-"""CPUs that are offline."""
+"""Sets of CPUs that are offline."""
 _ERRORS: Final[tuple[type[KubeError], ...]] = (
     UnavailableError,
     ConflictError,
@@ -57,10 +57,10 @@ _ERRORS: Final[tuple[type[KubeError], ...]] = (
 
 
 class Trace(Node):
-    """A node to which the steps of a trace happen."""
+    """A node on which the steps of a trace are run."""
 
     async def run(self) -> None:
-        """Runs the trace, and ends it on a node where everything works again."""
+        """Runs the trace and ends it on a node where everything works again."""
         await self.begin()
         for _ in range(self.input.number(6)):
             await self.do_pod()
@@ -71,7 +71,7 @@ class Trace(Node):
         await self.end()
 
     async def step(self) -> None:
-        """Does one thing, and checks the rules when its calls have ended or are on their way."""
+        """Runs one step and checks the rules when its calls have ended or are in flight."""
         name = _TABLE[self.input.number(len(_TABLE))]
         self.steps.append(name)
         await getattr(self, f"do_{name}")()
@@ -87,13 +87,13 @@ class Trace(Node):
     def check(self) -> None:
         """Checks the rules."""
         self.oracle.check()
-        # Of two instances one may have completed a release of which the other one does not know yet.
+        # One of two instances may have completed a release that the other one does not know of yet.
         releasing = self.journal.read().releasing.values()
         kept = {file.uid for file in releasing if file.driver == MEMORY_DRIVER and file.record is not None}
         self.oracle.check_pages({one.uid: one.pages for one in self.claims}, self.capacity(), kept)
 
     async def do_create(self) -> None:
-        """A claim is created and allocated, and reserved for a pod."""
+        """Creates and allocates a claim that is reserved for a pod."""
         kind, node, size, other = [self.input.number(limit) for limit in (8, 2, len(_SIZES), 3)]
         if sum(one.exists for one in self.claims) >= _MOST_CLAIMS:
             return
@@ -132,7 +132,7 @@ class Trace(Node):
                 return [cpus, huge], [], True
 
     def _fits(self, results: list[dict[str, Any]]) -> bool:
-        """Returns True if a scheduler that allocates no more than there is would allocate these results."""
+        """Returns True if a scheduler that does not over-allocate would allocate these results."""
         for wanted in results:
             key = wanted["driver"], wanted["pool"], wanted["device"]
             device = self.inventory.devices.get(key)
@@ -148,7 +148,7 @@ class Trace(Node):
         return True
 
     async def do_prepare(self) -> None:
-        """The kubelet prepares a claim, or several in one call, for the first time or again."""
+        """Prepares a claim, or several in one call, for the first time or again."""
         first = self.pick(lambda one: one.exists and not self.is_called(one, "unprepare"))
         instance = self.instance()
         if first is None:
@@ -161,14 +161,14 @@ class Trace(Node):
         self.call("prepare", driver, tuple(claims), instance)
 
     async def do_prepare_all(self) -> None:
-        """A pod starts: both drivers are called for its claim."""
+        """Starts a pod: both drivers are called for its claim."""
         claim, instance = self.pick(lambda one: not self.is_called(one)), self.instance()
         if claim is not None:
             for driver in claim.drivers:
                 self.call("prepare", driver, (claim,), instance)
 
     async def do_pod(self) -> None:
-        """A pod is created, its claim is prepared and its container started."""
+        """Creates a pod, prepares its claim and starts its container."""
         await self.do_create()
         if self.claims and not self.is_called(claim := self.claims[-1]):
             for driver in claim.drivers:
@@ -178,7 +178,7 @@ class Trace(Node):
                 self._start(claim)
 
     async def do_unprepare(self) -> None:
-        """The pod of a claim is gone. Its container may still run, or be reported although it has ended."""
+        """Unprepares the claim of a deleted pod. Its container may still run, or be reported although it has ended."""
         claim = self.pick(lambda one: one.called and not self.is_called(one)) or self.pick()
         instance = self.instance()
         if claim is None or self.is_called(claim):
@@ -193,7 +193,7 @@ class Trace(Node):
             self._delete(claim, self.input.number(3))
 
     async def do_cancel(self) -> None:
-        """The kubelet gives up a call."""
+        """Cancels a call of the kubelet."""
         if self.calls:
             self.calls[self.input.number(len(self.calls))].task.cancel()
 
@@ -202,7 +202,7 @@ class Trace(Node):
         return self.instances[self.input.number(8) % len(self.instances) if self.input.number(3) == 2 else -1]
 
     async def do_start(self) -> None:
-        """A container of a prepared claim starts, with the environment of the claim's files."""
+        """Starts a container of a prepared claim with the environment in the claim's files."""
         claim = self.pick(lambda one: one.called and one.uid not in self.oracle.running and not self.is_called(one))
         if claim is not None:
             self._start(claim)
@@ -219,7 +219,7 @@ class Trace(Node):
             self._hold(self.input.number(3))
 
     async def do_stop(self) -> None:
-        """A container ends."""
+        """Stops a container."""
         claim = self.pick(lambda one: one.uid in self.oracle.running)
         if claim is not None:
             del self.oracle.running[claim.uid]
@@ -233,7 +233,7 @@ class Trace(Node):
             self.beat(instance)
 
     async def do_backend(self) -> None:
-        """A backend ends, or starts again as another process that has reported nothing yet."""
+        """Stops a backend, or starts it as a new process that has reported nothing yet."""
         instance = self.instance()
         instance.backend_is_up = not instance.backend_is_up
         if not instance.backend_is_up and self.input.number(2):
@@ -245,16 +245,16 @@ class Trace(Node):
             self.beat(one)
 
     async def do_wait(self) -> None:
-        """Some seconds pass."""
+        """Lets some seconds pass."""
         await asyncio.sleep((0.1, 1, 2, 4, 12, 30)[self.input.number(6)])
 
     async def do_later(self) -> None:
-        """Enough time passes for every retry and for the comparison of all claims."""
+        """Lets enough time pass for every retry and for the comparison of all claims."""
         for instance in self.instances:
             instance.frontend.now += 700
         await asyncio.sleep(2 + self.input.number(8))
 
-    # Losses. An administrator or a tool removes or damages files.
+    # Losses: an administrator or a tool removes or damages files.
 
     def _lose_files(self, number: int, how: int) -> None:
         paths = sorted((self.path / "cdi").glob("dra.k8s.io-*.json"))
@@ -287,15 +287,15 @@ class Trace(Node):
         self.disk.changed()
 
     async def do_lose(self) -> None:
-        """Claim files are removed or damaged while the frontends run."""
+        """Removes or damages claim files while the frontends are running."""
         self._lose_files(self.input.number(5), self.input.number(4))
 
     async def do_lose_journal(self) -> None:
-        """The journal is removed or damaged while the frontends run."""
+        """Removes or damages the journal while the frontends are running."""
         self._lose_journal(self.input.number(4))
 
     async def do_restart(self) -> None:
-        """All instances end, files are lost, and a new one starts."""
+        """Ends all instances, loses files, and starts a new instance."""
         what, which, how = self.input.number(6), self.input.number(5), self.input.number(4)
         for instance in self.instances:
             instance.dead, instance.memory = True, {}
@@ -311,11 +311,11 @@ class Trace(Node):
         await self.begin(self.input.number(24) if what == 5 else None)
 
     async def do_kill(self) -> None:
-        """An instance will be killed after a number of file operations."""
+        """Arranges that an instance is killed after a number of file operations."""
         self.instance().operations_left = self.input.number(24)
 
     async def do_second(self) -> None:
-        """An upgrade: a second instance starts beside the first, or the older one ends."""
+        """Upgrades: a second instance starts next to the first, or the older one ends."""
         if len(self.instances) < 2:
             await self.begin()
         else:
@@ -325,7 +325,7 @@ class Trace(Node):
     # The API server and the scheduler.
 
     async def do_server(self) -> None:
-        """The API server fails some calls, becomes slow or recovers."""
+        """Makes the API server fail some calls, slow it down, or repair it."""
         kind = self.input.number(len(_ERRORS) + 2)
         self.api.error = _ERRORS[kind] if kind < len(_ERRORS) else None
         self.api.failures = (1, 3, 30)[self.input.number(3)]
@@ -333,7 +333,9 @@ class Trace(Node):
         self.api.endless = self.input.number(4) == 3
 
     async def do_delete(self) -> None:
-        """A claim is deleted, deallocated, replaced by a namesake, or spoiled for a while."""
+        """Deletes or deallocates a claim, replaces it by another one of the same name, or makes it unreadable for a
+        while.
+        """
         claim, how = self.pick(lambda one: one.exists), self.input.number(6)
         if claim is None or self.api.documents.get(claim.name) is not claim.document:
             return
@@ -353,21 +355,21 @@ class Trace(Node):
             claim.document["metadata"]["uid"] = f"new-{claim.uid}"
 
     async def do_mend(self) -> None:
-        """The API server works again, and every claim can be read."""
+        """Repairs the API server and makes every claim readable."""
         self.api.error, self.api.delay, self.api.endless = None, 0.0, False
         for claim in self.claims:
             if claim.exists:
                 self.api.documents[claim.name] = claim.document
 
     async def do_share(self) -> None:
-        """A second pod is added to reservedFor of a claim."""
+        """Adds a second pod to the reservedFor of a claim."""
         claim = self.pick()
         if claim is not None and claim.exists:
             pods = claim.document["status"]["reservedFor"]
             pods.append({"resource": "pods", "name": "more", "uid": f"more-{len(pods)}"})
 
     async def do_hardware(self) -> None:
-        """CPUs go offline or come back, and pools of hugepages shrink or grow."""
+        """Takes CPUs offline or online, and shrinks or grows hugepage pools."""
         self.oracle.note_capacity(self.capacity())
         self.offline, pages = (
             _OFFLINE[self.input.number(len(_OFFLINE))],
@@ -382,7 +384,7 @@ class Trace(Node):
     # The end.
 
     async def end(self) -> None:
-        """Everything works again: promises are kept, and when all claims are unprepared, everything is free."""
+        """Ends all faults: prepared claims are kept, and when all claims are unprepared, everything is free."""
         for one in self.instances:
             one.operations_left = None
         await self.drain()
@@ -416,22 +418,22 @@ class Trace(Node):
         await self._check_all_can_be_claimed(instance)
 
     async def _later(self) -> None:
-        """Lets recovery, the list of all claims and the comparison of all claims come to their end."""
+        """Waits until recovery, the list of all claims and the comparison of all claims are complete."""
         for number in range(20):
             for instance in self.instances:
                 instance.frontend.now += 700
                 if instance.frontend.recovery.list_wanted:
-                    # The wait for the next list is minutes, and an hour if the former ones failed.
+                    # The wait for the next list is minutes, or an hour if the previous ones failed.
                     await instance.start(instance.frontend.recovery.list_all())
             await asyncio.sleep(4)
             await self.settle_calls()
             if number >= 2 and (self.api.documents or not read_files(self.path / "cdi")):
                 break
-        # What was released last is free when the backend has heard of it.
+        # Resources that were released last are free when the backend has been notified.
         await asyncio.sleep(6)
 
     async def _prepare_again(self, instance: Instance) -> None:
-        """Prepares every claim again whose CPUs or pages were not lost: the answer is the same."""
+        """Prepares every claim again whose CPUs or pages were not lost; the response must be the same."""
         surviving = [key for key, promise in self.oracle.promises.items() if promise.survives]
         before = len(self.steps)
         for driver, uid in surviving:
@@ -503,7 +505,7 @@ _TABLE: Final = tuple(name for name, weight in _WEIGHTS.items() for _ in range(w
 
 
 def trace(data: bytes) -> list[str]:
-    """Runs a trace and returns its steps. Raises BrokenRuleError, or what ended an essential task."""
+    """Runs a trace and returns its steps. Raises BrokenRuleError, or the exception that ended an essential task."""
     random.seed(0)
     backoff._JITTER.seed(0)
     shared = Path("/dev/shm")

@@ -33,7 +33,7 @@ from tests.rigs.simulation import Disk, KilledError, Process
 CALL_SECONDS: Final = 45.0
 """The kubelet's time limit for a call."""
 _MOST_CLAIMS: Final = 8
-"""The latest claims, to which something happens."""
+"""Number of the latest claims that steps apply to."""
 
 
 class _Time:
@@ -49,7 +49,7 @@ class _Time:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call of the kubelet that is in flight."""
+    """A call of the kubelet in flight."""
 
     kind: str
     driver: str
@@ -57,7 +57,7 @@ class Call:
     instance: Instance
     task: "asyncio.Task[None]"
     journal_was_lost: bool = False
-    """True if the journal was lost while the call was in flight: its release may have been written before the loss."""
+    """True if the journal was lost while the call was in flight: the release may have been written before the loss."""
 
 
 class Node:
@@ -90,11 +90,11 @@ class Node:
 
     @property
     def inventory(self) -> Inventory:
-        """The devices of the node at this moment."""
+        """Returns the devices of the node at this moment."""
         return inventory_of(self.config, self.offline, self.kernel.pages if self.on_demand else self.pages)
 
     async def begin(self, operations: int | None = None) -> None:
-        """Starts an instance. ``operations``: file operations after which it is killed."""
+        """Starts an instance. ``operations`` is the number of file operations after which it is killed."""
         more: dict[str, Any] = {"enforced": False, "metadata": self.metadata, "config": self.config, "wait": 20.0}
         made = Frontend(self.path, self.inventory, api=self.api, **more)
         instance = Instance(made)
@@ -127,7 +127,7 @@ class Node:
         instance.start(each_tick(partial(self._beat, instance)))
 
     def _after_job(self, process: Process) -> None:
-        """Updates what a process remembers, and what is lost with it."""
+        """Updates the claims that a process remembers, and those that are lost with it."""
         assert isinstance(process, Instance)
         if process.dead:
             process.memory = {}
@@ -137,12 +137,12 @@ class Node:
             process.memory = {key: cpus for key, cpus in seen.items() if key not in self.oracle.unprepared}
 
     def forget(self) -> None:
-        """Lets the oracle note which claims have lost everything that contains their CPUs."""
+        """Lets the oracle record which claims have lost everything that contains their CPUs."""
         alive = [one for one in self.instances if not one.dead]
 
         def remembered(key: Key, cpus: frozenset[int]) -> bool:
-            # Of two processes either may be asked next. One that has started after the loss knows nothing, and one
-            # that has not read the files since an earlier loss may know other CPUs.
+            # Either of two processes may get the next call. One that started after the loss knows nothing, and one that
+            # has not read the files since an earlier loss may know other CPUs.
             if alive and all(one.memory.get(key) == cpus for one in alive):
                 return True
             requests = Journal(self.path / "claims.journal").read().cpus.get(key, {})
@@ -151,7 +151,7 @@ class Node:
         self.oracle.forget(remembered)
 
     async def bury(self) -> None:
-        """Ends killed instances, and starts one if none is left: the kubelet restarts a container."""
+        """Removes killed instances and starts one if none is left, as the kubelet restarts a container."""
         for instance in [one for one in self.instances if one.dead]:
             await instance.kill()
             self.instances.remove(instance)
@@ -165,7 +165,7 @@ class Node:
 
     @property
     def active(self) -> Instance | None:
-        """The instance whose backend enforces: the oldest one."""
+        """Returns the instance whose backend enforces, which is the oldest one."""
         return next((one for one in self.instances if not one.dead and one.backend_is_up), None)
 
     async def _beat(self, instance: Instance) -> None:
@@ -227,7 +227,7 @@ class Node:
         return next(one for one in self.claims if one.uid == uid)
 
     def pick(self, fits: Callable[[Claim], object] = lambda _: True) -> Claim | None:
-        """Returns one of the last claims for which something can happen, or None."""
+        """Returns one of the last claims to which the step can apply, or None."""
         recent = [one for one in self.claims if fits(one)][-_MOST_CLAIMS:]
         return recent[self.input.number(len(recent))] if recent else None
 
@@ -256,7 +256,7 @@ class Node:
         service = DraService(call.driver, call.instance.frontend.claims)
         answers = await service.answer(call.kind, names, _Time(seconds))  # type: ignore[arg-type]
         if call.instance.dead:
-            return  # The trace has ended the process before the answer was sent.
+            return  # The trace ended the process before the response was sent.
         try:
             demand(time() - began <= seconds, f"{call.kind} took {time() - began} of {seconds} s")
             for claim in call.claims:
@@ -272,7 +272,7 @@ class Node:
             demand("internal error" not in text and "report this bug" not in text, text)
         elif call.kind == "unprepare":
             claim.called.discard(call.driver)
-            # A release may be lost with the journal. The oracle forgets the answers before the loss for this reason.
+            # A release may be lost with the journal, so the oracle forgets the responses before the loss.
             if not call.journal_was_lost:
                 self.oracle.unprepare(key)
         else:
@@ -283,7 +283,7 @@ class Node:
                 self.oracle.answer(key, promise)
 
     def capacity(self) -> dict[str, int]:
-        """Returns the bytes of each device of hugepages."""
+        """Returns the bytes of each hugepage device."""
         devices = self.inventory.devices.values()
         found = {one.name: one.amount for one in devices if isinstance(one, MemoryDevice) and one.hugepages}
         return {f"hugepages-2m-numa{node:03d}": 0 for node in range(2)} | found
@@ -298,7 +298,7 @@ class Node:
         await self.settle_calls()
 
     async def settle_calls(self) -> None:
-        """Looks at calls that have ended and at tasks that must not end."""
+        """Checks calls that have ended, and tasks that must not end."""
         if self.broken:
             raise self.broken
         for call in [one for one in self.calls if one.task.done()]:
@@ -321,9 +321,9 @@ class Node:
 
 
 def _report(instance: Instance, status: BackendStatus, containers: dict[str, Any]) -> None:
-    """Sends the containers that have changed, or all of them if the frontend cannot merge the changes.
+    """Sends the containers that have changed, or all of them if the frontend cannot merge changes.
 
-    A container that has ended and has started again in the meantime is removed, and then added at the end.
+    A container that has ended and started again in the meantime is removed, and then added at the end.
     """
     view, (since, before) = instance.frontend.backend, instance.reported
     kept = [name for name in before if name in containers]

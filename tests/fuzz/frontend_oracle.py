@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules that every trace of the frontend's claim core must keep, checked from the outside.
 
-The oracle knows the answers that the kubelet got, the containers that run, and the claim files as the container runtime
-reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
+The oracle knows the responses that the kubelet got, the running containers, and the claim files as the container
+runtime reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
 """
 
 import json
@@ -21,11 +21,11 @@ KINDS: Final = {"cpu": "dra.cpu", "memory": "dra.memory"}
 
 
 class BrokenRuleError(AssertionError):
-    """The frontend broke a rule."""
+    """The frontend has broken a rule."""
 
 
 def demand(holds: object, text: str) -> None:
-    """Raises BrokenRuleError unless a rule holds."""
+    """Raises BrokenRuleError if the condition is false."""
     if not holds:
         raise BrokenRuleError(text)
 
@@ -83,14 +83,15 @@ def _is_whole(document: Any) -> bool:
 
 @dataclass(slots=True)
 class Promise:
-    """A claim for whose driver the last answer to Prepare was a success and that is not unprepared."""
+    """A claim whose last Prepare by its driver succeeded and that is not unprepared."""
 
     devices: tuple[object, ...]
-    """The answer to the kubelet."""
+    """The response to the kubelet."""
     cpus: frozenset[int]
     survives: bool
     """True while its file, the memory of a live process or a running container contains its CPUs. If all are lost, the
-    claim may get other CPUs; its pages stay promised."""
+    claim may get other CPUs; its pages stay allocated.
+    """
     pages: Mapping[str, int]
     """Bytes of hugepages by device."""
     near: frozenset[int]
@@ -103,25 +104,25 @@ class Running:
 
     pod: str
     cpus: Mapping[str, frozenset[int]]
-    """By CDI device."""
+    """CPUs by CDI device."""
     pages: Mapping[str, int]
 
     @property
     def all_cpus(self) -> frozenset[int]:
-        """The CPUs of all devices."""
+        """Returns the CPUs of all devices."""
         return frozenset().union(*self.cpus.values())
 
 
 @dataclass(slots=True)
 class Oracle:
-    """Knows every promise and checks the rules."""
+    """Records every successful Prepare and checks the rules."""
 
     directory: Path
     promises: dict[Key, Promise] = field(default_factory=dict)
     unprepared: set[Key] = field(default_factory=set)
-    """Claims whose last call was an Unprepare that succeeded."""
+    """Claims whose last call was a successful Unprepare."""
     leaving: set[Key] = field(default_factory=set)
-    """Claims that were promised and are being unprepared or are deleted, while no Unprepare has succeeded."""
+    """Prepared claims that are being unprepared or deleted and that have no successful Unprepare yet."""
     running: dict[str, Running] = field(default_factory=dict)
     """Containers by the UID of their claim."""
     over_allocating: bool = False
@@ -138,13 +139,12 @@ class Oracle:
     @property
     def excused(self) -> bool:
         """The one exception to the rule about hugepages: files and journal were lost, and the scheduler over-allocates.
-
-        Nothing on the node or in the cluster then shows which of the allocated claims was prepared.
+        Then nothing on the node or in the cluster shows which of the allocated claims was prepared.
         """
         return self.over_allocating and self.journal_was_lost and self.claim_was_lost
 
     def lose_journal(self) -> None:
-        """Without the journal, an allocated claim may be taken for a prepared one."""
+        """Records the loss: without the journal, an allocated claim may be taken for a prepared one."""
         self.journal_was_lost = True
         self.unprepared.clear()
 
@@ -154,14 +154,14 @@ class Oracle:
             self.leaving.add(key)
 
     def unprepare(self, key: Key) -> None:
-        """Notes a successful answer to Unprepare."""
+        """Records a successful response to Unprepare."""
         self.unprepared.add(key)
         self.leaving.discard(key)
 
     def forget(self, remembered: Callable[[Key, frozenset[int]], bool]) -> None:
-        """Notes which promises have lost everything that contains their CPUs.
+        """Records which promises have lost everything that contains their CPUs.
 
-        ``remembered`` tells of a claim and its CPUs whether the processes or the journal contain them.
+        ``remembered`` returns for a claim and its CPUs whether the processes or the journal contain them.
         """
         files = read_files(self.directory)
         for key, promise in self.promises.items():
@@ -172,7 +172,7 @@ class Oracle:
                     self.faults.append(f"the file of {key} is gone, and only the frontends wrote it")
 
     def answer(self, key: Key, promise: Promise) -> None:
-        """Checks a successful answer to Prepare."""
+        """Checks a successful response to Prepare."""
         file = read_files(self.directory).get(key)
         known = self.promises.get(key)
         self.unprepared.discard(key)
@@ -190,21 +190,21 @@ class Oracle:
         self.leaving.discard(key)
 
     def note_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Takes the bytes that the node has before they change; claims may get their pages before the next check."""
+        """Records the bytes that the node has before they change; claims may get their pages before the next check."""
         for device, size in capacity.items():
             self._capacity[device] = max(size, self._capacity.get(device, 0))
 
     def check_pages(
         self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int], kept: Collection[str]
     ) -> None:
-        """Checks that no claim was given hugepages which the node does not have or which belong to other claims.
+        """Checks that no claim was given hugepages that the node does not have or that belong to other claims.
 
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
         pages since the last check; claims that have their pages keep them. So do those in ``kept``, UIDs of claims that
         are unprepared while the backend has not confirmed the end of their containers.
 
         A claim in ``leaving`` whose file is lost is in none of these, but a frontend that remembers it still holds its
-        pages, and may write the file again: it is no new holder then, unless another claim got pages in the meantime.
+        pages and may write the file again: it is then not a new holder, unless another claim got pages in the meantime.
         The same holds for a released claim that was rebuilt because the journal was lost, if its file is lost later.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
@@ -221,14 +221,14 @@ class Oracle:
         self._capacity = dict(capacity)
 
     def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:
-        """Checks that the kernel has the pages that claims were promised. ``pages`` are those of each NUMA node."""
+        """Checks that the kernel has the pages that claims were given. ``pages`` are those of each NUMA node."""
         for node, made in enumerate(pages):
             device = f"hugepages-2m-numa{node:03d}"
             promised = sum(promise.pages.get(device, 0) for promise in self.promises.values())
             demand(promised <= made * page_bytes, f"{promised} bytes of {device} promised, {made} pages made")
 
     def check(self) -> None:
-        """Checks the rules about CPUs, about records that stay, and about claims that do not come back."""
+        """Checks the rules about CPUs, about records that stay, and about claims that must not come back."""
         demand(not self.faults, "; ".join(self.faults))
         files = read_files(self.directory)
         self.damaged -= {key for key, file in files.items() if file.whole}

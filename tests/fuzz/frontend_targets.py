@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of dra-frontend: of claims, answers of the API server, reports of the backend, and its own journal."""
+"""Parsers of dra-frontend for claims, responses of the API server, reports of the backend, and its own journal."""
 
 import gzip
 import io
@@ -112,7 +112,7 @@ def _quantity(data: bytes) -> None:
 
 
 def _judged(document: Any) -> list[str]:
-    """Judges a claim as Prepare does; returns why it is refused."""
+    """Parses and allocates a claim as Prepare does; returns the text of the rejection."""
     view = parse_claim(document)
     view.is_for(claims.NODE, "u")
     parsed = [
@@ -141,7 +141,7 @@ def _parameters(data: bytes) -> None:
 
 
 def _manifests(data: bytes) -> None:
-    """Reads manifests and schedules what is in them, twice."""
+    """Reads manifests and schedules their claims twice."""
     found = Manifests()
     add_manifests(found, data, "fuzzed")
     workloads = found.of_claims() + found.of_pods(found, _CLASSES)
@@ -153,7 +153,7 @@ def _manifests(data: bytes) -> None:
 
 
 def _archive(data: bytes) -> None:
-    """Unpacks what somebody sends with a bug report."""
+    """Unpacks an archive, as one that is attached to a bug report."""
     with tempfile.TemporaryDirectory(prefix="fuzz") as held:
         root = Path(held, "into")
         with suppress(OSError):
@@ -168,7 +168,7 @@ def _watch(data: bytes) -> None:
 
 
 def _slices(data: bytes) -> None:
-    """Reads slices, and the attributes of their devices as Prepare does for a claim that joins them."""
+    """Reads slices, and the attributes of their devices as Prepare does for a claim with constraints on them."""
     found, _ = answers.read_list(_SLICES, data, "ResourceSlice")
     pools = [(str(one["spec"].get("driver")), one["spec"]["pool"]["name"]) for one in found]
     read_attributes(found, frozenset((driver, pool, "gpu-0") for driver, pool in pools))
@@ -203,14 +203,14 @@ def _state(data: bytes) -> None:
 
 
 class _Journal:
-    """A journal with one slot, whatever that holds. No input makes reading it an error."""
+    """A journal with one slot of any content. No input makes reading it an error."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="fuzz")
         self._path = Path(self._held.name, "journal")
 
     def read(self, data: bytes) -> None:
-        """Reads it, and writes again what it says."""
+        """Reads the journal and writes its content again."""
         self._path.write_bytes(data)
         journal = Journal(self._path)
         entries = journal.read()
@@ -220,7 +220,7 @@ class _Journal:
 
 
 def _pieces(data: bytes) -> list[bytes]:
-    """Cuts a stream as a socket may, by its own length."""
+    """Splits a stream as a socket may, at points that depend on its length."""
     size = (97, 1000, 4096, 256 << 10)[len(data) % 4]
     return [data[start : start + size] for start in range(0, len(data), size)]
 
@@ -307,7 +307,7 @@ _CONFIGS: list[dict[str, Any]] = [
 
 
 def _full(parameters: dict[str, Any], *requests: str) -> bytes:
-    """A claim with as many results and configurations as the API allows, each as large."""
+    """Returns a claim with as many results and configurations as the API allows, each of the maximum size."""
     entry = claims.opaque({}, *requests)
     entry["opaque"]["parameters"] |= parameters
     results = [claims.cpus(1, f"r{number}", "cpudevmachine") for number in range(32)]
@@ -365,7 +365,7 @@ _ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 def _bound(step: str, steps: int, body: str) -> str:
-    """A list that is made of the one before it at each step, and what is asked of the last one."""
+    """Returns an expression in which each list is made from the previous one, and which tests the last one."""
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
     return f"cel.bind(b0, [1, 1], {body})"
@@ -504,8 +504,8 @@ TARGETS = [
         _manifests,
         st.lists(spoilt(_manifests_made), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
         (ConfigError, ManifestError),
-        # Only who runs the command gives it files; PyYAML reads 64 KiB of the smallest tokens in this time. Hundreds of
-        # inputs of that length would take minutes: the bombs alone have it.
+        # Only the person who runs the command passes files to it; PyYAML reads 64 KiB of the smallest tokens in this
+        # time. Hundreds of inputs of that length would take minutes, so only the bombs have it.
         milliseconds=3000,
         most_bytes=8 << 10,
         bombs=(
@@ -538,7 +538,7 @@ TARGETS = [
             st.booleans(),
         ),
         (ArchiveError,),
-        # 64 KiB unpack to 64 MiB of nothing.
+        # 64 KiB that expand to 64 MiB of zeros.
         milliseconds=1500,
         bombs=(
             gzip.compress(b"\0" * (60 << 20)),
@@ -554,7 +554,7 @@ TARGETS = [
         _slices,
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
-        # A page of 4 MiB of the smallest tokens; what claims' authors may write fills a tenth of that.
+        # A page of 4 MiB of the smallest tokens; the parts that claims' authors control fill a tenth of that.
         milliseconds=5000,
         most_bytes=answers.MOST_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
@@ -564,7 +564,7 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        # A stream: what comes in between two chunks of it is a sixtieth of this.
+        # A stream; the data that arrives between two chunks is a sixtieth of this.
         milliseconds=2500,
         most_bytes=answers.MOST_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
@@ -590,7 +590,7 @@ TARGETS = [
         _state,
         spoilt(st.sampled_from((_lease, _lease_with_changes))).map(written),
         (MalformedError,),
-        # Only root writes it; 500 containers need a twentieth of the bound.
+        # Only root writes it; 500 containers need a twentieth of the limit.
         milliseconds=2000,
         most_bytes=MAX_STATE_BYTES,
         bombs=(

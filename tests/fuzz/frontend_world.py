@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The surroundings of the frontends in a trace: machine, kernel, API server, claims and pods of the driver."""
+"""The environment of the frontends in a trace: machine, kernel, API server, claims and pods of the driver."""
 
 import asyncio
 import copy
@@ -59,12 +59,12 @@ class Kernel:
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """The pages of each NUMA node."""
+        """Returns the pages of each NUMA node."""
         return tuple([int(file.read_text()) for file in self._files])
 
 
 class Input:
-    """The bytes of a trace, read one by one; 0 after their end."""
+    """The bytes of a trace, read one by one; 0 after the end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -72,7 +72,7 @@ class Input:
 
     @property
     def is_read(self) -> bool:
-        """True if no byte is left."""
+        """Returns True if no byte is left."""
         return self._place >= len(self._data)
 
     def number(self, limit: int) -> int:
@@ -109,7 +109,7 @@ class Server(Claims):
         return copy.deepcopy(self.documents.get(name))
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the claims; the client ends a list that has no end."""
+        """Yields the claims; the client must end an endless list."""
         await self._fail("list resourceclaims")
         for document in list(self.documents.values()):
             yield copy.deepcopy(document)
@@ -121,7 +121,7 @@ class Server(Claims):
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns all claims: every claim of the trace has the label."""
+        """Returns all claims, since every claim of the trace has the label."""
         await self._fail("list resourceclaims")
         version = str(next(self._versions))
         self._listed[version] = copy.deepcopy(self.documents)
@@ -130,14 +130,14 @@ class Server(Claims):
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yields the changes since the list. Each watch has a list of its own: two instances see the same changes."""
+        """Yields the changes since the list. Each watch has its own list, so two instances see the same changes."""
         now = self._listed.pop(resource_version)
         while True:
             await asyncio.sleep(2)
             await self._fail("watch resourceclaims")
             before, now = now, copy.deepcopy(self.documents)
             for name, document in before.items():
-                # A claim of the same name with another UID is another object.
+                # A claim with the same name and another UID is another object.
                 present = now.get(name)
                 if present is None or present["metadata"]["uid"] != document["metadata"]["uid"]:
                     yield "DELETED", document
@@ -164,7 +164,7 @@ class Claim:
     pages: Mapping[str, int]
     near: frozenset[int]
     exists: bool = True
-    """True while the API server contains it, allocated and under this UID."""
+    """True while the API server contains it, allocated and with this UID."""
     called: set[str] = field(default_factory=set)
     """Drivers that the kubelet has called for it since it was unprepared."""
 
@@ -174,7 +174,7 @@ class Claim:
 
 
 class Instance(Process):
-    """A pod of the driver: its frontend, and what its backend has reported."""
+    """A pod of the driver: its frontend, and the last report of its backend."""
 
     def __init__(self, frontend: Frontend) -> None:
         super().__init__()

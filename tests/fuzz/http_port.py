@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP port of the frontend without a network: the real connection and application on a transport that stores."""
+"""A TCP port of the frontend without a network: the real connection and application on a transport that stores the
+output.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,7 +13,7 @@ from starlette.responses import PlainTextResponse
 
 
 class _Transport(asyncio.Transport):
-    """Stores what is written."""
+    """Stores everything that is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,27 +21,27 @@ class _Transport(asyncio.Transport):
         self._closing = False
 
     def write(self, data: Any) -> None:
-        """Stores data."""
+        """Stores the data."""
         self.written += data
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._closing = True
 
     abort = close
 
     def is_closing(self) -> bool:
-        """Returns True if the connection was ended."""
+        """Returns True if the connection was closed."""
         return self._closing
 
     def pause_reading(self) -> None:
-        """Stops nothing: the pieces are passed by hand."""
+        """Does nothing, because the test passes the pieces itself."""
 
     resume_reading = pause_reading
 
 
 class Port:
-    """Serves each input as the bytes of one connection."""
+    """Handles each input as the bytes of one connection."""
 
     def __init__(self) -> None:
         app = LocalOnly(port_application({"/": lambda: PlainTextResponse("ok\n")}))
@@ -48,7 +50,7 @@ class Port:
         self._runner = asyncio.Runner()
 
     def receive(self, pieces: Iterable[bytes]) -> None:
-        """Passes a stream to a connection, and waits for the answer."""
+        """Passes a stream to a connection and waits for the response."""
         self._runner.run(self._receive(pieces))
 
     async def _receive(self, pieces: Iterable[bytes]) -> None:
@@ -62,7 +64,7 @@ class Port:
                 await asyncio.sleep(0)
         while state.tasks:
             await asyncio.gather(*state.tasks)
-            # A task is removed by a callback after its end, and to wait for tasks that have ended runs no callback.
+            # A task is removed by a callback after its end, and waiting for ended tasks runs no callback.
             await asyncio.sleep(0)
         connection.connection_lost(None)
         assert transport.written.count(b"HTTP/1.1 ") <= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces a failing trace of events to those that it needs."""
+"""Reduces a failing trace to the events that are necessary for the failure."""
 
 import time
 from typing import Final
@@ -7,11 +7,13 @@ from typing import Final
 from tests.fuzz.target import FuzzError, Target, check
 
 SECONDS: Final = 30.0
-"""Maximum time that the reduction of one input takes."""
+"""Time limit in seconds for the reduction of one input."""
 
 
 def reduced(target: Target, data: bytes, seconds: float = SECONDS) -> bytes:
-    """Returns the shortest trace found that still fails: without events, first many at a time and then one by one."""
+    """Returns the shortest trace found that still fails, by removing events, first many at a time and then one by
+    one.
+    """
     ends = time.monotonic() + seconds
     count = (len(data) - target.head) // target.unit if target.unit else 0
     size = count // 2
@@ -23,7 +25,7 @@ def reduced(target: Target, data: bytes, seconds: float = SECONDS) -> bytes:
                 data = shorter
             else:
                 start += size * target.unit
-        # An event may be superfluous only after a later one has gone.
+        # An event may become superfluous only after a later one was removed.
         size = size if size == 1 and len(data) < before else size // 2
     return data
 

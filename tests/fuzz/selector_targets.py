@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluator of selectors: expressions that can be read, made of all functions and types, and texts that cannot."""
+"""The evaluator of selectors: valid expressions made of all functions and types, and invalid texts."""
 
 from fractions import Fraction
 
@@ -32,7 +32,7 @@ _FORMS = [
     *("{}[?{}]", "!{}", "-{}", "has({}.x)", "{{'a': {}, 'b': {}}}", "{}.or({})", "{}.orValue({})", "{}.odd({})"),
     *("{}.replace({}, {})", "{}.substring({}, {})", "{}.split({}, {})"),
 ]
-"""Expressions with gaps for smaller ones."""
+"""Templates of expressions with gaps for smaller ones."""
 
 
 def _filled(form: str, inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -56,7 +56,9 @@ _DEEP = "unknown: is nested too deep"
 
 
 def _selector(data: bytes) -> None:
-    """Evaluates a selector. The value is true, false, a failure or unknown, and CEL's rules hold for it as a part."""
+    """Evaluates a selector and checks that the value is true, false, an error or unknown, and that CEL's rules hold for
+    it as an operand.
+    """
     expression = text(data)
     found = _outcome(expression)
     assert _outcome(expression) == found
@@ -81,7 +83,7 @@ def _outcome(expression: str) -> str:
 
 
 def _bound(step: str, steps: int, first: str, body: str) -> str:
-    """An expression that makes a value of the one before it at each step."""
+    """Returns an expression in which each step computes a value from the previous one."""
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
     return f"cel.bind(b0, {first}, {body})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parser of hostile input, and what is demanded of it: its own errors alone, within so much CPU time."""
+"""A parser of untrusted input with its requirements: only its own exceptions, within a bounded CPU time."""
 
 import signal
 import time
@@ -10,46 +10,46 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 _STUCK = 10
-"""Times the allowed CPU, and a second: nobody waits longer for the end of a parser."""
+"""A parser is stopped after this multiple of the allowed CPU time plus one second."""
 _MEASURED = 3
-"""Times that a slow input is tried: the quickest counts, since a busy machine spoils caches."""
+"""How many times a slow input is run. The fastest run counts, because a busy machine slows down single runs."""
 
 
 class FuzzError(Exception):
-    """A parser did with an input what it must not do."""
+    """A parser has violated its requirements for an input."""
 
 
 class _StuckError(BaseException):
-    """The parser shows no sign of an end. No parser catches it."""
+    """The parser does not end. No parser catches this exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parser. Every input is bytes, so that one engine mutates and keeps them all."""
+    """A parser. Every input is bytes, so that one engine can mutate and store all of them."""
 
     name: str
     parse: Callable[[bytes], object]
-    """Parses an input, and uses what it has read as the product does; AssertionError where that is wrong."""
+    """Parses an input and uses the result as the product does. Raises AssertionError if the result is wrong."""
     seeds: st.SearchStrategy[bytes]
-    """Inputs that are nearly right."""
+    """Nearly correct inputs."""
     allowed: tuple[type[Exception], ...] = ()
-    """What the parser may raise."""
+    """Exceptions that the parser may raise."""
     milliseconds: float = 50.0
-    """CPU time that one input may cost."""
+    """Permitted CPU time for one input."""
     most_bytes: int = 64 << 10
-    """Of an input: the parser's own bound, and a little more."""
+    """Maximum length of an input, a little more than the parser's own limit."""
     bombs: Sequence[bytes] = ()
-    """The worst that is known, at the full length."""
+    """The worst known inputs, at full length."""
     examples: int = 200
     """Number of inputs that ``make test`` tries."""
     unit: int = 0
-    """Bytes of one event, where an input is a trace of events; then a failing input is reduced event by event."""
+    """Bytes of one event if an input is a trace of events; a failing input is then reduced event by event."""
     head: int = 0
     """Bytes before the first event."""
 
 
 def check(target: Target, data: bytes) -> float:
-    """Gives an input to a parser; returns the milliseconds of CPU that it cost, raises FuzzError."""
+    """Runs the parser on an input and returns the CPU time in milliseconds. Raises FuzzError."""
     spent = _once(target, data)
     for _ in range(_MEASURED - 1):
         if spent <= target.milliseconds:
@@ -77,7 +77,7 @@ def _once(target: Target, data: bytes) -> float:
 
 @contextmanager
 def _watched(seconds: float) -> Iterator[None]:
-    """Ends what runs for too long; wants the main thread."""
+    """Stops the call if it runs for too long. Must be used in the main thread."""
 
     def stuck(_number: int, _frame: object) -> None:
         raise _StuckError

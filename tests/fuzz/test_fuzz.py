@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever writes what a parser reads cannot make it fail or keep it busy. ``make fuzz`` tries for longer."""
+"""Untrusted input cannot make a parser fail or use much CPU time. ``make fuzz`` runs more inputs."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.fuzz.target import FuzzError, Target, check
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_input_makes_a_parser_fail(target: Target) -> None:
-    """Not one that is nearly right, and not one with faults in its bytes."""
+    """The inputs are nearly correct ones, and ones with faults in their bytes."""
 
     @settings(SHORT, max_examples=target.examples)
     @given(inputs(target))
@@ -27,8 +27,8 @@ def test_no_input_makes_a_parser_fail(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_the_worst_input_costs_little(target: Target) -> None:
-    """At the full length that the parser takes, and beyond it."""
+def test_the_worst_inputs_are_cheap(target: Target) -> None:
+    """They have the maximum length that the parser accepts, or exceed it."""
     for bomb in target.bombs:
         check(target, bomb)
 
@@ -55,10 +55,10 @@ _JSON = st.just(b'{"a": [1, 2]}')
 @pytest.mark.parametrize(
     ("parse", "said"), [(_fails_at_a_brace, "KeyError"), (_is_slow, "ms of CPU"), (_hangs, "more than 1.2 s of CPU")]
 )
-def test_a_fault_is_found_and_kept(
+def test_a_failing_input_is_found_and_stored(
     parse: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A parser that raises what it must not, or takes too long: the run fails, and its input can be tried again."""
+    """A parser raises a wrong exception or takes too long: the run fails, and its input can be run again."""
     target = Target("faulty", parse, _JSON, milliseconds=20)  # type: ignore[arg-type]
     assert not fuzz([target], 0.0005, 1, tmp_path)
     printed = capsys.readouterr()
@@ -69,8 +69,8 @@ def test_a_fault_is_found_and_kept(
         check(target, kept.read_bytes())
 
 
-def test_what_a_parser_may_raise_is_no_fault(tmp_path: Path) -> None:
-    """Its own errors are its answer."""
+def test_permitted_exceptions_are_not_failures(tmp_path: Path) -> None:
+    """A parser rejects input with its own exceptions."""
     target = Target("strict", _fails_at_a_brace, _JSON, (KeyError,))
     assert fuzz([target], 0.001, 1, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -86,6 +86,6 @@ def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
     assert reduced(target, b"h" + b"x1a1x2x3b4x5a6b7") == b"ha6b7"
 
 
-def test_an_input_that_is_not_a_trace_is_kept_as_it_is() -> None:
+def test_an_input_that_is_not_a_trace_is_not_reduced() -> None:
     """Half of a document would fail for another reason."""
     assert reduced(Target("faulty", _fails_at_a_brace, _JSON), b"{}") == b"{}"

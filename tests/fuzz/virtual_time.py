@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program on an event loop of one thread, whose clock moves only while nothing is left to do.
+"""Runs a program on a single-threaded event loop whose clock advances only while the loop is idle.
 
-The same program then takes the same course each time, however busy the machine is, and waiting costs nothing. Jobs for
-threads run on the loop as well, each after a delay that the caller chooses, so that they meet hooks in another order.
+The same program then behaves identically each time, however busy the machine is, and waiting costs nothing. Jobs for
+threads also run on the loop, each after a delay that the caller chooses, so that they interleave with hooks in
+different orders.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from tests.rigs.virtual_clock import VirtualClock
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop with such a clock, which begins at 0."""
+    """A loop with such a clock, which starts at 0."""
 
     def __init__(self, delays: Iterator[float]) -> None:
-        """``delays``: seconds until each job begins that is meant for a thread."""
+        """``delays`` are the seconds until each job for a thread starts."""
         self._virtual = VirtualClock()
         self._delays = delays
         super().__init__(self._virtual)
@@ -44,7 +45,7 @@ def _run_job(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[
 
 
 def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float]) -> None:
-    """Runs a program to its end, and ends the tasks that it has left. Raises what the program raises.
+    """Runs a program to its end, and cancels its remaining tasks. Raises what the program raises.
 
     An error in a callback of the loop, which no task can see, is raised at the end.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server in trouble, or a proxy in its place: claims stay, and nobody makes its trouble worse."""
+"""A failing API server, or a proxy in its place: claims stay, and the driver does not increase the load."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
 _BOTH = 2
-"""There are two publishers."""
+"""One for each of the two publishers."""
 
 
 def _asked(field: Field) -> int:
@@ -23,7 +23,9 @@ def _asked(field: Field) -> int:
 
 @taking
 def answers(field: Field, *faults: dict[str, Any]) -> Iterator[str]:
-    """Answers about slices in one way after the other, once every watch is broken; hears how many requests came."""
+    """Breaks every watch and answers requests for slices in these ways, one after the other; returns the number of
+    requests.
+    """
     before = _asked(field)
     for fault in faults:
         field.fail_next(**{"count": _BOTH, "resource": "resourceslices", **fault})
@@ -51,7 +53,8 @@ _attack = partial(Attack, Actor.API_SERVER)
 
 
 def _row(name: str, run: Run) -> Attack:
-    # A publisher waits for longer after each failure, longer than an attack goes on: the next one wants a fresh one.
+    # A publisher waits longer after each failure, and longer than an attack lasts, so the next attack needs a fresh
+    # node.
     return _attack(name, run, r"\A[1-3]?\d requests", 1.0, spoils_the_node=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attack is: who does it, what he does, and what he may hear and cost."""
+"""The description of an attack: the attacker, the action, and the permitted output and cost."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +12,7 @@ from tests.stage.settings import StageSettings
 
 
 class Actor(StrEnum):
-    """Who attacks (docs/security.md)."""
+    """The attackers of docs/security.md."""
 
     POD_AUTHOR = "pod author"
     CLAIM_AUTHOR = "claim author"
@@ -24,13 +24,13 @@ class Actor(StrEnum):
 
 
 Run = Callable[[Field], AbstractContextManager[str]]
-"""Attacks, and gives what was heard. The block is run while the attack lasts, or when it is over: as it chooses."""
+"""Runs the attack and yields the output for the attacker. The block runs during the attack or after it."""
 
 _P = ParamSpec("_P")
 
 
 def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
-    """An attack that takes more than the field: it is called with that, and gives one that takes the field."""
+    """Turns an attack with further parameters into a function that takes them and returns an attack on a field."""
 
     def made(*arguments: _P.args, **named: _P.kwargs) -> Run:
         return lambda field: contextmanager(attack)(field, *arguments, **named)
@@ -40,23 +40,23 @@ def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One row."""
+    """One attack."""
 
     actor: Actor
     name: str
     run: Run = field(repr=False)
     expects: str
-    """Pattern of what the attacker hears, or of what a person sees."""
+    """Pattern that the output must match."""
     seconds: float = 0.5
-    """CPU time that it may cost, in each of the two processes."""
+    """Permitted CPU time for each of the two processes."""
     spoils_the_node: bool = False
-    """Whether the next attack wants a fresh one: it takes long to come to rest."""
+    """Whether the next attack needs a fresh node, because this one takes long to recover."""
 
 
 SETTINGS: dict[Actor, StageSettings] = {
-    # Reserved CPUs make the shared pool a part of the machine, which is what a forger of the pool needs.
+    # With reserved CPUs the shared pool is only a part of the machine, which a forger of the pool needs.
     Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
-    # Only here may a claim name its CPUs.
+    # Claims may name their CPUs only with this setting.
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),
 }
-"""What an actor's stage has of its own."""
+"""Settings of the stage for each actor."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by who may create claims: opaque parameters up to the API's bounds, and amounts that no scheduler writes."""
+"""Attacks by authors of claims: opaque parameters up to the API's limits, and amounts that no scheduler writes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 def heard_of(pod: StagePod) -> str:
-    """What the kubelet is answered; it tries three times."""
+    """Returns the response to the kubelet, which tries three times."""
     for _ in range(3):
         try:
             pod.prepare()
@@ -30,7 +30,7 @@ def heard_of(pod: StagePod) -> str:
 
 @taking
 def with_parameters(field: Field, *config: Document, request: Document | None = None) -> Iterator[str]:
-    """A claim with opaque parameters."""
+    """Returns a claim with opaque parameters."""
     with field.claim_pod(request or cpus(1), config=config) as pod:
         yield heard_of(pod)
 
@@ -49,7 +49,7 @@ def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
         assert pod.claim is not None
         (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
         for amount in amounts:
-            # The stand-in for the API server lets nobody write such: it is answered to the driver alone.
+            # The fake API server accepts no such object, so it is returned to the driver only.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
             field.fail_next(3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
             heard.append(f"{amount!s:.9} {heard_of(pod)}")

@@ -18,7 +18,7 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 
 class Fields:
-    """Holds one actor's node; another actor gets a fresh one."""
+    """Holds the node of one actor; another actor gets a fresh one."""
 
     def __init__(self, root: Callable[[], Path], port: Callable[[], int]) -> None:
         self._root = root
@@ -27,11 +27,13 @@ class Fields:
         self._stack = ExitStack()
 
     def of(self, actor: Actor) -> Field:
-        """The node that an actor attacks; his attacks follow each other on it, as long as they fail."""
+        """Returns the node that an actor attacks. Its attacks use the same node one after the other, as long as they
+        fail.
+        """
         if self._actor is not actor:
             self.close()
             ports = self._port(), self._port()
-            # A machine of its own: a rude host changes it.
+            # It has its own machine tree, because an attack may change it.
             frontend, backend = commands(ports)
             settings = SETTINGS.get(actor, StageSettings())
             settings = replace(settings, host_root=self._root(), frontend=frontend, backend=backend)
@@ -40,14 +42,13 @@ class Fields:
         return self._field
 
     def close(self) -> None:
-        """Ends the node."""
         self._actor = None
         self._stack.close()
 
 
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Callable[[], int]) -> Iterator[Fields]:
-    """The nodes of all actors, one after the other."""
+    """Provides the nodes of all actors, one after the other."""
     fields = Fields(lambda: write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine")), unused_tcp_port_factory)
     yield fields
     fields.close()
@@ -55,7 +56,7 @@ def fields(tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Ca
 
 @pytest.fixture
 def field(fields: Fields, attack: Attack) -> Iterator[Field]:
-    """The node that is attacked, whose logs are shown when the attack succeeds; it is given up then."""
+    """Returns the attacked node. If the attack succeeds, the node's logs are shown and the node is discarded."""
     field = fields.of(attack.actor)
     yield field
     print(field.stage.logs())

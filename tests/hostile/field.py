@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node under attack: both processes between the stand-ins, their open ports, and what their work costs."""
+"""One node under attack: both processes between the fakes, their open ports, and the CPU time that they use."""
 
 import itertools
 import sys
@@ -17,15 +17,15 @@ from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError, ask_http
 
 AGENT = "dra-driver-numa"
-"""How the driver names itself to the API server."""
+"""User-Agent of the driver at the API server."""
 _T = TypeVar("_T")
 OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
-"""Seconds for which the kubelet is seen to try again; it goes on for ever."""
+"""Seconds for which the simulated kubelet retries; a real one retries for ever."""
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
-    """Both commands, each with an open port and as few files as a container runtime may leave it."""
+    """Returns both commands, each with an open port and with the lowest file limit that a container runtime may set."""
 
     def bound(command: str, port: int) -> str:
         at = command.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
@@ -35,7 +35,7 @@ def commands(ports: tuple[int, int]) -> tuple[str, str]:
 
 
 class Field:
-    """A stage with one instance that is ready."""
+    """A stage with one ready instance."""
 
     def __init__(self, settings: StageSettings, stage: Stage, ports: tuple[int, int]) -> None:
         self.settings = settings
@@ -50,7 +50,7 @@ class Field:
 
     @property
     def processes(self) -> list[Process]:
-        """Frontend and backend."""
+        """Returns frontend and backend."""
         assert len(self.instance.processes) == 2
         return self.instance.processes
 
@@ -58,23 +58,23 @@ class Field:
         return [process.pid for process in self.processes]
 
     def spent(self) -> list[float]:
-        """CPU seconds of both so far, of user and kernel."""
+        """Returns the CPU seconds used so far by each of them, in user and kernel mode."""
         return [process.cpu_seconds() for process in self.processes]
 
     def name(self, prefix: str) -> str:
-        """A name that nobody has had yet."""
+        """Returns an unused name."""
         return f"{prefix}-{next(self._numbers)}"
 
     def pod(self, prefix: str = "evil") -> StagePod:
-        """A pod without a claim."""
+        """Yields a pod without a claim."""
         return StagePod(self.stage, self.name(prefix))
 
     def claim_pod(self, *requests: Any, config: Any = ()) -> StagePod:
-        """A pod with an allocated claim."""
+        """Yields a pod with an allocated claim."""
         return claim_pod(self.stage, self.name("claimed"), *requests, config=config)
 
     def patiently(self, work: Callable[[], _T]) -> _T:
-        """Tries as the kubelet does until it works; raises what is answered in the end."""
+        """Retries as the kubelet does until the call succeeds. Raises the last error."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -85,12 +85,12 @@ class Field:
                 time.sleep(0.2)
 
     def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
-        """Lets requests of the driver to the API server fail; the stand-ins for scheduler and kubelet are served."""
+        """Makes requests of the driver to the API server fail, but not those of the fake scheduler and kubelet."""
         wish = {"count": count, "answer": answer, "agent": AGENT, **fault}
         self.stage.api("/fake", "POST", {"fail_next": wish})
 
     def healthy(self) -> bool:
-        """Whether both answer their liveness probes."""
+        """Returns True if both processes answer their liveness probes."""
         return all(ask_http(f"http://127.0.0.1:{port}", "/healthz") == "ok\n" for port in self.ports)
 
     def ready(self) -> None:
@@ -98,22 +98,22 @@ class Field:
         self.stage.wait_back(self.instance)
 
     def kill_backend(self) -> None:
-        """Kills the backend; the runtime has noticed when this returns."""
+        """Kills the backend and returns when the runtime has noticed."""
         self.stage.kill_backend(self.instance)
 
     def start_backend(self) -> None:
-        """Starts it again, as the kubelet does, and waits until both are ready."""
+        """Starts it again as the kubelet does, and waits until both are ready."""
         self.instance.backend.start()
         self.ready()
         self._pids = self._present()
 
     def held(self) -> set[int]:
-        """The CPUs that claims hold."""
+        """Returns the CPUs that claims hold."""
         return {cpu["cpu"] for cpu in self.stage.state("/v1/cpus") if cpu.get("claimUid")}
 
     @contextmanager
     def victim(self, count: int = 2, *more: Any) -> Iterator[tuple[StagePod, Box, set[int]]]:
-        """Somebody else's claim, whose container runs on its CPUs, now and when the block ends."""
+        """Checks that the container of another tenant's claim runs on its CPUs, now and at the end of the block."""
         with self.claim_pod(cpus(count), *more) as pod:
             self.patiently(pod.prepare)
             box = pod.run()
@@ -125,7 +125,9 @@ class Field:
             assert self.stage.held(pod.claim_uid) == given
 
     def works(self) -> None:
-        """What must hold under and after every attack: both live, and a fresh pod and a fresh claim get their due."""
+        """Checks what must hold during and after every attack: both processes are live, and a new pod and a new claim
+        work.
+        """
         assert all(process.alive for process in self.processes), self.stage.logs()
         assert self._present() == self._pids
         assert self.healthy()
@@ -135,7 +137,7 @@ class Field:
             given = self.stage.held(pod.claim_uid)
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
-            # Of claims that were released before, CPUs may still come back.
+            # CPUs of claims that were released earlier may still become free.
             wait_for("the pool for others", lambda: plain.cpus() == self.pool - self.held())
             uid = pod.claim_uid
         wait_for("the release", lambda: not self.stage.held(uid))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by who can write into the CDI directory: another driver, a bad disk, a newer release with a fault."""
+"""Attacks by writers of the CDI directory: another driver, a broken disk, a faulty newer release."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ from tests.stage.pods import memory
 from tests.stage.process import wait_for
 
 _SCANS = 2.5
-"""Seconds in which both look at the directory more than once, of their own accord."""
+"""Seconds in which both processes scan the directory more than once by themselves."""
 
 
 def _told(field: Field) -> str:
@@ -37,7 +37,9 @@ def _remove(path: Path) -> None:
 
 @taking
 def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[str]:
-    """Puts things into the directory under the names of claim files, and sees that both tell of each."""
+    """Creates entries with the names of claim files in the directory, and checks that both processes report each of
+    them.
+    """
     names = [cdi_file_name(CPU_DRIVER, f"{number}-{uuid.uuid4()}") for number, _ in enumerate(entries)]
     paths = [field.stage.paths.cdi_dir / name for name in names]
     try:
@@ -47,7 +49,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
         time.sleep(_SCANS)
         heard = _told(field)
     finally:
-        # A container runtime reads what lies there, too, and may hang for ever.
+        # A container runtime also reads this entry and may hang for ever.
         for path in paths:
             _remove(path)
     yield heard
@@ -55,7 +57,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
 
 @taking
 def with_records(field: Field, *changes: Callable[[Any], None]) -> Iterator[str]:
-    """Damages the memory record of a claim whose container runs, again and again. The container keeps its CPUs."""
+    """Repeatedly damages the memory record of a claim whose container is running. The container must keep its CPUs."""
     with field.victim(2, memory("64Mi")) as (pod, _, _):
         path = field.stage.paths.cdi_dir / cdi_file_name(MEMORY_DRIVER, pod.claim_uid)
 

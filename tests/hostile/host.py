@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rude hosts: an operator's script removes what it does not know, and files hang."""
+"""Disturbances on the host: a script removes unknown files, and file operations hang."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
     with field.victim():
         before = records()
-        # In one step: whoever writes meanwhile must not keep it from being removed.
+        # It is removed in one step, so that a concurrent writer cannot prevent that.
         directory.rename(directory.with_name("old"))
         directory.mkdir()
         shutil.rmtree(directory.with_name("old"))
@@ -49,7 +49,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
 @taking
 def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
-    """Puts a FIFO, of which every plain read or write hangs, into the place of a file of the host for two rounds."""
+    """Replaces a host file by a FIFO, on which every plain read or write hangs, for two rounds."""
     path = field.settings.host_root / path_of
     aside = path.with_name("aside")
     path.rename(aside)
@@ -86,7 +86,7 @@ def _journal_fifo(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _cgroups_away(field: Field) -> Iterator[str]:
-    """The tree is gone for one audit, and back: nobody has stopped."""
+    """Hides the cgroup tree during one audit; the containers keep running."""
     root = field.stage.paths.cgroup_root
     aside = root.with_name("aside")
     with field.victim() as (_, _, given), field.pod("plain") as web:

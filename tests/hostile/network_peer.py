@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by whoever reaches the two open ports. The probes must be answered, and the claims door not be disturbed."""
+"""Attacks through the two open ports. Probes must be answered, and Prepare must not be disturbed."""
 
 import subprocess
 import sys
@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import OPEN_FILES, Field
 
-# Opens connections to both ports, sends the same on each, keeps the newest 2,000 and goes on until it is ended.
+# Opens connections to both ports, sends the same bytes on each, keeps the newest 2,000 open and continues until it is
+# stopped.
 _FLOOD = r"""
 import socket, sys, time
 sent, held, ports = bytes.fromhex(sys.argv[1]), [], [int(port) for port in sys.argv[2:]]
@@ -31,14 +32,14 @@ _SECONDS = 1.0
 
 @taking
 def flood(field: Field, sent: bytes) -> Iterator[str]:
-    """Floods both ports, and goes on meanwhile."""
+    """Floods both ports for the duration of the block."""
     command = [sys.executable, str(OPEN_FILES), "4096", sys.executable, "-c", _FLOOD, sent.hex()]
     with subprocess.Popen([*command, *map(str, field.ports)]) as peer:
         try:
             time.sleep(_SECONDS)
             began = time.monotonic()
             assert field.healthy()
-            # Of 1024 that a container runtime may leave a process.
+            # Of the 1024 that a container runtime may grant a process.
             assert all(len(list(Path(f"/proc/{one.pid}/fd").iterdir())) < 200 for one in field.processes)
             yield f"probes answered after {time.monotonic() - began:.1f} s"
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by who may create pods: what stands in the environment of a container, up to the 1.5 MB of an object."""
+"""Attacks by authors of pods: the environment of a container, up to the 1.5 MB of an object."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ Environment = Callable[[Field], Sequence[str]]
 
 
 def heard_of(pod: StagePod, env: Sequence[str]) -> str:
-    """What becomes of a container of a pod."""
+    """Returns the outcome of starting a container of a pod."""
     try:
         box = pod.run("forger", env=list(env))
     except AnsweredError as error:
@@ -27,7 +27,7 @@ def heard_of(pod: StagePod, env: Sequence[str]) -> str:
 
 @taking
 def with_environment(field: Field, make: Environment) -> Iterator[str]:
-    """A plain pod with an environment; the kubelet tries three times."""
+    """Starts a plain pod with an environment; the kubelet tries three times."""
     with field.pod() as pod:
         yield [heard_of(pod, make(field)) for _ in range(3)][-1]
 
@@ -61,7 +61,7 @@ def _log_line(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _the_whole_pool(field: Field) -> Iterator[str]:
-    """Starts while nobody enforces, and is seen as pinned ever after: by us, to the pool."""
+    """Starts while no instance enforces, and so runs with the whole pool that its environment names."""
     with field.pod() as pod:
         field.kill_backend()
         box = pod.run(env=[f"DRA_CPUSET_{_ANY}={format_cpu_list(field.pool)}"])
@@ -78,7 +78,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _a_group_of_its_own(field: Field) -> Iterator[str]:
-    """A container that may write in its cgroup makes one with the name of crun's leaf."""
+    """Starts a container that creates a sub-cgroup with the name of crun's in its own cgroup."""
     with field.pod() as pod:
         box = pod.run()
         (box.directory / "container").mkdir()

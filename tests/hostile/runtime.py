@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime without manners, or in trouble: it ends the connection, lists what cannot be, and mixes up its events."""
+"""A broken or hostile runtime: it closes the connection, lists impossible containers, and mixes up its events."""
 
 import json
 import time
@@ -22,7 +22,7 @@ Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 @taking
 def sends(field: Field, *data: bytes) -> Iterator[str]:
-    """Writes bytes to the plugin; each time it is back, and the containers are as before."""
+    """Writes bytes to the plugin; each time the plugin reconnects, and the containers are unchanged."""
     with field.victim():
         for one in data:
             assert field.stage.runtime("send_bytes", data=one.hex()) == 1
@@ -42,7 +42,7 @@ def _reconnects(field: Field) -> Iterator[str]:
 
 @taking
 def lists(field: Field, *containers: Any) -> Iterator[str]:
-    """Names odd containers in the next snapshot, beside those that there are; one named VICTIM's twice."""
+    """Adds invalid containers to the next snapshot; one named VICTIM is listed twice."""
     with field.victim() as (_, box, given):
         named = [one | {"id": box.id} if one["id"] == "VICTIM" else one for one in containers]
         field.stage.runtime("list_also", containers=named)
@@ -58,7 +58,7 @@ def lists(field: Field, *containers: Any) -> Iterator[str]:
 
 @taking
 def mixes(field: Field, events: Events) -> Iterator[str]:
-    """Sends events about a created container of a claim in any order; then starts it, and sees its CPUs."""
+    """Sends events about a created claim container in any order, then starts it and checks its CPUs."""
     with field.claim_pod(cpus(2)) as pod:
         field.patiently(pod.prepare)
         box, given = pod.create(), field.stage.held(pod.claim_uid)

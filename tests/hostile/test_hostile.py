@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every attack of every actor, one actor's after the other on his own node."""
+"""Every attack of every actor, run one after the other on the actor's own node."""
 
 import re
 from collections.abc import Iterator
@@ -19,8 +19,10 @@ def _rows() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("attack", list(_rows()))
-def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
-    """What is heard is what must be; the CPU time is bounded; a fresh claim gets its CPUs, others the pool."""
+def test_other_tenants_are_not_affected(field: Field, attack: Attack) -> None:
+    """The output matches, the CPU time is bounded, and afterwards a new claim gets its CPUs and other pods get the
+    pool.
+    """
     field.unharmed = False
     before = field.spent()
     with attack.run(field) as heard:

@@ -18,7 +18,9 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 @pytest.fixture(scope="session")
 def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The captured machine as a host root: this machine's, of which the pod has directories under their own names."""
+    """Returns the captured machine as a host root with this machine's boot id, so that commands use the same paths as
+    in the pod.
+    """
     root = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
     HostDirectory(root).claim_to_be_here()
     return root
@@ -33,7 +35,7 @@ def _stages(machine_root: Path) -> Iterator[OpenStage]:
             return opened[-1]
 
         yield open_stage
-        # pytest shows it for a test that failed.
+        # pytest shows this output for a failed test.
         for stage in opened:
             print(stage.logs())
 
@@ -52,7 +54,7 @@ def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
 
 @pytest.fixture(scope="module")
 def shared(open_shared_stage: OpenStage) -> Stage:
-    """A stage with one instance that is ready."""
+    """Returns a stage with one ready instance."""
     stage = open_shared_stage()
     stage.add_ready_instance()
     return stage
@@ -60,6 +62,6 @@ def shared(open_shared_stage: OpenStage) -> Stage:
 
 @pytest.fixture
 def stage(shared: Stage) -> Iterator[Stage]:
-    """The module's stage, whose logs are shown with each test that fails."""
+    """Returns the module's stage, whose logs are shown with each failed test."""
     yield shared
     print(shared.logs())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one node asks of the API server, counted by the server: the figures of docs/fleet.md."""
+"""The API requests of one node, counted by the server, as documented in docs/fleet.md."""
 
 import time
 from collections import Counter
@@ -8,17 +8,18 @@ from tests.stage.pods import StagePod, cpus, hugepages, make_claim
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 
-# By verb and resource. A watch counts when it ends. Each driver tries its first slice without storing it; three slices
-# are CPUs, memory and hugepages, and each write reads the Node that will own the slice.
+# Requests by verb and resource. A watch is counted when it ends. Each driver sends a dry run of its first slice; the
+# three slices are CPUs, memory and hugepages, and each write first reads the Node that will own the slice.
 START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourceslices"): 2 + 3}
-# Each driver reads the claim, and the Node when that was not read for ten seconds; status.devices is written once.
+# Each driver reads the claim, and the Node if that was not read in the last ten seconds; status.devices is written
+# once.
 CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
 TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
 IDLE_SECONDS = 3.0
 
 
 def asked(stage: Stage) -> Counter[tuple[str, str]]:
-    """What our frontends have asked so far."""
+    """Returns the requests of the frontends so far."""
     served = stage.api("/fake", "POST", {"served": True})["served"]
     found = Counter((one["verb"], one["resource"]) for one in served if "dra" in one["agent"])
     found.pop(("watch", "resourceslices"), None)
@@ -26,7 +27,7 @@ def asked(stage: Stage) -> Counter[tuple[str, str]]:
 
 
 def settled(stage: Stage) -> Counter[tuple[str, str]]:
-    """The same, when nothing was asked for a while."""
+    """Returns the requests as soon as there was none for a while."""
 
     def quiet() -> Counter[tuple[str, str]] | None:
         before = asked(stage)
@@ -38,8 +39,8 @@ def settled(stage: Stage) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_a_node_asks_little(open_stage: OpenStage) -> None:
-    """Only what happens costs: a start, a claim, and a new pod that takes over. An idle node asks nothing."""
+def test_a_node_sends_few_requests(open_stage: OpenStage) -> None:
+    """Requests are caused by a start, by a claim, and by a new pod that takes over. An idle node sends none."""
     stage = open_stage(partitions=True)
     first = stage.add_ready_instance()
     start = settled(stage)

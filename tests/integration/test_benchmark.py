@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: its smallest run from the command line to the page, and what it computes from readings."""
+"""``make bench``: its smallest run from the command line to the page, and the figures that it computes."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ _WAIT = Quantity(key="wait", section="Waiting", title="Waiting & more", unit="ms
 
 
 class _Page(HTMLParser):
-    """The elements of a page, by name, and its text."""
+    """The elements of a page by name, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, _Page, str]:
-    """The report, the page and the output of the smallest run, of this driver beside itself."""
+    """Returns the report, the page and the output of the smallest run, which compares this driver with itself."""
     output = tmp_path_factory.mktemp("bench") / "figures.json"
     done = subprocess.run(
         [
@@ -86,7 +86,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, _Page, s
 
 
 def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tuple[Report, _Page, str]) -> None:
-    """Each quantity, for all processes and where it matters for each, with the samples of every turn."""
+    """Each quantity has the samples of every turn, for all processes together and for each one if that matters."""
     report, _, _ = finished
     for driver in ("this driver", "<other> driver"):
         found = {figure.quantity: figure for figure in report.figures if figure.driver == driver and figure.mode}
@@ -115,7 +115,7 @@ def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tupl
     assert report.drivers[0].revision != "unknown"
 
 
-def test_the_page_stands_alone_and_has_a_plot_of_each_quantity(finished: tuple[Report, _Page, str]) -> None:
+def test_the_page_is_self_contained_and_has_a_plot_of_each_quantity(finished: tuple[Report, _Page, str]) -> None:
     """It contains no script and refers to no other file; every element is closed; each plot has a text alternative."""
     report, page, output = finished
     assert page.open == []
@@ -162,7 +162,7 @@ def test_the_page_stands_alone_and_has_a_plot_of_each_quantity(finished: tuple[R
 def test_bad_arguments_are_rejected_before_anything_is_measured(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, and a message that contains the argument and what is expected."""
+    """The exit status is 2, and the message contains the argument and the expected values."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -179,20 +179,20 @@ def test_bad_arguments_are_rejected_before_anything_is_measured(
 def test_a_driver_that_does_not_exist_is_reported_before_anything_is_measured(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, and no directory is made for a revision that does not exist."""
+    """The exit status is 2, and no directory is created for a revision that does not exist."""
     assert main(words) == 2
     assert message in capsys.readouterr().err
 
 
 def test_loads_are_paired_and_a_grid_has_every_combination() -> None:
-    """A node only fills up, so that a grid needs a fresh node for each number of claims."""
+    """Nodes only fill up, so a grid needs a fresh node for each number of claims."""
     words = ["--claims", "0,60", "--containers", "0,200"]
     assert plan(parse(words)).loads.stages() == [[(0, 0), (60, 200)]]
     assert plan(parse([*words, "--grid"])).loads.stages() == [[(0, 0), (0, 200)], [(60, 0), (60, 200)]]
 
 
 def test_defaults_fit_the_time_and_the_registered_drivers() -> None:
-    """A run takes about 15 minutes, or 3 with --quick. Without dra.memory there are only claims that get CPUs."""
+    """A run takes about 15 minutes, or 3 with --quick. Without dra.memory there are only claims for CPUs."""
     assert plan(parse([])).loads.pairs == ((0, 0), (60, 200), (250, 500))
     assert plan(parse(["--drivers", "dra.cpu"])).loads.pairs == ((0, 0), (60, 200), (100, 500))
     assert plan(parse([])).minutes(1) <= 15
@@ -207,8 +207,8 @@ def _figure(*turns: list[float]) -> Figure:
     return collector.figures()[0]
 
 
-def test_a_ratio_is_that_of_the_same_turns() -> None:
-    """A machine that becomes twice as slow in the second turn does not change the ratio."""
+def test_a_ratio_compares_samples_of_the_same_turn() -> None:
+    """If the machine becomes twice as slow in the second turn, the ratio does not change."""
     ours, other = _figure([1, 1, 9], [2, 2, 2]), _figure([2, 2, 2], [4, 4, 40])
     assert median_ratio(ours, other) == (0.5, 0.5, 0.5)
     assert median_ratio(ours, _figure([0], [4])) == (0.5, 0.5, 0.5)
@@ -223,8 +223,8 @@ def test_statistics_come_from_all_samples_and_a_report_contains_some() -> None:
     assert (figure.samples[0], figure.samples[-1]) == (0, 10_000)
 
 
-def test_wakeups_of_grpc_are_told_apart_by_the_name_of_the_thread() -> None:
-    """All other threads are the driver's own. The figures are sums of all processes, and one figure for each."""
+def test_wakeups_of_grpc_are_recognized_by_the_name_of_the_thread() -> None:
+    """All other threads are the driver's own. There is a sum over all processes, and one figure for each process."""
     rates = {
         "frontend": {"python": Rates(2, 1.0, 0.5, of_grpc=False), "timer_manager": Rates(1, 9.0, 0.25, of_grpc=True)},
         "backend": {"python": Rates(1, 0.5, 0.0, of_grpc=False)},
@@ -241,8 +241,8 @@ def test_wakeups_of_grpc_are_told_apart_by_the_name_of_the_thread() -> None:
     assert not Thread("python", 0, 0).of_grpc
 
 
-def test_a_process_is_read_from_outside_as_it_reads_itself() -> None:
-    """CPU time in nanoseconds, the first thread by a mark, and memory that the parts of smaps add up to."""
+def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> None:
+    """Covers CPU time in nanoseconds, the main thread by a marker, and memory, whose parts in smaps add up."""
     own = os.getpid()
     before = time.process_time()
     assert before <= cpu_seconds(own) <= time.process_time()
@@ -275,7 +275,7 @@ Anonymous:           100 kB
 
 
 def test_a_file_that_both_processes_map_counts_once() -> None:
-    """Written pages of a private mapping are the process's own; other processes of the machine do not matter."""
+    """Written pages of a private mapping belong to the process; other processes of the machine do not matter."""
     anonymous, files = split_mappings(_SMAPS)
     assert (anonymous, files) == (112 * 1024, {("08:02", "173521"): 324 * 1024})
     one = Memory(rss=0, kernel_pss=0, anonymous=100, files={("1", "1"): 60, ("1", "2"): 10})
@@ -299,7 +299,9 @@ def _repository(place: Path) -> Path:
 
 
 def test_a_revision_is_checked_out_once_and_again_after_its_directory_was_removed(tmp_path: Path) -> None:
-    """All names of a revision share one directory. git still lists a worktree whose directory "make clean" removed."""
+    """All names of a revision share one directory. git still lists a worktree whose directory "make clean" has
+    removed.
+    """
     repository, below = _repository(tmp_path / "repository"), tmp_path / "build"
     tree = check_out("v1", repository, below)
     assert tree == check_out("HEAD~1", repository, below)
@@ -311,7 +313,7 @@ def test_a_revision_is_checked_out_once_and_again_after_its_directory_was_remove
 
 
 def test_a_revision_whose_directory_is_in_use_is_not_measured(tmp_path: Path) -> None:
-    """Neither another checkout nor files of a user in its place are overwritten."""
+    """Neither another checkout nor a user's files in its place are overwritten."""
     repository, below = _repository(tmp_path / "repository"), tmp_path / "build"
     tree = check_out("v1", repository, below)
     subprocess.run(["git", "-C", str(tree), "checkout", "-q", "--detach", "HEAD~0"], check=True)
@@ -323,7 +325,7 @@ def test_a_revision_whose_directory_is_in_use_is_not_measured(tmp_path: Path) ->
 
 
 def test_a_revision_runs_its_own_code(tmp_path: Path) -> None:
-    """The commands are those of its own stage, and its packages come before the installed ones."""
+    """The commands are those of its own stage, and its packages precede the installed ones."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
     driver = earlier_revision("HEAD", clone, tmp_path / "build")
@@ -334,7 +336,7 @@ def test_a_revision_runs_its_own_code(tmp_path: Path) -> None:
 
 
 def test_a_revision_without_the_driver_is_rejected(tmp_path: Path) -> None:
-    """A revision from before the driver, or of another project."""
+    """Such a revision is older than the driver, or belongs to another project."""
     with pytest.raises(DriverError, match="revision v1 cannot be measured: "):
         earlier_revision("v1", _repository(tmp_path / "repository"), tmp_path / "build")
 
@@ -378,7 +380,7 @@ def test_the_page_of_a_driver_alone_has_no_ratio() -> None:
     assert "Waiting & more" in page.text
 
 
-def test_an_outlier_does_not_squeeze_the_other_samples() -> None:
+def test_an_outlier_does_not_compress_the_other_samples() -> None:
     """The outlier is drawn as an arrow at the edge."""
     collector = Collector()
     collector.add(_WAIT, "pool", "empty node", "mine", [*(1.0 + number / 100 for number in range(40)), 900.0])
@@ -391,7 +393,7 @@ def test_an_outlier_does_not_squeeze_the_other_samples() -> None:
 
 
 def test_a_budget_that_is_missed_is_named() -> None:
-    """The median of this driver is compared with the budget, not that of the driver beside it."""
+    """The median of this driver is compared with the budget, not that of the other driver."""
     assert _report("mine").missed() == ["Waiting & more"]
     assert "2 ms (median)" in table(_report("mine"))
     figures = [figure for figure in _report("mine", "other").figures if figure.driver == "other"]
@@ -399,7 +401,7 @@ def test_a_budget_that_is_missed_is_named() -> None:
 
 
 def test_a_page_is_made_again_from_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--render reads a report and writes the page beside it; other files are rejected with status 2."""
+    """--render reads a report and writes the page next to it; other files are rejected with status 2."""
     report = tmp_path / "bench.json"
     report.write_text(_report("mine", "other").model_dump_json())
     assert main(["--render", str(report)]) == 0

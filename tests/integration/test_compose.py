@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker-compose.yaml without an engine: its commands are started with directories in place of its volumes."""
+"""docker-compose.yaml without a container engine: its commands run with directories in place of its volumes."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ def compose() -> dict[str, Any]:
 
 
 def volumes(service: dict[str, Any]) -> dict[str, str]:
-    """Name of each volume to its place in the container."""
+    """Returns the path in the container by the name of each volume."""
     return dict(one.split(":")[:2] for one in service["volumes"])
 
 
-def test_the_two_services_share_the_directory_and_the_socket_alone(compose: dict[str, Any]) -> None:
-    """They meet in the CDI directory and in the run directory, in which the state socket is; nowhere else."""
+def test_the_two_services_share_only_the_cdi_and_the_run_directory(compose: dict[str, Any]) -> None:
+    """They share the CDI directory and the run directory, which contains the state socket, and nothing else."""
     services = compose["services"]
     frontend, backend = volumes(services["dra-frontend"]), volumes(services["nri-backend"])
     assert set(frontend) & set(backend) == {"cdi", "state"}
@@ -45,7 +45,7 @@ def test_the_two_services_share_the_directory_and_the_socket_alone(compose: dict
 
 
 def test_targets_and_modules_are_those_of_the_dockerfile(compose: dict[str, Any]) -> None:
-    """Each service is built from a target that exists, whose entry point this test starts."""
+    """Each service is built from an existing target whose entry point this test starts."""
     stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
     for name, service in compose["services"].items():
         (stage,) = [one for one in stages if one.split("\n")[0].endswith(f" AS {service['build']['target']}")]
@@ -74,7 +74,7 @@ class Project:
     def _translated(word: str, places: dict[str, Path]) -> str:
         option, _, value = word.partition("=")
         if option == "--bind-address":
-            return f"{option}=off"  # The ports may be taken here.
+            return f"{option}=off"  # these ports may be in use here
         for inside, place in places.items():
             if value == inside or value.startswith(f"{inside}/"):
                 return f"{option}={place}{value.removeprefix(inside)}"
@@ -99,11 +99,13 @@ def project(compose: dict[str, Any], short_root: Path) -> Iterator[Project]:
         process.kill()
 
 
-def test_the_flow_is_shown_again_and_again(project: Project, compose: dict[str, Any]) -> None:
-    """The three commands find each other through the volumes; the demo passes twice; all end with status 0."""
+def test_the_demo_can_be_repeated(project: Project, compose: dict[str, Any]) -> None:
+    """The three commands find each other through the volumes, the demo passes twice, and all of them end with
+    status 0.
+    """
     project.start("stand-ins")
     check = compose["services"]["stand-ins"]["healthcheck"]["test"]
-    # Volumes lie side by side below the base, under the names that they have in this container.
+    # Volumes are next to each other below the base, under the names that they have in this container.
     program = check[-1].replace("stat('/", f"stat('{project.base}/")
     healthy = python("-c", program)
     project.wait("health", lambda: subprocess.run(healthy, stderr=subprocess.DEVNULL, check=False).returncode == 0, 60)

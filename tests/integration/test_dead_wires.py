@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the driver documents is produced by both real halves when its cause comes from outside.
+"""Everything that the driver documents is produced by both real services when its cause occurs.
 
-A field, a metric, an alert or an Event that nothing produces is worse than none: an operator relies on it. The lists
-are read from their sources: the models of the contract, docs/metrics.md, docs/events.md and the alerts of the chart. A
-new entry fails here until a scenario below provokes it.
+A field, a metric, an alert or an Event that nothing produces is worse than none, because operators rely on it. The
+lists are read from their sources: the models of the contract, docs/metrics.md, docs/events.md and the alerts of the
+chart. A new entry fails here until a scenario below provokes it.
 """
 
 import ast
@@ -57,7 +57,7 @@ _NAMES = (
 DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 
 
-# --- Where the proof is elsewhere: a test of the node tier, or of this one, by its address. ---
+# --- Entries that are proven by another test, of the node tier or of this one, with its address. ---
 
 _BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
 _REMEDIES = "tests/integration/test_remedies.py"
@@ -71,7 +71,7 @@ ELSEWHERE: dict[str, str] = {
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
     # This happens with images of two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_halves_are_compared",
-    # States that last for a moment, or end the process.
+    # States that last for a moment only or end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
     StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
@@ -86,38 +86,38 @@ ELSEWHERE: dict[str, str] = {
         "tests/unit/dra_frontend/node/test_run_directory.py::test_what_cannot_come_back_is_told_of"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
-        "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_away_is_reported_until_it_is_back"
+        "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_down_is_reported_until_it_is_back"
     ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
     # A backend of another release.
     StatusCode.BACKEND_PROBLEM: (
         "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_problem_of_the_backend_has_the_code_of_its_cause"
     ),
-    # A pod that lacks something, and a command that reads files while the service is down.
+    # A pod with a missing part, and a command that reads files while the service is down.
     StatusCode.POD_INCOMPLETE: (
-        "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_says_why_and_waits"
+        "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_reports_why_and_waits"
     ),
-    StatusCode.SERVICE_DOWN: "tests/integration/test_doctor_and_status.py::test_up_and_down",
+    StatusCode.SERVICE_DOWN: "tests/integration/test_doctor_and_status.py::test_commands_work_with_and_without_the_service",
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
-    # A container of the backend without a capability, a mount or the host's user namespace; the stand-ins run as the
-    # user of the tests.
-    BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
-    BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
-    BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege",
+    # A container of the backend without a capability, a mount or the host's user namespace; the fakes run as the user
+    # of the tests.
+    BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
+    BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
+    BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.SYS_ADMIN_IN_EFFECT: (
         "tests/unit/nri_backend/node/test_privileges.py::test_a_capability_that_cannot_be_lowered_is_a_problem"
     ),
     BackendCode.DAC_OVERRIDE_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_dac_override",
-    BackendCode.CLAIMS_DIRECTORY_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_cdi_directory",
+    BackendCode.CLAIMS_DIRECTORY_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_cdi_directory_names_the_volume",
     BackendCode.READ_ONLY_FILE_SYSTEM: f"{_REMEDIES}::test_the_remedy_for_a_read_only_mount_names_its_volume",
     BackendCode.INTERRUPTS_NOT_MOVED: (
         f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem"
     ),
     BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem",
-    # A kernel that refuses what the files of the stand-in accept, or has lost CPUs; a full file system.
-    BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_the_remedies_for_a_kernel_without_partitions",
+    # A kernel that rejects what the files of the fake accept, or that has lost CPUs; a full file system.
+    BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
     BackendCode.PERMISSION_DENIED: (
         f"{_CODES}::test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error"
     ),
@@ -138,7 +138,7 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.INTERRUPTS_MOVED_BACK: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_NOT_MOVED: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_STAY: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
-    # Runtimes and pods of which the stage has none, states of a moment, and a fault of the backend itself.
+    # Runtimes and pods that the stage does not have, short-lived states, and an internal error of the backend.
     BackendCode.CGROUP_UNKNOWN: (
         "tests/unit/nri_backend/enforcement/test_hooks.py"
         "::test_a_claim_container_without_a_valid_cgroup_path_is_rejected"
@@ -148,9 +148,9 @@ ELSEWHERE: dict[str, str] = {
         "::test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process"
     ),
     BackendCode.VARIABLES_MALFORMED: f"{_CODES}::test_malformed_variables_have_a_code",
-    BackendCode.VARIABLES_FORGED: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
-    BackendCode.CLAIM_NOT_RESERVED: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
-    BackendCode.CLAIM_IN_USE: f"{_REMEDIES}::test_names_and_values_that_users_choose_never_decide_a_remedy",
+    BackendCode.VARIABLES_FORGED: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
+    BackendCode.CLAIM_NOT_RESERVED: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
+    BackendCode.CLAIM_IN_USE: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
     BackendCode.CLAIMED_CPUS_OFFLINE: (
         f"{_CODES}::test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle"
     ),
@@ -163,13 +163,13 @@ ELSEWHERE: dict[str, str] = {
     ),
     BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
 }
-"""What no stand-in can provoke, and the test that does."""
+"""Entries that no fake can provoke, with the test that does."""
 
-# --- Scenarios: what happens on a node, from outside. ---
+# --- Scenarios: events on a node, caused from outside. ---
 
 
 class Play:
-    """One stage with a machine of its own, watched by a witness."""
+    """A stage with its own machine, observed by a witness."""
 
     def __init__(self, stage: Stage, machine: HostDirectory, witness: Witness) -> None:
         self.stage = stage
@@ -177,7 +177,7 @@ class Play:
         self.witness = witness
 
     def until(self, what: str, condition: Callable[[], Any], seconds: float = 30.0) -> None:
-        """Looks at everything until a condition is true."""
+        """Observes everything until a condition is true."""
 
         def seen() -> Any:
             self.witness.look(self.stage)
@@ -190,7 +190,7 @@ class Play:
         self.until(path, lambda: self.witness.differs(path, default))
 
     def counts(self, name: str, value: float | None = None, **labels: str) -> None:
-        """Waits until a metric has a sample other than 0, or this one."""
+        """Waits until a metric has a value other than 0, or this value."""
 
         def counted() -> bool:
             samples = self.witness.samples[name]
@@ -214,7 +214,7 @@ class Play:
         self.until(code, lambda: code in self.witness.values["/v1/status.warnings[].code"])
 
     def hears(self, reason: str) -> None:
-        """Waits until there is an Event."""
+        """Waits until the Event exists."""
         self.until(reason, lambda: reason in self.witness.reasons)
 
     def pod(self, name: str, *requests: dict[str, Any], **parameters: Any) -> StagePod:
@@ -230,7 +230,7 @@ class Play:
 
 
 def parameters(play: Play) -> None:
-    """Claims with every parameter; the records show them, no container has to run."""
+    """Prepares claims with every parameter; the records contain them, so no container has to run."""
     for number, (parameter, value) in enumerate(_PARAMETERS.items()):
         with play.pod(f"tuned-{number}", cpus(2, numa_node=1), **{parameter: value}):
             play.witness.look(play.stage)
@@ -243,7 +243,7 @@ def parameters(play: Play) -> None:
 
 
 def running(play: Play) -> None:
-    """Containers with claims, in each way in which CPUs are enforced; interrupts leave their CPUs."""
+    """Runs containers with claims for each way in which CPUs are enforced; interrupts leave their CPUs."""
     with play.pod("db", cpus(2), hugepages(4 * MIB), memory(64 * MIB)) as pod, StagePod(play.stage, "web") as web:
         web.run()
         pod.run()
@@ -262,7 +262,7 @@ def running(play: Play) -> None:
 
 
 def refused_partition(play: Play) -> None:
-    """The kernel refuses a partition: a file of the pod's cgroup cannot be written."""
+    """The kernel rejects a partition because a file of the pod's cgroup cannot be written."""
     with play.pod("sad", cpus(2)) as pod:
         pod.run_sandbox()
         exclusive = play.stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "cpuset.cpus.exclusive"
@@ -276,7 +276,7 @@ def refused_partition(play: Play) -> None:
 
 
 def authors(play: Play) -> None:
-    """Pods whose authors have made mistakes, and one that was killed."""
+    """Runs pods with mistakes of their authors, and one that was killed."""
     with StagePod(play.stage, "forger") as pod:
         with pytest.raises(AnsweredError):
             pod.create(env=["DRA_CPUSET_11111111-1111-4111-8111-111111111111=0-3"])
@@ -312,7 +312,7 @@ def static_managers(play: Play) -> None:
 
 
 def released_in_use(play: Play) -> None:
-    """The kubelet takes a claim back while a container of it lives."""
+    """The kubelet unprepares a claim while a container still uses it."""
     with play.pod("old", cpus(2)) as pod:
         box = pod.run()
         pod.unprepare()
@@ -324,7 +324,7 @@ def released_in_use(play: Play) -> None:
 
 
 def damaged_files(play: Play) -> None:
-    """While the frontend is down one claim file is damaged and another removed; metadata cannot be written."""
+    """While the frontend is down, one claim file is damaged and another one removed; metadata cannot be written."""
     stage, (instance,) = play.stage, play.stage.instances
     with play.pod("hurt", cpus(2)) as pod, play.pod("lost", cpus(2)) as other:
         pod.run()
@@ -356,7 +356,7 @@ def damaged_files(play: Play) -> None:
 
 
 def files_in_the_way(play: Play) -> None:
-    """Directories lie where the journal and a socket for the kubelet should be."""
+    """Directories exist in place of the journal and of a socket for the kubelet."""
     paths = play.stage.paths
     in_the_way = paths.run_dir / CLAIMS_JOURNAL, next(paths.kubelet_root.glob("plugins/dra.memory/*.sock"))
     for path in in_the_way:
@@ -374,7 +374,7 @@ def files_in_the_way(play: Play) -> None:
 
 
 def machine_changes(play: Play) -> None:
-    """CPUs go, memory fails, host processes take hugepages, and sysfs cannot be read for a while."""
+    """CPUs go offline, memory fails, host processes use hugepages, and sysfs cannot be read for a while."""
     machine, pods = play.machine, play.stage.paths.cgroup_root / "kubepods.slice"
     with play.pod("db", cpus(4, numa_node=1)) as pod:
         lost = {max(play.stage.held(pod.claim_uid))}
@@ -419,7 +419,7 @@ def drift(play: Play) -> None:
 
 
 def slow_kernel(play: Play) -> None:
-    """A write to a cgroup hangs while a container starts: the hook is late and answers an error."""
+    """A write to a cgroup hangs during a start: the hook is late and returns an error."""
     with play.pod("late", cpus(2)) as pod:
         pod.run_sandbox()
         exclusive = play.stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "cpuset.cpus.exclusive"
@@ -429,7 +429,7 @@ def slow_kernel(play: Play) -> None:
             pod.run()
         play.counts("dra_numa_backend_hooks_total", outcome="timeout")
         play.fails(BackendCode.KERNEL_CALL_HANGS)
-        # Opening the other end lets the hung write return.
+        # Opening the other end of the FIFO lets the hung write return.
         os.close(os.open(exclusive, os.O_RDWR))
 
 
@@ -441,7 +441,7 @@ def everything_claimed(play: Play) -> None:
 
 
 def moved(play: Play) -> None:
-    """Where the pool enforces claims, other containers are moved off them."""
+    """If the pool enforces claims, other containers are moved off their CPUs."""
     with StagePod(play.stage, "web") as web:
         web.run()
         with play.pod("db", cpus(2)) as pod:
@@ -451,7 +451,7 @@ def moved(play: Play) -> None:
 
 @contextmanager
 def unwritable(path: Path, text: str) -> Iterator[None]:
-    """Replaces a file of a cgroup by one that can be read and not written, by root neither."""
+    """Replaces a cgroup file by one that can be read but not written, not even by root."""
     sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
     try:
         os.write(sealed, f"{text}\n".encode())
@@ -466,7 +466,7 @@ def unwritable(path: Path, text: str) -> Iterator[None]:
 
 
 def unrepaired(play: Play) -> None:
-    """Another program's values stay in cgroups, since the kernel refuses those of the audit."""
+    """Values of another program stay in cgroups because the kernel rejects the audit's writes."""
     with play.pod("db", cpus(2, numa_node=1), memory(64 * MIB, numa_node=1)) as pod:
         box = pod.run()
         with unwritable(box.directory / "cpuset.mems", "0-1"):
@@ -482,14 +482,14 @@ def unrepaired(play: Play) -> None:
 
 
 def no_partitions(play: Play) -> None:
-    """The configuration allows partitions, and the kernel of the node has none."""
+    """The configuration allows partitions, but the node's kernel does not support them."""
     play.counts("dra_numa_backend_exclusivity", mode="pool", configured="auto")
     play.sees("/v1/status.warnings[].cause")
     play.hears("PartitionsUnavailable")
 
 
 def observing(play: Play) -> None:
-    """The driver only observes, and a pod runs whose cgroups it would change."""
+    """The driver only observes, next to a running pod whose cgroups it would change."""
     with StagePod(play.stage, "web") as pod:
         pod.run()
         play.warns(StatusCode.OBSERVE_MODE)
@@ -500,7 +500,7 @@ def observing(play: Play) -> None:
 
 
 def refused_claim(play: Play) -> None:
-    """A claim asks for a partition on a node that makes none."""
+    """A claim asks for a partition on a node that does not support them."""
     with play.pod("isolated", cpus(2), isolation="isolated") as pod:
         with pytest.raises(AnsweredError):
             pod.run()
@@ -509,7 +509,7 @@ def refused_claim(play: Play) -> None:
 
 
 def status_writes(play: Play) -> None:
-    """The API server denies the status of claims."""
+    """The API server denies writes to the status of claims."""
     fault = {"count": 50, "answer": "403", "verb": "patch", "resource": "resourceclaims"}
     play.stage.api("/fake", "POST", {"fail_next": fault})
     with play.pod("denied", cpus(1)):
@@ -518,7 +518,7 @@ def status_writes(play: Play) -> None:
 
 
 def outages(play: Play) -> None:
-    """The runtime, the backend and the frontend end, one after another, with a claim prepared."""
+    """The runtime, the backend and the frontend stop one after another, with a prepared claim."""
     play.pod("kept", cpus(1))
     instance, standby = play.stage.instances[0], play.stage.add_instance()
     play.counts("dra_numa_backend_active", 0)
@@ -537,24 +537,26 @@ def outages(play: Play) -> None:
 
 
 def nothing_offered(play: Play) -> None:
-    """The configuration reserves a CPU that the machine cannot have, and the Node has no figure of the kubelet."""
+    """The configuration reserves a CPU that the machine cannot have, and the Node contains no figures of the
+    kubelet.
+    """
     play.fails(StatusCode.NOTHING_OFFERED)
     play.warns(StatusCode.KUBELET_RESERVE_UNKNOWN)
 
 
 def gate_off(play: Play) -> None:
-    """DRAConsumableCapacity is off: nothing is published."""
+    """DRAConsumableCapacity is off, so nothing is published."""
     play.counts("dra_numa_slices_in_sync", 0)
     play.hears("FeatureGateMissing")
 
 
 def slices_denied(play: Play) -> None:
-    """The API server denies slices; the write of a changed machine fails."""
+    """The API server denies slices, so the update after a change of the machine fails."""
     play.hears("ResourceSlicesNotPublished")
 
 
 def older_server(play: Play) -> None:
-    """The API server does not know what the configuration asks for."""
+    """The API server does not know fields that the configuration needs."""
     play.hears("ResourceSliceListsRefused")
     play.machine.set_errors(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=1)
     play.hears("ResourceSliceFieldsDropped")
@@ -567,7 +569,7 @@ def no_conditions(play: Play) -> None:
 
 
 def older_kubelet(play: Play) -> None:
-    """The API server counts claims, and the kubelet does not."""
+    """The API server counts claims, but the kubelet does not."""
     play.hears("NodeAllocatableMappingUnsupported")
 
 
@@ -578,7 +580,7 @@ def counted(play: Play) -> None:
 
 
 def joined(play: Play) -> None:
-    """CPUs of a device with two NUMA nodes agree with the claim's memory."""
+    """CPUs of a device with two NUMA nodes are joined with the claim's memory."""
     with play.pod("db", cpus(2), memory(64 * MIB, numa_node=1)):
         play.sees("/v1/claims[].cpus[].joined", [])
 
@@ -637,7 +639,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
     ({"gates_off": ("DRADeviceBindingConditions",), "config": _ON_DEMAND}, True, (no_conditions,)),
     ({"gates_on": ("DRAListTypeAttributes",), "config": {"groupBy": "machine"}}, True, (joined,)),
 )
-"""Settings of each stage, whether its instance becomes ready, and what happens on it."""
+"""Settings of each stage, whether its instance becomes ready, and the scenarios that run on it."""
 
 
 def deny_slices(stage: Stage) -> None:
@@ -647,7 +649,7 @@ def deny_slices(stage: Stage) -> None:
 
 
 def declare_nothing(stage: Stage) -> None:
-    """The kubelet of the node does not declare that it counts claims."""
+    """The node's kubelet does not declare that it counts claims."""
     path = f"/api/v1/nodes/{stage.settings.node}"
     node = stage.api(path)
     node["status"]["declaredFeatures"] = []
@@ -655,7 +657,7 @@ def declare_nothing(stage: Stage) -> None:
 
 
 def reserve_nothing(stage: Stage) -> None:
-    """The Node does not contain what pods can have."""
+    """The Node does not contain allocatable resources."""
     path = f"/api/v1/nodes/{stage.settings.node}"
     node = stage.api(path)
     node["status"]["allocatable"] = {}
@@ -667,11 +669,11 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {
     older_kubelet: declare_nothing,
     nothing_offered: reserve_nothing,
 }
-"""What is the case before the driver of a stage starts."""
+"""State of the node before the driver of a stage starts."""
 
 
 def a_machine(root: Path) -> HostDirectory:
-    """Two nodes of 16 CPUs, with an isolated CPU, an interrupt, hugepages and memory of a known performance."""
+    """Returns two nodes of 16 CPUs, with an isolated CPU, an interrupt, hugepages and memory of known performance."""
     machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), root))
     for node in (0, 1):
         machine.set_pages(node, 2048, 2048)
@@ -696,7 +698,7 @@ def a_machine(root: Path) -> HostDirectory:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Witness, dict[str, str]]:
-    """What was seen in all scenarios, and the scenarios that failed."""
+    """Returns everything that was observed in all scenarios, and the scenarios that failed."""
     witness, failures = Witness(DOCUMENTS), dict[str, str]()
     for settings, ready, scenarios in STAGES:
         machine = a_machine(tmp_path_factory.mktemp("machine"))
@@ -714,7 +716,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Witness, dict[str,
     return witness, failures
 
 
-# --- What is documented, by its source. ---
+# --- Everything that is documented, by its source. ---
 
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -732,36 +734,38 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def documented_fields() -> dict[str, Any]:
-    """The fields of the documents that are models of the contract, with their defaults."""
+    """Returns the fields of the documents that are models of the contract, with their defaults."""
     found: dict[str, Any] = {}
     for path, model in _MODELS.items():
         found |= dict(fields_of(model, path))
-    # Metrics are shown elsewhere; a format's version is a constant of the release; no warning makes a pod unready.
+    # Metrics are checked separately; a format's version is a constant of the release; no warning makes a pod unready.
     left_out = re.compile(r"/v1/backend\.status\.metrics.*|.*\.version|/v1/status\.warnings\[\]\.unready")
     return {path: default for path, default in found.items() if not left_out.fullmatch(path)}
 
 
 def documented_metrics() -> list[str]:
-    """The names in the tables of docs/metrics.md."""
+    """Returns the names in the tables of docs/metrics.md."""
     text = (ROOT / "docs/metrics.md").read_text()
     tables = text.partition("\n## dra-frontend\n")[2].partition("\n## Values of labels\n")[0]
     return re.findall(r"^\| `(dra_\w+)` \|", tables, re.MULTILINE)
 
 
 def documented_reasons() -> list[str]:
-    """The reasons in the table of docs/events.md."""
+    """Returns the reasons in the table of docs/events.md."""
     return re.findall(r"^\| `([A-Z]\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
 
 
 def condition_reasons() -> list[str]:
-    """The reasons of conditions in status.devices, by the calls of Condition in the module that makes them."""
+    """Returns the reasons of conditions in status.devices, from the calls of Condition in the module that creates
+    them.
+    """
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(device_status))) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Condition"]
     return sorted({str(call.args[1].value) for call in made if isinstance(call.args[1], ast.Constant)})
 
 
 def alerts() -> dict[str, str]:
-    """The expression of each alert."""
+    """Returns the expression of each alert."""
     groups = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
@@ -771,7 +775,9 @@ _OPERATORS = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": opera
 
 
 def could_fire(expression: str, witness: Witness) -> bool:
-    """Whether samples of an instance were seen that make each comparison true; a rate needs a counter above 0."""
+    """Returns True if samples of an instance were seen that make each comparison true; a rate needs a counter above
+    0.
+    """
     if "last_over_time" in expression:
         return witness.vanished
     if "histogram_quantile" in expression:
@@ -788,7 +794,7 @@ def could_fire(expression: str, witness: Witness) -> bool:
 
 
 def slower(witness: Witness, name: str, bound: float) -> bool:
-    """Whether a histogram has counted more in all than up to a bound."""
+    """Returns True if a histogram has counted observations above a bound."""
     most: dict[tuple[Any, bool], float] = {}
     for labels, value in witness.samples[name]:
         others = frozenset((key, text) for key, text in labels.items() if key != "le")
@@ -811,14 +817,14 @@ def excused(key: str) -> bool:
     return key in ELSEWHERE
 
 
-def test_every_scenario_comes_about(played: Played) -> None:
-    """A scenario that fails does not disturb the others; its name and the awaited condition are reported here."""
+def test_every_scenario_succeeds(played: Played) -> None:
+    """A failing scenario does not disturb the others; its name and the expected condition are reported here."""
     assert played[1] == {}
 
 
 @pytest.mark.parametrize("reason", documented_reasons())
 def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
-    """By its cause, from outside."""
+    """Its cause occurs outside the driver."""
     assert reason in played[0].reasons or excused(reason)
 
 
@@ -829,31 +835,31 @@ def test_every_event_is_documented(played: Played) -> None:
 
 @pytest.mark.parametrize("reason", condition_reasons())
 def test_every_condition_can_be_provoked(played: Played, reason: str) -> None:
-    """A device in the status of a claim, as the API server has it, or the page shows it."""
+    """It appears in a device's status in the API server or on the page."""
     assert reason in played[0].conditions or excused(reason)
     assert reason in (ROOT / "docs/workloads.md").read_text()
 
 
 @pytest.mark.parametrize("name", documented_metrics())
 def test_every_documented_metric_can_be_provoked(played: Played, name: str) -> None:
-    """It has a sample other than 0."""
+    """A value other than 0 is observed."""
     assert played[0].counted(name.removesuffix("_total")) or excused(name)
 
 
 def test_every_metric_is_documented(played: Played) -> None:
-    """What the registry has is on the page, and the other way round."""
+    """The metrics of the registry and those on the page are the same."""
     assert played[0].families == {name.removesuffix("_total") for name in documented_metrics()}
 
 
 @pytest.mark.parametrize("alert", alerts())
 def test_every_alert_can_fire(played: Played, alert: str) -> None:
-    """Samples were seen that make its expression true."""
+    """Samples were observed that make its expression true."""
     assert could_fire(alerts()[alert], played[0]) or excused(alert), alerts()[alert]
 
 
 @pytest.mark.parametrize("path", documented_fields())
 def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
-    """It has a value that is not its default."""
+    """It is observed with a value that is not its default."""
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
 
 
@@ -866,7 +872,7 @@ def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCo
 
 
 @pytest.mark.parametrize("address", sorted({*ELSEWHERE.values()}))
-def test_the_proofs_elsewhere_exist(address: str) -> None:
-    """A test that is renamed or deleted is missed here."""
+def test_the_proving_tests_exist(address: str) -> None:
+    """Fails if a test in ELSEWHERE is renamed or deleted."""
     path, _, name = address.partition("::")
     assert re.search(rf"def {name}\(", (ROOT / path).read_text())

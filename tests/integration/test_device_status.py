@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``status.devices`` of claims, by the real client and with the rights of the chart, as each release keeps it."""
+"""``status.devices`` of claims, written by the real client with the permissions of the chart, for several Kubernetes
+releases.
+"""
 
 import re
 from collections.abc import AsyncGenerator
@@ -33,7 +35,9 @@ GPU = {"driver": "gpu.example", "pool": NODE, "device": "gpu-0", "data": {"model
 
 @asynccontextmanager
 async def cluster(tmp_path: Path, version: str, **options: Any) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
-    """A server with a claim of two drivers, and the driver's client with the rights that the chart gives it."""
+    """Yields a server with a claim of two drivers, and the driver's client with the permissions that the chart
+    grants.
+    """
     options = {"rules": only(render(), "ClusterRole")["rules"], "node": NODE, **options}
     async with ApiServer(Options(version=version, **options)) as server:
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}
@@ -56,8 +60,8 @@ async def apply(server: ApiServer, client: KubeClient, *devices: Document, uid: 
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_the_charts_rights_are_enough_in_every_release(tmp_path: Path, version: str) -> None:
-    """Entries are added, changed and taken away; those of others stay, and what is there already changes nothing."""
+async def test_the_charts_permissions_are_enough_in_every_release(tmp_path: Path, version: str) -> None:
+    """Entries are added, changed and removed; those of other drivers stay, and existing entries do not change."""
     async with cluster(tmp_path, version) as (server, client):
         assert await apply(server, client, CPU) == [GPU, {**CPU, "conditions": []}]
         before = present(server)["metadata"]["resourceVersion"]
@@ -69,7 +73,7 @@ async def test_the_charts_rights_are_enough_in_every_release(tmp_path: Path, ver
 
 
 async def test_entries_go_with_the_allocation(tmp_path: Path) -> None:
-    """The server drops them; nobody has to be there for it, and nobody of the node may write them any more."""
+    """The server drops them without any client, and no client of the node may write them any more."""
     async with cluster(tmp_path, "1.36") as (server, client):
         await apply(server, client, CPU)
         server.store.update(CLAIMS, "ns", "c", {**present(server), "status": {}}, "status")
@@ -86,7 +90,7 @@ async def test_entries_go_with_the_allocation(tmp_path: Path) -> None:
     ("rights", "node"), [("associated-node:patch", NODE), ("", NODE), ("associated-node:patch", "node-b")]
 )
 async def test_from_1_36_a_driver_needs_more(tmp_path: Path, version: str, rights: str, node: str) -> None:
-    """Its own verb, and a token of the claim's node; the error names what to grant."""
+    """It needs a separate verb, and a token of the claim's node; the error contains the permission to grant."""
     rules = [one for one in only(render(), "ClusterRole")["rules"] if rights or "resourceNames" not in one]
     async with cluster(tmp_path, version, rules=rules, node=node) as (server, client):
         if version == "1.34" or (rights and node == NODE):
@@ -96,22 +100,22 @@ async def test_from_1_36_a_driver_needs_more(tmp_path: Path, version: str, right
                 await apply(server, client, CPU)
 
 
-async def test_entries_of_other_drivers_are_not_ours_to_write(tmp_path: Path) -> None:
-    """The rights are by driver."""
+async def test_entries_of_other_drivers_cannot_be_written(tmp_path: Path) -> None:
+    """The permissions are granted per driver."""
     async with cluster(tmp_path, "1.36") as (server, client):
         with pytest.raises(ForbiddenError):
             await apply(server, client, {**GPU, "data": {"model": "y"}})
 
 
 async def test_without_the_right_to_the_status_nothing_is_written(tmp_path: Path) -> None:
-    """A role that is narrower than the chart's may lack it."""
+    """A role that is narrower than the chart's may lack the permission."""
     async with cluster(tmp_path, "1.34", rules=[]) as (server, client):
         with pytest.raises(ForbiddenError, match=re.escape('resources: ["resourceclaims/status"]')):
             await apply(server, client, CPU)
 
 
 async def test_a_server_without_the_gate_drops_them(tmp_path: Path) -> None:
-    """And says nothing of it."""
+    """The response contains no error."""
     async with cluster(tmp_path, "1.34") as (server, client):
         server.store.update(CLAIMS, "ns", "c", _without_devices(present(server)), "status")
         server.options.gates["DRAResourceClaimDeviceStatus"] = False
@@ -122,8 +126,8 @@ def _without_devices(claim: Document) -> Document:
     return {**claim, "status": {key: value for key, value in claim["status"].items() if key != "devices"}}
 
 
-async def test_another_claim_of_the_name_is_not_written(tmp_path: Path) -> None:
-    """What was meant for one that is gone does not land on its successor; one that is gone is not made."""
+async def test_another_claim_with_the_same_name_is_not_written(tmp_path: Path) -> None:
+    """The status of a deleted claim is not written to its successor, and a deleted claim is not created again."""
     async with cluster(tmp_path, "1.36") as (server, client):
         with pytest.raises(InvalidError, match="immutable"):
             await apply(server, client, CPU, uid=SHARE)
@@ -142,8 +146,8 @@ async def test_another_claim_of_the_name_is_not_written(tmp_path: Path) -> None:
         {key: value for key, value in CPU.items() if key != "shareID"},
     ],
 )
-async def test_what_the_server_refuses(tmp_path: Path, entry: Document) -> None:
-    """The rules of the API that the fake keeps."""
+async def test_entries_that_the_server_rejects(tmp_path: Path, entry: Document) -> None:
+    """Checks the API's validation rules in the fake."""
     async with cluster(tmp_path, "1.36") as (server, client):
         with pytest.raises(InvalidError):
             await apply(server, client, entry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that an operator runs beside the service, as he runs them: with the service up, and with it down."""
+"""The commands that an operator runs next to the service, while it is running and while it is down."""
 
 import json
 import os
@@ -18,14 +18,14 @@ MIB = 1 << 20
 
 
 def prepared(stage: Stage, *words: str) -> dict[str, Any]:
-    """A command in the environment of the driver's pod, as subprocess takes it."""
+    """Returns a command in the environment of the driver's pod, in the form that subprocess accepts."""
     pod = {"NODE_NAME": stage.settings.node, "POD_UID": stage.instances[0].pod_uid}
     flags = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
     return {"args": [sys.executable, "-m", "numa_tools", *words, *flags], "env": os.environ | pod, "text": True}
 
 
 def run(stage: Stage, *words: str) -> tuple[int, Any]:
-    """Runs a command; returns exit status and JSON."""
+    """Runs a command and returns exit status and JSON."""
     done = subprocess.run(
         **prepared(stage, *words, "-o", "json"), check=False, capture_output=True, timeout=60 * PATIENCE
     )
@@ -34,12 +34,12 @@ def run(stage: Stage, *words: str) -> tuple[int, Any]:
 
 
 def results(document: Any) -> dict[str, str]:
-    """The result of each check by its id."""
+    """Returns the result of each check by its id."""
     return {one["id"]: one["result"] for one in document["checks"]}
 
 
-def test_up_and_down(open_stage: OpenStage) -> None:
-    """Both commands tell the same of claims whether the service runs or not, and say when it does not."""
+def test_commands_work_with_and_without_the_service(open_stage: OpenStage) -> None:
+    """Both commands show the same claims whether or not the service is running, and report if it is not."""
     stage = open_stage()
     instance = stage.add_ready_instance()
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB)) as pod:
@@ -54,7 +54,7 @@ def test_up_and_down(open_stage: OpenStage) -> None:
         code, shown = run(stage, "status")
         assert (shown["source"], shown["problems"], code) == ("service", [], 0)
         watch = prepared(stage, "status", "--watch")
-        # A shell's background jobs ignore SIGINT, and so would what they start.
+        # Background jobs of a shell ignore SIGINT, and so would processes that they start.
         watch["args"] = ["env", "--default-signal=INT", *watch["args"]]
         with subprocess.Popen(**watch, stdout=subprocess.PIPE) as watching:
             assert watching.stdout is not None

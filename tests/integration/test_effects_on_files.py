@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that the driver creates on a node, from the installation to the removal: the table of docs/effects.md."""
+"""The files that the driver creates on a node, from its installation to its removal, as listed in the table of
+docs/effects.md.
+"""
 
 import re
 
@@ -34,7 +36,9 @@ def files(stage: Stage) -> set[str]:
 
 
 def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
-    """After the installation, with a claim, after the claim has ended, and after the driver's pod was deleted."""
+    """They are compared after the installation, with a claim, after the claim has ended, and after the driver's pod was
+    deleted.
+    """
     stage = open_stage()
     instance = stage.add_ready_instance()
     installed = DIRECTORIES | KEPT | SOCKETS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both services with all stand-ins, each a process of its own: what a claim and the other containers get."""
+"""Both services with all fakes as separate processes: the resources of claims and of other containers."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
 METADATA = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims"
-"""Where a container sees the device metadata (KEP-5304)."""
+"""Path at which a container sees the device metadata (KEP-5304)."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 ALL = set(range(32))
 NODE_0 = {*range(8), *range(16, 24)}
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
-    """The container of a claim has the claim's CPUs, the memory of their node and the claimed hugepages, no more."""
+    """The container of a claim has exactly the claim's CPUs, the memory of their node and the claimed hugepages."""
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB), hugepages(4 * MIB)) as pod:
         pod.prepare()
         claimed = stage.held(pod.claim_uid)
@@ -51,8 +51,8 @@ def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
     assert not list(stage.paths.cdi_dir.glob("*.json"))
 
 
-def test_a_claim_says_what_it_has_and_whether_it_is_true(stage: Stage) -> None:
-    """Who cannot log in on the node reads it from the API server: CPUs, bytes, and what the kernel shows."""
+def test_the_claim_status_contains_resources_and_enforcement(stage: Stage) -> None:
+    """A user without access to the node reads CPUs, bytes and the kernel's state from the API server."""
     with claim_pod(stage, "told", cpus(4), hugepages(4 * MIB)) as pod:
         pod.prepare()
         box = pod.run()
@@ -65,8 +65,10 @@ def test_a_claim_says_what_it_has_and_whether_it_is_true(stage: Stage) -> None:
         assert told == {("Ready", "True", "Prepared"), ("Enforced", "True", "Exclusive"), ("Enforced", "True", "Bound")}
 
 
-def test_the_author_of_a_best_effort_pod_is_told_once(stage: Stage) -> None:
-    """The kubelet has put it there because it requests nothing; a second container is no news."""
+def test_a_best_effort_pod_with_a_claim_gets_one_event(stage: Stage) -> None:
+    """The kubelet assigns this QoS class because the pod requests nothing; a second container causes no further
+    Event.
+    """
     with claim_pod(stage, "careless", cpus(1)) as pod:
         pod.prepare()
         made = stage.runtime("run_pod_sandbox", name=pod.name, uid=pod.uid, namespace="default", qos="besteffort")
@@ -80,8 +82,10 @@ def test_the_author_of_a_best_effort_pod_is_told_once(stage: Stage) -> None:
         assert wait_for("an Event", told, 10) == ["careless"]
 
 
-def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
-    """Others are off the claimed CPUs before the claim's container is created, and get them back after unprepare."""
+def test_a_plain_container_leaves_claimed_cpus_and_gets_them_back(stage: Stage) -> None:
+    """Other containers have left the claimed CPUs before the claim's container is created, and get them back after
+    Unprepare.
+    """
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(6)) as db:
         plain = web.run()
         before = plain.cpus()
@@ -89,7 +93,7 @@ def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
         db.prepare()
         claimed = stage.held(db.claim_uid)
         created = db.create()
-        # At this moment the runtime has the answer to CreateContainer, and nobody waits for anything.
+        # At this point the runtime has the response to CreateContainer, and no operation is pending.
         assert not plain.cpus() & claimed
         created.start()
         late = web.run("late")
@@ -100,7 +104,9 @@ def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
 
 
 def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
-    """The kubelet is silent when the next pod uses a prepared claim: refused once, then the claim was read again."""
+    """The kubelet does not call the driver when another pod uses a prepared claim: the pod is rejected once, and then
+    the claim is read again.
+    """
     first, second = StagePod(stage, "first"), StagePod(stage, "second")
     with first:
         first.claim = make_claim(stage, "heirloom", [cpus(2)], [first.reference])
@@ -129,8 +135,8 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
         assert box.cpus() == given == stage.held(second.claim_uid)
 
 
-def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) -> None:
-    """CPUs on which a process may still run go into no other hand, pool included, until it is gone."""
+def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
+    """CPUs on which a process may still run are neither allocated nor in the pool until it has ended."""
     with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
         plain = web.run()
         old.prepare()
@@ -152,8 +158,10 @@ def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) ->
         plain.comes_to(ALL)
 
 
-def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> None:
-    """After its restart the kubelet prepares every claim again: the same devices, no second allocation."""
+def test_a_restarted_kubelet_gets_the_same_devices(stage: Stage) -> None:
+    """After its restart the kubelet prepares every claim again and gets the same devices without a second
+    allocation.
+    """
     with claim_pod(stage, "db", cpus(4), memory(MIB)) as pod:
         pod.prepare()
         box = pod.run()
@@ -167,8 +175,8 @@ def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> Non
         wait_for("the slices", lambda: len(stage.slices()) == 3)
 
 
-def test_a_container_reads_of_its_devices_and_only_of_its_own(stage: Stage) -> None:
-    """One file for each request and driver, at the path that the KEP names; gone with the claim."""
+def test_a_container_reads_the_metadata_of_its_own_devices_only(stage: Stage) -> None:
+    """There is one file for each request and driver, at the path in the KEP; it is removed with the claim."""
     with claim_pod(stage, "db", cpus(4), hugepages(4 * MIB)) as pod:
         pod.prepare()
         box = pod.run()
@@ -186,18 +194,20 @@ def test_a_container_reads_of_its_devices_and_only_of_its_own(stage: Stage) -> N
 
 
 def killed(stage: Stage, pod: StagePod) -> list[dict[str, Any]]:
-    """The Events about kills in a pod."""
+    """Returns the Events about kills in a pod."""
     return [one for one in stage.events("OutOfClaimedMemory") if one["regarding"]["uid"] == pod.uid]
 
 
 def told_of_kill(stage: Stage, box: Box) -> bool:
-    """Whether the backend tells that a container runs on after one kill."""
+    """Returns True if the backend reports that a container is still running after one kill."""
     told = [(one["id"], one["state"], one["memoryKills"]) for one in stage.state("/v1/containers")]
     return (box.id, "running", 1) in told
 
 
 def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None:
-    """Told once, though the container lives for weeks, backends come and go, and the API server forgets the Event."""
+    """There is only one Event, even if the container runs for weeks, the backend restarts, and the API server deletes
+    the Event.
+    """
     requests, limited = memory(64 * MIB, numa_node=1), opaque("dra.memory", "memoryConfig", {"limit": "claim"})
     with claim_pod(stage, "old", requests, config=[limited]) as old, claim_pod(stage, "new", requests) as new:
         boxes = {}
@@ -224,6 +234,6 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         instance.backend.start()
         stage.wait_ready(instance)
         wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 40.0)
-        # They are told in the order in which they were heard of: the first would come before.
+        # Kills are reported in the order in which they are observed, so the first one would precede this one.
         kill(new)
         assert not killed(stage, old)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What depends on the API server's release and gates, and on what a claim asks for, with all stand-ins."""
+"""Features that depend on the API server's release and gates, and on the claim's parameters, with all fakes."""
 
 import pytest
 
@@ -13,8 +13,8 @@ STEP = 64 << 20
 LIMITS = ("cpu.max", "hugetlb.2MB.max")
 
 
-def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage: OpenStage) -> None:
-    """The mapping is there; without DRAListTypeAttributes devices are as ever, and the lack is told."""
+def test_published_fields_depend_on_feature_gates(open_stage: OpenStage) -> None:
+    """The mapping is published; without DRAListTypeAttributes devices have no lists, and that is reported."""
     both = {"publishNodeAllocatableResourceMapping": True, "exposePCIeRoots": True}
     field, root = "nodeAllocatableResources", "resource.kubernetes.io/pcieRoot"
     stage = open_stage(kubernetes="1.37", gates_on=("DRANodeAllocatableResources",), config=both, partitions=True)
@@ -30,8 +30,8 @@ def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage
     assert "DRAListTypeAttributes" in answer
 
 
-def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
-    """A container has its own CPUs, which nobody else ever has, and what is left of the pool on their NUMA node."""
+def test_a_container_gets_shared_pool_cpus_next_to_its_own(stage: Stage) -> None:
+    """It has its exclusive CPUs, which no other container has, and the rest of the pool on their NUMA node."""
     everything, near = set(range(32)), {*range(8), *range(16, 24)}
     beside = [opaque("dra.cpu", "cpuConfig", {"poolCPUs": "numa"})]
     with StagePod(stage, "web") as web, claim_pod(stage, "vpp", cpus(4), config=beside) as vpp:
@@ -51,8 +51,8 @@ def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
         box.comes_to(near)
 
 
-def test_reserves_are_kept_as_the_node_says(open_stage: OpenStage) -> None:
-    """Capacities are less what the kubelet reserves, and slices are written once."""
+def test_the_kubelets_reserves_are_subtracted(open_stage: OpenStage) -> None:
+    """Capacities do not include what the kubelet reserves, and slices are written only once."""
     stage = open_stage()
     stage.add_ready_instance()
     shown = {one["device"]: one for one in stage.state("/v1/memory")}
@@ -64,8 +64,8 @@ def test_reserves_are_kept_as_the_node_says(open_stage: OpenStage) -> None:
     assert published[plain[0]["device"]]["capacity"]["size"]["value"] == f"{plain[0]['capacityBytes'] >> 20}Mi"
 
 
-def test_reserves_that_leave_nothing_are_told_of(open_stage: OpenStage) -> None:
-    """The pod is ready, since claims can be taken back; an Event and ``/readyz`` say what the operator has done."""
+def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None:
+    """The pod is ready, since claims can be unprepared; an Event and ``/readyz`` name the cause."""
     memory = [{"numaNode": 1, "limits": {"memory": "900Gi"}}]
     stage = open_stage(config={"reservedCPUs": "0-31", "reservedMemory": memory})
     instance = stage.add_ready_instance()
@@ -78,7 +78,9 @@ def test_reserves_that_leave_nothing_are_told_of(open_stage: OpenStage) -> None:
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
 def test_limits_are_the_same_whether_the_kubelet_counts_claims(open_stage: OpenStage, release: str, gate: bool) -> None:
-    """The record says whether it does, by what server and Node say; limits of pod and container come out equal."""
+    """The record says whether the kubelet counts claims, depending on server and Node; the limits of pod and container
+    are equal in both cases.
+    """
     gates = ("DRANodeAllocatableResources",) if gate else ()
     stage = open_stage(kubernetes=release, gates_on=gates, config={"publishNodeAllocatableResourceMapping": True})
     stage.add_ready_instance()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several instances at once (an update with surge), what they share on the node, and what else manages CPUs there."""
+"""Several instances at once (a surge update), the files they share on the node, and other managers of CPUs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +16,10 @@ def _active(stage: Stage, instance: Instance) -> bool:
     return bool(status and status["active"])
 
 
-def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
-    """Both are ready and asked by the runtime, but only the holder of the lock adjusts; the other follows its death."""
+def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage: OpenStage) -> None:
+    """Both are ready and called by the runtime, but only the holder of the lock adjusts containers; the other one takes
+    over at its death.
+    """
     stage = open_stage()
     old = stage.add_ready_instance()
     with claim_pod(stage, "db", cpus(4)) as pod:
@@ -28,7 +30,7 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
         stage.wait_ready(new)
         assert (_active(stage, old), _active(stage, new)) == (True, False)
         stage.runtime("wait_plugins", count=2)
-        # Two plugins that set the same field would fail this creation.
+        # The creation would fail if two plugins set the same field.
         box.stop()
         assert pod.run().cpus() == given
         for process in old.processes:
@@ -41,8 +43,10 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
             assert not following.run().cpus() & given
 
 
-def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
-    """With cgroupfs and an older NRI: no claim is prepared while nobody enforces, and none is lost with its file."""
+def test_all_processes_die_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
+    """The node uses cgroupfs and an older NRI. No claim is prepared while no backend enforces, and no claim is lost
+    with its file.
+    """
     stage = open_stage(cgroup_driver="cgroupfs", nri_level="0.8")
     instance = stage.add_ready_instance()
     with claim_pod(stage, "db", cpus(4)) as pod, claim_pod(stage, "next", cpus(12, numa_node=0)) as following:
@@ -67,12 +71,12 @@ def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> N
         stage.wait_back(instance)
         wait_for("both records", lambda: len(list(stage.paths.cdi_dir.glob("*.json"))) == 2)
         assert stage.held(pod.claim_uid) == given == box.cpus()
-        # The kubelet does not prepare it again: its container could never be created.
+        # The kubelet does not prepare it again, so its container could never be created.
         assert following.run().cpus() == stage.held(following.claim_uid)
 
 
-def test_a_backend_has_a_directory_of_its_own_and_a_lock_there(open_stage: OpenStage) -> None:
-    """Only root can enter it; whoever loses the lock ends."""
+def test_the_backends_lock_directory_is_private(open_stage: OpenStage) -> None:
+    """Only root can enter it. A backend that loses the lock ends."""
     stage = open_stage()
     run = stage.paths.run_dir
     instance = stage.add_ready_instance()
@@ -84,8 +88,8 @@ def test_a_backend_has_a_directory_of_its_own_and_a_lock_there(open_stage: OpenS
     assert "Traceback" not in log
 
 
-def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> None:
-    """An Event and a metric, once: claims and the pinning of the kubelet do not go together."""
+def test_a_static_manager_of_the_kubelet_is_reported(open_stage: OpenStage) -> None:
+    """There is one Event and a metric, since claims conflict with the kubelet's pinning."""
     stage = open_stage(backend="")
     socket = stage.add_instance().state_socket
     lease = {"instance": "b", "generation": 1, "synchronized": True, "kubeletPins": ["cpu"], "containers": []}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events by both real halves, with the rights that the chart gives: one per condition, none about a mode asked for."""
+"""Events of both real services with the permissions of the chart: one per condition, and none about a mode that was
+asked for.
+"""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -21,7 +23,7 @@ from tests.stage.stage import OpenStage, Stage
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
-    """A server with the rules of the chart's ClusterRole, and the driver's client."""
+    """Yields a server with the rules of the chart's ClusterRole, and the driver's client."""
     async with (
         ApiServer(Options(rules=only(render(), "ClusterRole")["rules"])) as server,
         connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as made,
@@ -29,7 +31,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[tuple[ApiServer, KubeClient],
         yield server, made
 
 
-async def test_the_charts_rights_are_enough_to_count(client: tuple[ApiServer, KubeClient]) -> None:
+async def test_the_charts_permissions_are_enough_for_events(client: tuple[ApiServer, KubeClient]) -> None:
     """The recorder creates, reads and updates an Event with create and patch; the fake denies every other verb."""
     server, kube = client
     now = 0.0
@@ -46,7 +48,7 @@ async def test_the_charts_rights_are_enough_to_count(client: tuple[ApiServer, Ku
 
 
 async def test_a_role_without_patch_is_enforced_by_the_fake(client: tuple[ApiServer, KubeClient]) -> None:
-    """A missing verb in the chart is noticed here."""
+    """A verb that is missing in the chart thus makes this test fail."""
     server, kube = client
     for rule in server.options.rules or []:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != "patch"]
@@ -56,7 +58,7 @@ async def test_a_role_without_patch_is_enforced_by_the_fake(client: tuple[ApiSer
 
 @pytest.fixture(scope="module")
 def partitions(open_shared_stage: OpenStage) -> Stage:
-    """A stage whose kernel has partitions, with one instance."""
+    """Returns a stage whose kernel supports partitions, with one instance."""
     stage = open_shared_stage(partitions=True)
     stage.add_ready_instance()
     return stage
@@ -64,7 +66,7 @@ def partitions(open_shared_stage: OpenStage) -> Stage:
 
 def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None:
     """The container's report names the setting; neither Event nor metric nor problem does."""
-    shared = opaque("dra.cpu", "cpuConfig", {"poolCPUs": "all"})
+    shared = opaque("dra.cpu", "cpuConfig", {"shared": "pool"})
     with claim_pod(partitions, "vpp", cpus(2), config=[shared]) as pod:
         pod.prepare()
         box = pod.run()
@@ -77,7 +79,7 @@ def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None
         assert {one.get("pooled") for one in partitions.state("/v1/cpus")} == {None}
         assert metric(partitions, "dra_numa_backend_pooled_containers 0.0")
         assert metric(partitions, 'dra_numa_backend_exclusivity{configured="auto",mode="partition"} 1.0')
-        # An Event about this pod would be before that of a pod that starts later.
+        # An Event about this pod would precede one about a pod that starts later.
         with claim_pod(partitions, "careless", cpus(1)) as other:
             other.prepare()
             other.sandbox = partitions.runtime(
@@ -89,12 +91,14 @@ def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None
 
 
 def metric(stage: Stage, line: str) -> bool:
-    """Whether the metrics have a line."""
+    """Returns True if the metrics contain this line."""
     return line in stage.state("/metrics").splitlines()
 
 
-def test_a_static_manager_of_the_kubelet_is_noticed(open_stage: OpenStage) -> None:
-    """A container that the kubelet pins makes an Event of the Node, a metric, a warning and a finding of the doctor."""
+def test_pinning_by_the_kubelet_is_reported(open_stage: OpenStage) -> None:
+    """A container that the kubelet pins causes an Event about the Node, a metric, a warning and a finding of the
+    doctor.
+    """
     stage = open_stage()
     stage.add_ready_instance()
     kubelet = StaticManagers(frozenset(range(32)), frozenset({0}), memory=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod without a claim in its specification, with all stand-ins: its containers are pinned all the same."""
+"""A pod without a claim in its spec, with all fakes: its containers are pinned through extended resources."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 
 
 class ExtendedPod(StagePod):
-    """A pod of which the scheduler has made a claim."""
+    """A pod for which the scheduler has created a claim."""
 
     status: dict[str, Any]
 
     def document(self) -> dict[str, Any]:
-        """As the kubelet reads it: nothing in the specification names the claim."""
+        """Returns the pod as the kubelet reads it: its spec does not name the claim."""
         pod = asking(one=2, two=2)
         metadata = {"namespace": NAMESPACE, "name": self.name, "uid": self.uid}
         return {"metadata": metadata, "spec": pod["spec"], "status": self.status}
 
 
 def test_extended_resources_pin_containers(open_stage: OpenStage) -> None:
-    """Each container gets the CPUs of its own request; a third one shares what is left."""
+    """Each container gets the CPUs of its own request; a third one uses the shared pool."""
     stage = open_stage(config={"cpuDeviceMode": "individual"})
     stage.add_ready_instance()
     single = next(one for one in render(RESOURCE) if one["metadata"]["name"] == "dra.cpu-single")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dra-frontend explain`` beside the running services, as somebody runs it with kubectl exec."""
+"""``dra-frontend explain`` next to the running services, as a user runs it with kubectl exec."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
 @pytest.fixture(scope="module")
 def flags(shared: Stage) -> list[str]:
-    """Machine, sockets and files of the stage, as the host's."""
+    """Returns flags that point to the machine, the sockets and the files of the stage."""
     base = shared.paths.base
     write_tree(captured("32intel64-2p8co2t+8ve"), base)
     config = base / "explain.yaml"
@@ -34,21 +34,23 @@ def flags(shared: Stage) -> list[str]:
 
 
 def explain(flags: list[str], subject: str, *more: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error."""
+    """Returns exit status, standard output and standard error."""
     command = [sys.executable, "-m", "numa_tools", *flags, "explain", subject, *more]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return ran.returncode, ran.stdout, ran.stderr
 
 
 def document(flags: list[str], subject: str) -> tuple[int, Any]:
-    """Exit status, and the JSON that is printed."""
+    """Returns the exit status and the printed JSON."""
     status, out, err = explain(flags, subject, "-o", "json")
     assert out, err
     return status, json.loads(out)
 
 
-def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
-    """What it has, why, who keeps others off, by claim, by pod, by CPU and by device; all is well."""
+def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
+    """Its resources, the reasons for them and the kind of enforcement are explained by claim, by pod, by CPU and by
+    device, without problems.
+    """
     with claim_pod(stage, "db", cpus(4), memory(512 << 20), hugepages(4 << 20)) as pod:
         pod.prepare()
         box = pod.run()
@@ -72,8 +74,8 @@ def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
         assert (status, f"CPUs {given['cpus']['cpus']} of cpudevnuma000" in text) == (0, True)
 
 
-def test_the_second_pod_of_a_claim_is_refused_by_the_name_of_the_first(stage: Stage, flags: list[str]) -> None:
-    """At first since the record does not name it, then since the claim is in use; no text is about forged variables."""
+def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list[str]) -> None:
+    """At first the record does not contain the pod, and then the claim is in use; no text mentions forged variables."""
     first, second = StagePod(stage, "holder"), StagePod(stage, "second")
     claim = make_claim(stage, "both", [cpus(2)], [first.reference])
     first.claim = claim
@@ -105,8 +107,10 @@ def test_the_second_pod_of_a_claim_is_refused_by_the_name_of_the_first(stage: St
         second.unprepare()
 
 
-def test_a_claim_that_does_not_fit(stage: Stage, flags: list[str]) -> None:
-    """Each device with what is missing, and a problem with its remedy; a class of nobody here is told from that."""
+def test_a_claim_that_does_not_fit_is_explained(stage: Stage, flags: list[str]) -> None:
+    """Each device is listed with its shortage, and there is a problem with a remedy; a class of another driver is a
+    different problem.
+    """
     requests = [cpus(17), {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "waiting", "uid": "1"}
     metadata = {"name": "greedy", "namespace": "default", "ownerReferences": [owner]}
@@ -126,8 +130,8 @@ def test_a_claim_that_does_not_fit(stage: Stage, flags: list[str]) -> None:
     assert "PROBLEM  the scheduler finds no devices\nWHY      request cpus: cpudevnuma000 gives 16 of" in text
 
 
-def test_nobody_knows_it(flags: list[str]) -> None:
-    """One line says where it was looked for; a CPU that there cannot be is not asked of the API server."""
+def test_unknown_subjects_are_reported(flags: list[str]) -> None:
+    """One line says where the subject was looked up; an impossible CPU number is not looked up in the API server."""
     status, out, err = explain(flags, "default/nobody")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "neither this node nor namespace default has a claim nobody" in err
@@ -135,8 +139,8 @@ def test_nobody_knows_it(flags: list[str]) -> None:
     assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is a single number, such as cpu/3\n")
 
 
-def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path) -> None:
-    """Masked, no file of it has a name of the cluster; what a claim has is explained from it as on the node."""
+def test_a_masked_archive_is_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:
+    """No file of it contains a name of the cluster, and a claim's resources are explained as on the node."""
     with claim_pod(stage, "billing-7f9", cpus(4), hugepages(4 << 20)) as pod:
         pod.prepare()
         pod.run("ledger")
@@ -158,7 +162,7 @@ def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path
 
 
 def contents(archive: Path) -> dict[str, str]:
-    """The files in an archive, by their paths."""
+    """Returns the files in an archive by their paths."""
     with tarfile.open(archive) as tar:
         files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
         return {name: file.read().decode() for name, file in files.items() if file}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake API server must be as strict as the real one, else it proves nothing."""
+"""The fake API server must be as strict as the real one; otherwise tests with it prove nothing."""
 
 from typing import Any
 
@@ -71,14 +71,14 @@ INVALID = {
 
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_slices_are_refused(name: str) -> None:
-    """Each rule of validation answers 422 with a cause."""
+    """Each violated validation rule gives a 422 with its cause."""
     with pytest.raises(ApiError) as caught:
         check(INVALID[name])
     assert caught.value.code == 422
 
 
-def test_valid_slice_comes_back_in_the_servers_spelling() -> None:
-    """Quantities are printed canonically and times filled in, as drivers must expect."""
+def test_a_valid_slice_is_returned_in_the_servers_form() -> None:
+    """Quantities are canonical and times are set, as drivers must expect."""
     device = {**shared("8192Mi", default="1024Ki", validRange=SPAN), "taints": [{"key": "k", "effect": "NoSchedule"}]}
     (stored,) = check(document(device))["spec"]["devices"]
     assert stored["capacity"]["size"]["value"] == "8Gi"
@@ -86,21 +86,21 @@ def test_valid_slice_comes_back_in_the_servers_spelling() -> None:
     assert stored["taints"][0]["timeAdded"].endswith("Z")
 
 
-def test_fields_of_a_gate_that_is_off_disappear() -> None:
-    """Without DRAConsumableCapacity the device is stored as an exclusive one, without any error."""
+def test_fields_of_a_disabled_gate_are_dropped() -> None:
+    """Without DRAConsumableCapacity the device is stored as an unshared one, without an error."""
     (stored,) = check(document(shared(default="1Mi")), DRAConsumableCapacity=False)["spec"]["devices"]
     assert stored == {"name": "d", "capacity": {"size": {"value": "8Gi"}}}
 
 
 def test_fields_in_use_survive_the_gate() -> None:
-    """An object that has the field already keeps it while the gate is off."""
+    """An object that already has the field keeps it while the gate is off."""
     old = check(document(shared(default="1Mi")))
     gates = {**GATES_OF_1_36, "DRAConsumableCapacity": False}
     assert admit(gates, SLICES, old, old)["spec"]["devices"][0]["allowMultipleAllocations"]
 
 
 def test_store_locks_optimistically() -> None:
-    """A stale version conflicts, an unchanged update writes nothing."""
+    """A stale version conflicts, and an update without changes writes nothing."""
     store = Store()
     made = store.create(CLAIMS, "ns", {"metadata": {"name": "c"}, "spec": {}, "status": {}})
     assert store.update(CLAIMS, "ns", "c", made)["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
@@ -115,13 +115,15 @@ def test_store_locks_optimistically() -> None:
     [("1.5", "1500m"), ("0.5Gi", "512Mi"), ("3000", "3k"), ("1024", "1024"), ("2048Mi", "2Gi"), ("0.5Ki", "512")],
 )
 def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> None:
-    """Vectors that were run against the Go library."""
+    """The vectors come from the Go library."""
     assert quantities.canonical(text) == printed
     assert quantities.parse(text) == quantities.parse(printed)
 
 
 def test_a_strategic_merge_patch_merges_items_by_their_key() -> None:
-    """As kubectl and Helm send it: one container changes, lists without a key are replaced, null removes."""
+    """As with kubectl and Helm, one container changes, lists without a merge key are replaced, and null removes a
+    field.
+    """
     containers = [{"name": "a", "image": "a:1", "args": ["-x"]}, {"name": "b", "image": "b:1"}, {"name": "c"}]
     old = {"spec": {"containers": containers, "nodeSelector": {"x": "y"}}, "rules": [1, 2]}
     changes = [{"name": "b", "image": "b:2"}, {"name": "c", "$patch": "delete"}]

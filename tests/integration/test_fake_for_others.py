@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake API server answers clients that are not ours: streaming lists and protobuf, as client-go uses them."""
+"""The fake API server serves clients of other projects: streaming lists and protobuf, as client-go uses them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -24,20 +24,19 @@ ACCEPT = {"Accept": f"{PROTOBUF},application/json"}
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A server."""
     async with ApiServer() as server:
         yield server
 
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client that asks as client-go does."""
+    """Returns a client that sends requests as client-go does."""
     async with aiohttp.ClientSession(server.url, headers=ACCEPT) as client:
         yield client
 
 
 def field(number: int, value: bytes | str | int) -> bytes:
-    """One field of a protobuf message, short enough for lengths of one byte."""
+    """Returns one field of a protobuf message whose length fits into one byte."""
     if isinstance(value, int):
         return bytes([number << 3, value])
     data = value.encode() if isinstance(value, str) else value
@@ -47,13 +46,13 @@ def field(number: int, value: bytes | str | int) -> bytes:
 
 
 def enveloped(kind: str, raw: bytes, api_version: str = "resource.k8s.io/v1") -> bytes:
-    """An object as it goes over the wire; what Go leaves empty is written, too."""
+    """Returns an object as it is sent. Go also writes fields that are empty."""
     return b"k8s\0" + field(1, field(1, api_version) + field(2, kind)) + field(2, raw) + field(3, "") + field(4, "")
 
 
 def a_slice(name: str) -> bytes:
-    """A slice of two devices."""
-    # Names and values of what other drivers publish: an attribute of 0 is one, an empty name is none.
+    """Returns a slice with two devices."""
+    # Names and values as other drivers publish them: an attribute with the value 0 counts, an empty name does not.
     metadata = field(1, name) + field(2, "") + field(3, "") + field(8, b"") + field(13, field(1, "Node") + field(6, 1))
     pool = field(1, "node-a") + field(2, 1) + field(3, 1)
     attributes = field(2, field(1, "numaNode") + field(2, field(2, 0)))
@@ -67,15 +66,14 @@ def a_slice(name: str) -> bytes:
 
 
 async def create(client: aiohttp.ClientSession, name: str) -> dict[str, Any]:
-    """Creates a slice."""
     async with client.post(SLICES, data=a_slice(name), headers={"Content-Type": PROTOBUF}) as answer:
         assert (answer.status, answer.content_type) == (201, "application/json"), await answer.text()
         made: dict[str, Any] = await answer.json()
         return made
 
 
-async def test_a_body_in_protobuf_is_the_object(client: aiohttp.ClientSession) -> None:
-    """What was given is stored, with what its writer left empty left out; the answer is JSON."""
+async def test_a_protobuf_body_is_stored_as_the_object(client: aiohttp.ClientSession) -> None:
+    """Fields that the writer left empty are omitted; the response is JSON."""
     made = await create(client, "s")
     assert {key: made["metadata"].get(key) for key in ("name", "namespace", "ownerReferences")} == {
         "name": "s",
@@ -96,7 +94,7 @@ async def test_a_body_in_protobuf_is_the_object(client: aiohttp.ClientSession) -
 
 
 async def test_a_slice_is_deleted_with_options_in_protobuf(client: aiohttp.ClientSession) -> None:
-    """Preconditions count: another version is a conflict."""
+    """Preconditions apply: another version is a conflict."""
     uid = (await create(client, "s"))["metadata"]["uid"]
     for wanted, status in (("other", 409), (uid, 200)):
         options = enveloped("DeleteOptions", field(2, field(1, wanted)), "v1")
@@ -114,20 +112,20 @@ async def test_a_slice_is_deleted_with_options_in_protobuf(client: aiohttp.Clien
         (enveloped("ResourceSlice", field(1, b"\x0d\0\0\0\0")), 400),
     ],
 )
-async def test_what_it_cannot_read_is_said(client: aiohttp.ClientSession, body: bytes, status: int) -> None:
-    """A kind that no driver sends, and bytes that are no object."""
+async def test_unreadable_bodies_are_rejected(client: aiohttp.ClientSession, body: bytes, status: int) -> None:
+    """Covers a kind that no driver sends, and bytes that are not an object."""
     async with client.post(SLICES, data=body, headers={"Content-Type": PROTOBUF}) as answer:
         assert (answer.status, (await answer.json())["kind"]) == (status, "Status")
 
 
-async def test_who_accepts_no_json_is_told(client: aiohttp.ClientSession) -> None:
-    """It has nothing else to give."""
+async def test_a_client_that_does_not_accept_json_is_rejected(client: aiohttp.ClientSession) -> None:
+    """The server can only return JSON."""
     async with client.get(SLICES, headers={"Accept": PROTOBUF}) as answer:
         assert (answer.status, (await answer.json())["reason"]) == (406, "NotAcceptable")
 
 
 async def events(client: aiohttp.ClientSession, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """The events of a watch."""
+    """Returns the events of a watch."""
     async with client.get(SLICES, params={**STREAMING, **query}) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
@@ -137,7 +135,7 @@ async def events(client: aiohttp.ClientSession, **query: str) -> AsyncIterator[t
 
 @pytest.mark.parametrize("version", ["", "0", "1"])
 async def test_a_streaming_list_ends_with_a_bookmark(client: aiohttp.ClientSession, version: str) -> None:
-    """First all that exists, then the bookmark that says so, then what changes."""
+    """First come all existing objects, then the bookmark that marks their end, then changes."""
     names = {(await create(client, name))["metadata"]["name"] for name in ("a", "b")}
     seen = events(client, resourceVersion=version)
     assert {(await anext(seen))[1]["metadata"]["name"] for _ in names} == names
@@ -151,8 +149,10 @@ async def test_a_streaming_list_ends_with_a_bookmark(client: aiohttp.ClientSessi
 
 
 @pytest.mark.parametrize("query", [{"resourceVersionMatch": ""}, {"sendInitialEvents": ""}])
-async def test_its_options_go_together(client: aiohttp.ClientSession, query: dict[str, str]) -> None:
-    """client-go goes back to an ordinary list when they are refused."""
+async def test_options_of_a_streaming_list_depend_on_each_other(
+    client: aiohttp.ClientSession, query: dict[str, str]
+) -> None:
+    """client-go falls back to an ordinary list when they are rejected."""
     asked = {key: value for key, value in {**STREAMING, **query}.items() if value or key == "resourceVersion"}
     async with client.get(SLICES, params=asked) as answer:
         assert (answer.status, (await answer.json())["reason"]) == (422, "Invalid")

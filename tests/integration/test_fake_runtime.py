@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in runtime itself: it must be as strict as what it stands for, else the other tests prove nothing."""
+"""The fake runtime must be as strict as a real one; otherwise tests with it prove nothing."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("level", "events"), [("0.8", 0x8FF), ("0.12", 0x4000)])
 async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
-    """There is no negotiation: the plugin is out before it is in."""
+    """NRI has no negotiation: the plugin is disconnected during its registration."""
     socket = tmp_path / "nri.sock"
     async with running(RuntimeOptions(socket, level=level)) as runtime, other_plugin(socket, events=events):
         await runtime.wait_until(lambda one: bool(one.log))
@@ -30,8 +30,8 @@ async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level:
         assert runtime.plugins == []
 
 
-async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path) -> None:
-    """An intermediate answer must say more."""
+async def test_a_plugin_that_does_not_acknowledge_a_part_is_closed(tmp_path: Path) -> None:
+    """The response to an intermediate part must set ``more``."""
 
     async def whole(_payload: bytes) -> Message:
         return pb.SynchronizeResponse()
@@ -47,7 +47,9 @@ async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path
 
 
 async def test_effective_cpusets_follow_what_is_written(tmp_path: Path) -> None:
-    """An own value within the parent's shows at once; an empty one is the parent's; others are what both have."""
+    """A cpuset within the parent's is effective at once; an empty one means the parent's; otherwise the intersection is
+    effective.
+    """
     async with running(RuntimeOptions(tmp_path / "nri.sock", cgroup_root=tmp_path / "cgroup")) as runtime:
         pod = await runtime.run_pod_sandbox("web")
         pinned = await runtime.create_container(pod, "pinned", cpus="2-3")
@@ -79,8 +81,8 @@ async def test_effective_cpusets_follow_what_is_written(tmp_path: Path) -> None:
         (_spec(devices=[{"name": "x", "containerEdits": {"env": ["=b"]}}]), "invalid env"),
     ],
 )
-def test_cdi_files_are_read_as_strictly_as_by_the_library(tmp_path: Path, spec: dict[str, Any], error: str) -> None:
-    """One mistake loses the file, and only that file."""
+def test_cdi_files_are_read_as_strictly_as_in_the_library(tmp_path: Path, spec: dict[str, Any], error: str) -> None:
+    """One mistake invalidates the file, and only that file."""
     (tmp_path / "bad.json").write_text(json.dumps(spec))
     (tmp_path / "good.json").write_text(json.dumps(_spec(kind="other/kind")))
     scan = scan_directories([tmp_path])
@@ -88,8 +90,8 @@ def test_cdi_files_are_read_as_strictly_as_by_the_library(tmp_path: Path, spec: 
     assert error in scan.errors[tmp_path / "bad.json"]
 
 
-def test_a_cdi_device_in_two_files_is_in_none(tmp_path: Path) -> None:
-    """Two names for one device make both vanish; files with other endings are not looked at."""
+def test_a_cdi_device_in_two_files_is_dropped(tmp_path: Path) -> None:
+    """A device that two files define is not available; files with other extensions are ignored."""
     for name in ("a.json", "b.json", "c.json.tmp"):
         (tmp_path / name).write_text(json.dumps(_spec()))
     assert scan_directories([tmp_path]).devices == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler stand-in must allocate as the real one, else demo and tests prepare claims that never occur."""
+"""The fake scheduler must allocate like the real one; otherwise demo and tests prepare claims that never occur."""
 
 from typing import Any
 
@@ -60,13 +60,13 @@ def results(allocated: Document) -> list[tuple[str, str, Any]]:
 
 @pytest.mark.parametrize(("asked", "given"), [("100m", "1"), ("1500m", "2"), ("8", "8")])
 def test_ranges_round_up(asked: str, given: str) -> None:
-    """Requests go up to min, then to the next step, printed in the binary family."""
+    """Requests are raised to min and then to the next step, and printed with binary suffixes."""
     assert results(allocate(claim(request("cpu", cpu=asked)), PUBLISHED, CLASSES)) == [("cpu", "cpu0", {"cpu": given})]
     assert results(allocate(claim(request("mem", size="8000")), PUBLISHED, CLASSES))[0][2] == {"size": "8Ki"}
 
 
 def test_capacity_is_shared_until_it_is_used_up() -> None:
-    """Other claims' shares count; what does not fit goes to the next device, then nowhere."""
+    """Shares of other claims count; a request that does not fit goes to the next device, or fails."""
     first = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES)
     second = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES, others=[first])
     third = allocate(claim(request("cpu", cpu="2")), PUBLISHED, CLASSES, others=[first, second])
@@ -76,19 +76,19 @@ def test_capacity_is_shared_until_it_is_used_up() -> None:
 
 
 def test_keys_are_literal() -> None:
-    """A request for a key that no device has cannot be allocated."""
+    """A request with a capacity key that no device has cannot be allocated."""
     with pytest.raises(UnschedulableError):
         allocate(claim(request("cpu", **{"cpu.example/cpu": "1"})), PUBLISHED, CLASSES)
 
 
 def test_a_count_takes_several_devices() -> None:
-    """Each has what is asked for."""
+    """Each of them has the requested amount."""
     two = {"name": "cpu", "exactly": {"deviceClassName": "cpu", "count": 2, "capacity": {"requests": {"cpu": "5"}}}}
     assert [one[1] for one in results(allocate(claim(two), PUBLISHED, CLASSES))] == ["cpu0", "cpu1"]
 
 
 def test_class_configuration_comes_first() -> None:
-    """FromClass entries precede FromClaim entries, and name the request they came with."""
+    """FromClass entries precede FromClaim entries and contain the request they belong to."""
     mine = {"requests": ["cpu"], "opaque": {"driver": "cpu.example", "parameters": {"a": 2}}}
     allocated = allocate(claim(request("cpu"), config=[mine]), PUBLISHED, CLASSES)
     assert allocated["status"]["allocation"]["devices"]["config"] == [
@@ -106,7 +106,7 @@ def test_class_configuration_comes_first() -> None:
         pytest.param([a_slice("cpu.example", "p", TAINTED)], id="tainted"),
     ],
 )
-def test_unusable_pools_are_invisible(published: list[Document]) -> None:
-    """An incomplete, duplicated, obsolete or tainted pool offers nothing, without an error anywhere."""
+def test_devices_of_unusable_pools_are_ignored(published: list[Document]) -> None:
+    """An incomplete, duplicated, obsolete or tainted pool offers no devices, and no error is reported."""
     with pytest.raises(UnschedulableError):
         allocate(claim(request("cpu")), published, CLASSES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five faults that operators meet, each on a node that was well: which command names the fault and what to do."""
+"""Five faults that operators encounter, each on a healthy node: the commands that name the fault and a remedy."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ RESERVED = "0-1,16-17"
 
 @pytest.fixture
 def well(open_stage: OpenStage) -> Stage:
-    """A node with nothing wrong, and a claim that nobody has allocated; commands see all of it below one root."""
+    """Returns a healthy node with an unallocated claim; the commands see all of it below one root."""
     stage = open_stage(reserved_cpus=RESERVED)
     stage.add_ready_instance()
     ask_for(stage, "waiting", 4)
@@ -38,7 +38,7 @@ def well(open_stage: OpenStage) -> Stage:
 
 
 def told(stage: Stage, command: str) -> str:
-    """What a command prints, run as with the node's root mounted."""
+    """Returns the output of a command that runs with the node's root mounted."""
     base = stage.paths.base
     flags = ["--config", str(base / "commands.yaml"), "--host-root", str(base), "--node", stage.settings.node]
     words = [sys.executable, "-m", "numa_tools", *flags, *command.split()]
@@ -47,7 +47,7 @@ def told(stage: Stage, command: str) -> str:
 
 
 def ask_for(stage: Stage, name: str, count: int) -> None:
-    """Creates a claim for CPUs that no scheduler looks at."""
+    """Creates a claim for CPUs that no scheduler handles."""
     document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [cpus(count)]}}}
     stage.api(CLAIMS, "POST", document)
 
@@ -59,25 +59,25 @@ def nri_off(stage: Stage) -> None:
 
 
 def gate_off(stage: Stage) -> None:
-    """The API server comes back without the gate, and the slices are lost."""
+    """The API server restarts without the gate, and the slices are lost."""
     stage.api("/fake", "POST", {"gates": {"DRAConsumableCapacity": False}})
     for one in stage.slices():
         stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
 
 
 def static_cpu_manager(stage: Stage) -> None:
-    """The kubelet's file says so, mounted as docs/doctor.md has it."""
+    """The kubelet's configuration file sets it; the file is mounted as docs/doctor.md describes."""
     (stage.paths.kubelet_root / "config.yaml").write_text("cpuManagerPolicy: static\n")
 
 
 def reserved_offline(stage: Stage) -> None:
-    """A reserved CPU goes as in a kernel."""
+    """A reserved CPU goes offline, as in a kernel."""
     shutil.rmtree(stage.paths.base / "sys/devices/system")
     write_tree(offline(captured(MACHINE), {1}), stage.paths.base)
 
 
 def claim_too_big(stage: Stage) -> None:
-    """A claim wants more CPUs than any NUMA node has."""
+    """A claim requests more CPUs than any NUMA node has."""
     ask_for(stage, "greedy", 17)
 
 
@@ -94,12 +94,12 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "ask for less")},
 }
-"""By fault and command: what names the fault, and what says what to do."""
+"""For each fault and command: the text that names the fault, and the one with the remedy."""
 
 
 @pytest.mark.parametrize("fault", NAMED, ids=lambda one: one.__name__)
 def test_the_fault_is_named(fault: Callable[[Stage], None], well: Stage) -> None:
-    """The commands say nothing of the fault while there is none, then they name it and what to do."""
+    """The commands do not mention the fault before it occurs; then they name it with a remedy."""
     for command, (named, _) in NAMED[fault].items():
         assert named not in told(well, command)
     fault(well)

@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
 
 
 def test_every_document_is_read(driver: Driver) -> None:
-    """The client's value has every field of the document, each as the schema describes it."""
+    """The client's value contains every field of the document, each as described by the schema."""
     read = {}
     for path, operations in driver.openapi["paths"].items():
         operation = operations.get("get", {})
@@ -108,7 +108,7 @@ def test_every_document_is_read(driver: Driver) -> None:
 
 
 def test_the_records_of_one_claim_are_read(driver: Driver) -> None:
-    """By its UID; an unknown claim is an error with a reason."""
+    """The UID selects the claim; an unknown claim is an error with a reason."""
     records = driver.call("claims")
     uid = next(one.claim.uid for one in records if one.driver == "dra.cpu")
     assert plain(driver.call("claim", uid)) == [plain(one) for one in records if one.claim.uid == uid]
@@ -127,7 +127,7 @@ def test_a_report_of_the_backend_has_the_declared_form(driver: Driver) -> None:
 
 
 def test_fields_of_a_newer_release_are_kept(driver: Driver) -> None:
-    """A client of this release reads a document with fields and words that it does not know."""
+    """A client of this release reads a document with unknown fields and words."""
     document = ask_unix(driver.instance.state_socket, "/v1/containers")[0] | {"state": "thawing", "nice": 5}
     report = driver.model("ContainerReport").from_dict(document)
     assert (report.state, report.to_dict()) == ("thawing", document)

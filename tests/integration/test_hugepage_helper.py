@@ -36,11 +36,11 @@ resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
 KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
 sys.exit(main())
 """
-"""The helper on a kernel that finds memory for as many pages as a file contains."""
+"""Starts the helper on a kernel with memory for as many pages as a file says."""
 
 
 class Node:
-    """A node whose NUMA node 0 has no page of 2 MiB, and may have 64."""
+    """A node whose NUMA node 0 has no page of 2 MiB and may have 64."""
 
     def __init__(self, stage: Stage, machine: HostDirectory, limit: Path) -> None:
         self.stage, self.machine, self.limit = stage, machine, limit
@@ -52,8 +52,8 @@ class Node:
 
     @property
     def pages(self) -> int:
-        """The pages that the kernel has."""
-        with suppress(ValueError):  # a kernel shows no empty file
+        """Returns the pages that the kernel has."""
+        with suppress(ValueError):  # a real kernel never shows an empty file
             return int(self._file("nr_hugepages").read_text())
         return -1
 
@@ -66,7 +66,7 @@ class Node:
         wait_for("the helper", lambda: self.ask(b"{}").problem)
 
     def ask(self, data: bytes) -> PoolAnswer:
-        """Returns the helper's answer to a message; one without a problem if there is none."""
+        """Returns the helper's response to a message, or an empty one if there is none."""
         with suppress(OSError), pool_socket() as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(self.socket))
@@ -75,7 +75,9 @@ class Node:
         return PoolAnswer()
 
     def claim(self, name: str, pages: int, **labels: str) -> StagePod:
-        """A pod with a claim for pages of NUMA node 0, allocated and not bound. The claim has the label."""
+        """Returns a pod with an allocated claim for pages of NUMA node 0 that is not bound yet. The claim has the
+        label.
+        """
         metadata = {"name": name, "labels": {ON_DEMAND_LABEL: "true", **labels}}
         spec = {"devices": {"requests": [hugepages(pages * PAGE, numa_node=0)]}}
         self.stage.api(CLAIMS, "POST", {"metadata": metadata, "spec": spec})
@@ -90,24 +92,24 @@ class Node:
         return pod
 
     def may_bind(self, pod: StagePod) -> bool:
-        """Returns True if the scheduler may bind the pod. Raises UnschedulableError if it has to look elsewhere."""
+        """Returns True if the scheduler may bind the pod. Raises UnschedulableError if it has to try another node."""
         assert pod.claim is not None
         return may_bind(self.stage.api(f"{CLAIMS}/{pod.claim['metadata']['name']}"))
 
     def taints(self) -> list[str]:
-        """The values of the taint of the device."""
+        """Returns the values of the device's taint."""
         devices = [device for one in self.stage.slices() for device in one["spec"].get("devices") or []]
         found = [one for device in devices if device["name"] == DEVICE for one in device.get("taints", [])]
         return [one["value"] for one in found if one["key"] == TAINT]
 
     def warnings(self) -> str:
-        """The warnings of the service."""
+        """Returns the warnings of the service."""
         return str(ask_unix(self.stage.instances[0].state_socket, "/readyz"))
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node with all processes, ready."""
+    """Returns a node with all processes, ready."""
     path = tmp_path_factory.mktemp("pages")
     machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), path / "host"))
     machine.set_pages(0, 0, 0)
@@ -127,7 +129,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def node(shared: Node) -> Iterator[Node]:
-    """The module's node, whose logs are shown with each test that fails."""
+    """Returns the module's node, whose logs are shown with each failed test."""
     if not shared.helper.alive:
         shared.start_helper()
     yield shared
@@ -135,13 +137,13 @@ def node(shared: Node) -> Iterator[Node]:
 
 
 def release(node: Node, pod: StagePod) -> None:
-    """Ends a pod and deletes its claim, and waits until its pages are freed."""
+    """Ends a pod, deletes its claim, and waits until its pages are freed."""
     pod.end()
     wait_for("no pages", lambda: node.pages == 0, SECONDS)
 
 
-def test_pages_come_before_the_pod_is_bound_and_go_with_the_claim(node: Node) -> None:
-    """A container gets a limit of the claimed bytes, and the first Prepare succeeds."""
+def test_pages_are_allocated_before_the_pod_is_bound_and_freed_with_the_claim(node: Node) -> None:
+    """The container's limit is the claimed bytes, and the first Prepare succeeds."""
     pod = node.claim("db", 16)
     assert (node.pages, node.may_bind(pod)) == (0, False)
     wait_for("the pages", lambda: node.may_bind(pod), SECONDS)
@@ -153,7 +155,7 @@ def test_pages_come_before_the_pod_is_bound_and_go_with_the_claim(node: Node) ->
 
 
 def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
-    """Between the growth and the record, while a claim waits, and while a claim is deleted."""
+    """It dies between the growth of the pool and the record, while a claim waits, and while a claim is deleted."""
     (instance,) = node.stage.instances
     first = node.claim("first", 8)
     wait_for("the pages", lambda: node.may_bind(first), SECONDS)
@@ -175,7 +177,9 @@ def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
 
 
 def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None:
-    """The claim fails with the reason, the pages that were found are freed, and new claims do not come here."""
+    """The claim fails with the reason, the pages that were allocated so far are freed, and new claims go to other
+    nodes.
+    """
     node.limit.write_text("3")
     pod = node.claim("large", 16)
     text = f"the kernel has allocated 3 of 16 pages of {DEVICE}"
@@ -213,8 +217,10 @@ def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None
     wait_for("no taint", lambda: not node.taints(), SECONDS)
 
 
-def test_a_helper_that_is_away_is_reported_until_it_is_back(node: Node) -> None:
-    """A claim waits for some seconds, then it fails. With the helper the taint goes, and the claim gets its pages."""
+def test_a_helper_that_is_down_is_reported_until_it_is_back(node: Node) -> None:
+    """A claim waits for some seconds and then fails. When the helper is back, the taint is removed and the claim gets
+    its pages.
+    """
     node.helper.kill()
     pod = node.claim("early", 2)
     assert not node.may_bind(pod)
@@ -247,7 +253,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_the_helper_rejects_what_the_configuration_does_not_allow(node: Node, how: str) -> None:
-    """It answers, changes nothing, and serves on."""
+    """It returns an error, changes nothing, and serves the next request."""
     assert node.ask(HOSTILE[how]).problem
     assert node.pages == 0
     assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
@@ -255,13 +261,13 @@ def test_the_helper_rejects_what_the_configuration_does_not_allow(node: Node, ho
 
 
 def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> None:
-    """It is given up after five seconds."""
+    """Its connection is closed after five seconds."""
     with pool_socket() as silent:
         silent.connect(str(node.socket))
         assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
 
 
-def test_the_helper_ends_by_a_signal(node: Node) -> None:
+def test_the_helper_ends_on_a_signal(node: Node) -> None:
     """As the first process of its container it would otherwise be killed after the grace period."""
     assert node.helper.stop() == 0
     node.start_helper()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim for hugepages that do not exist yet: made before its pod is bound, and given back (ADR 23)."""
+"""A claim for hugepages that do not exist yet: they are allocated before its pod is bound, and freed afterwards (ADR
+23).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +40,7 @@ CLASSES = {
 
 
 class Rig:
-    """A node of which NUMA node 0 has no page of 1 GiB, and may have three; a server, and the driver's part."""
+    """A node whose NUMA node 0 has no page of 1 GiB and may have three, with a server and the driver's part."""
 
     def __init__(self, root: Path, server: ApiServer, client: KubeClient) -> None:
         self.server, self.root = server, root
@@ -56,15 +58,17 @@ class Rig:
 
     @property
     def pages(self) -> int:
-        """The pages that the kernel has."""
+        """Returns the pages that the kernel has."""
         return int(self.pool.read_text())
 
     def claim(self) -> Document:
-        """The claim as the server has it."""
+        """Returns the claim as the server has it."""
         return self.server.store.get(CLAIMS, "ns", "c")
 
     def asked(self, gibibytes: int) -> Document:
-        """A claim with the label, allocated on NUMA node 0, as the scheduler leaves it before it binds."""
+        """Creates a claim with the label, allocated on NUMA node 0, as the scheduler leaves it before binding the
+        pod.
+        """
         numa = [{"cel": {"expression": 'device.attributes["resource.kubernetes.io"].numaNode == 0'}}]
         amount = {"requests": {"size": f"{gibibytes}Gi"}}
         exactly = {"deviceClassName": "dra.hugepages-1g", "selectors": numa, "capacity": amount}
@@ -76,7 +80,7 @@ class Rig:
         return self.server.store.update(CLAIMS, "ns", "c", allocated, "status")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Lets the driver work until something holds."""
+        """Lets the driver work until the condition holds."""
         async with asyncio.timeout(5 * PATIENCE):
             while not condition():
                 await self.on_demand.provide()
@@ -84,14 +88,14 @@ class Rig:
                 await asyncio.sleep(0.01)
 
     def prepare(self) -> tuple[MemoryAllocation, ...]:
-        """What Prepare gives the claim."""
+        """Prepares the claim and returns the result."""
         view = parse_claim(self.claim())
         return allocate_memory(view.claim.uid, view.results[MEMORY_DRIVER], self.watch.inventory, self.ledger)
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """The node, whose driver follows claims."""
+    """Returns the node, whose driver watches claims."""
     async with ApiServer(Options(version="1.36")) as server:
         access = kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))
         async with connect(access) as client, asyncio.TaskGroup() as tasks:
@@ -101,8 +105,10 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
             following.cancel()
 
 
-async def test_pages_are_made_before_the_pod_is_bound(rig: Rig) -> None:
-    """The scheduler waits for the condition; what Prepare finds then is there. Until then it gives nothing away."""
+async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
+    """The scheduler waits for the condition, and Prepare then finds the pages. Until then they are not given to other
+    claims.
+    """
     claim = rig.asked(2)
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert (result["device"], result["bindingConditions"]) == (DEVICE, ["dra.memory/provisioned"])
@@ -116,8 +122,10 @@ async def test_pages_are_made_before_the_pod_is_bound(rig: Rig) -> None:
     assert (given.device, given.size) == (DEVICE, 2 * GIB)
 
 
-async def test_pages_are_given_back_with_the_claim(rig: Rig) -> None:
-    """Not before its record is gone: a container may use them; a claim that was never prepared has none."""
+async def test_pages_are_freed_with_the_claim(rig: Rig) -> None:
+    """They are freed only when its record is gone, because a container may use them; a claim that was never prepared
+    has no record.
+    """
     rig.asked(2)
     await rig.until(lambda: rig.pages == 2)
     await rig.watch.read()
@@ -138,16 +146,18 @@ async def test_pages_are_given_back_with_the_claim(rig: Rig) -> None:
     await rig.until(lambda: rig.pages == 0)
 
 
-async def test_pages_that_cannot_be_made_free_the_claim(rig: Rig) -> None:
-    """The failure condition says why, so that the scheduler looks for another node."""
+async def test_a_claim_whose_pages_cannot_be_allocated_is_released(rig: Rig) -> None:
+    """The failure condition contains the reason, so the scheduler tries another node."""
     rig.asked(3)
     rig.pool.unlink()
     with pytest.raises(UnschedulableError, match="nr_hugepages: is missing"):
         await rig.until(lambda: may_bind(rig.claim()))
 
 
-async def test_memory_for_pages_is_offered_once(rig: Rig) -> None:
-    """What may become pages is no plain memory, made or not, and the device offers all of it from the start."""
+async def test_memory_for_pages_is_published_once(rig: Rig) -> None:
+    """Memory that may become pages is not part of plain memory, allocated or not, and the device publishes all of it
+    from the start.
+    """
 
     def sizes(watch: MachineWatch) -> dict[str, int]:
         return {device.name: device.amount for pool in watch.inventory.pools for device in pool.devices}

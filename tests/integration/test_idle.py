@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often an idle driver wakes up: the real processes, on a node where nothing happens."""
+"""How often an idle driver wakes up, measured on the real processes of a node without activity."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
 
 
 def wake_ups(process: Process) -> Counter[str]:
-    """How many times each thread has waited so far: ``voluntary_ctxt_switches`` of proc_pid_status(5)."""
+    """Returns how many times each thread has waited so far: ``voluntary_ctxt_switches`` of proc_pid_status(5)."""
     found: Counter[str] = Counter()
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         name = (task / "comm").read_text().strip()
@@ -30,7 +30,7 @@ def wake_ups(process: Process) -> Counter[str]:
 
 
 def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
-    """On a node without claims, counted over all threads of both processes but those of gRPC.
+    """There are no claims, and all threads of both processes count except those of gRPC.
 
     About one wake-up a second is expected, mostly for the lease and for reports of health. A file that is read in a
     thread every two seconds adds one more; with several of them there were thirteen. A busy machine adds none: a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the memory that imports take (hack/import_costs.py)."""
+"""The table of memory used by imports (hack/import_costs.py)."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from hack.import_costs import SERVICES, table
 
 @pytest.mark.parametrize(("service", "package"), [("backend", "h11"), ("frontend", "grpc")])
 def test_the_imports_of_a_service_are_measured(service: str, package: str) -> None:
-    """Its own modules, and libraries that are imported when it starts."""
+    """They are its own modules, and the libraries that are imported when it starts."""
     command = [sys.executable, "-m", "hack.import_costs", *SERVICES[service]]
     found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert found["own modules"] > 0
@@ -20,7 +20,7 @@ def test_the_imports_of_a_service_are_measured(service: str, package: str) -> No
 
 
 def test_small_packages_are_one_row() -> None:
-    """Numbers are MB, a package that a service does not import has none, and the sum contains all packages."""
+    """Numbers are in MB, a package that a service does not import has none, and the sum contains all packages."""
     text = table({"one": {"pydantic": 4000, "small": 100}, "two": {"other": 1000}})
     rows = [row.strip("|").split("|")[:2] for row in text.splitlines()[2:]]
     assert [[cell.strip() for cell in row] for row in rows] == [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our plugins with a kubelet: registration, pods that start and end, older kubelets, health."""
+"""The driver's plugins with a fake kubelet: registration, pods that start and end, older kubelets, health."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,7 +22,7 @@ OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 class Door:
-    """Gives each request of a claim the device of that name."""
+    """A fake service that prepares each request of a claim with the device of that name."""
 
     def __init__(self, *requests: str) -> None:
         self.requests = requests
@@ -62,7 +62,7 @@ def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]])
 
 @asynccontextmanager
 async def plugged(root: Path, door: Door) -> AsyncIterator[Kubelet]:
-    """A kubelet with which a plugin is registered."""
+    """Yields a kubelet with one registered plugin."""
     plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
     async with Kubelet(root, QUICK) as kubelet, plugin:
         await plugin.register()
@@ -71,7 +71,9 @@ async def plugged(root: Path, door: Door) -> AsyncIterator[Kubelet]:
 
 
 async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
-    """Both drivers register with v1, a claim of both is prepared by both, each container gets what it names."""
+    """Both drivers register with v1, both prepare a claim with devices of both, and each container gets the devices
+    that it names.
+    """
     door = Door("cpus", "mem")
     cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
     memory = KubeletPlugin("dra.memory", door, PluginPaths.below(short_root, "dra.memory", OLD))
@@ -97,8 +99,8 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     ]
 
 
-async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Path) -> None:
-    """The kubelet calls for the first pod and after the last one; the same ids go to both."""
+async def test_the_kubelet_does_not_call_for_the_second_pod_of_a_shared_claim(short_root: Path) -> None:
+    """The kubelet calls the driver for the first pod and after the last one; both pods get the same ids."""
     door = Door("r")
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
     async with plugged(short_root, door) as kubelet:
@@ -121,8 +123,8 @@ async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> 
         assert kubelet.cache.of_pod("pod-a")[0].devices["dra.cpu"][0].share_id is None
 
 
-async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path) -> None:
-    """A kubelet that knows none of our services says so; the plugin shows the reason and stays up."""
+async def test_a_failed_registration_is_reported_and_retried(short_root: Path) -> None:
+    """A kubelet that supports none of the services says so; the plugin reports the reason and keeps running."""
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with (
         Kubelet(short_root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet,
@@ -136,7 +138,7 @@ async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path)
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
 async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
-    """Each name of the health API streams the complete list, follows changes, and ends cleanly at shutdown."""
+    """Each name of the health API streams the complete list and its changes, and ends cleanly at shutdown."""
     good = DeviceHealth("node", "d0", Health.HEALTHY)
     board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD), board, grace_seconds=60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine changes under the running services: slices, health and the state endpoint follow within 5 s."""
+"""The machine changes while the services are running: slices, health and the state endpoint follow within 5 s."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,16 +18,16 @@ from tests.stage.wires import ask_unix
 
 T = TypeVar("T")
 SECONDS = 5.0
-"""How soon a change must be seen (issue: hotplug and hugepages)."""
+"""Time within which a change must be visible."""
 ERRORS_SECONDS = 15.0
-"""Counters of errors are read every ten."""
+"""Counters of errors are read every ten seconds."""
 PAGE = 2 << 20
 NODE_1 = {*range(8, 16), *range(24, 32)}
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> HostDirectory:
-    """Two nodes of 16 CPUs in 8 cores, 2048 hugepages of 2 MiB on each."""
+    """Creates two nodes of 16 CPUs in 8 cores, with 2048 hugepages of 2 MiB on each."""
     host = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("live")))
     for node in (0, 1):
         host.set_pages(node, 2048, 2048)
@@ -42,33 +42,35 @@ def shared(machine: HostDirectory) -> Iterator[Stage]:
 
 
 def soon(what: str, condition: Callable[[], T]) -> T:
-    """Waits as long as a change may take."""
+    """Waits at most as long as a change may take."""
     return wait_for(what, condition, SECONDS)
 
 
 def published(stage: Stage) -> dict[str, Any]:
-    """The devices of all slices by name."""
+    """Returns the devices of all slices by name."""
     return {device["name"]: device for one in stage.slices() for device in one["spec"].get("devices") or []}
 
 
 def amount(stage: Stage, device: str) -> str:
-    """The published capacity of a device; empty when there is no such device."""
+    """Returns the published capacity of a device, or an empty value if the device does not exist."""
     found = published(stage).get(device)
     return next(iter(found["capacity"].values()))["value"] if found else ""
 
 
 def taints(stage: Stage, device: str) -> list[tuple[str, str, str]]:
-    """The taints of a published device."""
+    """Returns the taints of a published device."""
     return [(t["key"], t["value"], t["effect"]) for t in published(stage)[device].get("taints", [])]
 
 
 def health(stage: Stage, device: str) -> tuple[str, str]:
-    """What the kubelet was told of a device last: status and message."""
+    """Returns the last health that was sent to the kubelet for a device: status and message."""
     return next((one["health"], one["message"]) for one in stage.kubelet("health") if one["device"] == device)
 
 
 def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> None:
-    """The claim keeps its CPUs in the books, its device is unhealthy, and nobody else gets what is left of a core."""
+    """The claim keeps its CPUs in the ledger, its device is unhealthy, and the other thread of the core is not
+    allocated to another claim.
+    """
     with claim_pod(stage, "db", cpus(4, numa_node=1)) as pod:
         pod.prepare()
         held = stage.held(pod.claim_uid)
@@ -91,7 +93,7 @@ def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> Non
 
 
 def test_a_start_with_a_reserved_cpu_offline(stage: Stage, machine: HostDirectory) -> None:
-    """SMT off, or a failed core: the frontend starts with a warning, and claims can be taken back."""
+    """SMT is off, or a core has failed: the frontend starts with a warning, and claims can be unprepared."""
     instance = stage.instances[0]
     with claim_pod(stage, "kept", cpus(2)) as pod:
         pod.prepare()
@@ -105,7 +107,7 @@ def test_a_start_with_a_reserved_cpu_offline(stage: Stage, machine: HostDirector
 
 
 def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirectory) -> None:
-    """What cannot be read is told, and what was seen last goes on being offered."""
+    """The error is reported, and the last known devices stay published."""
     online = machine.root / "sys/devices/system/cpu/online"
     before, text = published(stage), online.read_text()
     machine.write(online, "nonsense")
@@ -121,8 +123,10 @@ def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirect
     soon("no problem", lambda: not stage.state("/v1/machine")["problem"])
 
 
-def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -> None:
-    """A device with fewer pages than claims hold is tainted and unhealthy, an empty one stays, until it fits again."""
+def test_a_pool_that_shrinks_below_its_claims_is_tainted(stage: Stage, machine: HostDirectory) -> None:
+    """A device with fewer pages than claims hold is tainted and unhealthy, and an empty one stays published, until the
+    claims fit again.
+    """
     with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
         pod.prepare()
         machine.set_pages(1, 100, 100)
@@ -142,7 +146,7 @@ def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -
 
 
 def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory) -> None:
-    """An uncorrected error taints the memory of that controller's socket, with the reason; no new claim gets there."""
+    """An uncorrected error taints the memory of the controller's socket, with the reason, and no new claim gets it."""
     label = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
     with claim_pod(stage, "before", hugepages(4 * PAGE, numa_node=1)) as pod:
         pod.prepare()
@@ -169,8 +173,8 @@ def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory
         wait_for("no taint", lambda: taints(stage, "memory-numa001") == [], ERRORS_SECONDS)
 
 
-def test_pages_of_host_processes_are_no_capacity(stage: Stage, machine: HostDirectory) -> None:
-    """Pages in use count as the host's unless pods have them; pages of pods stay in the capacity."""
+def test_pages_of_host_processes_are_not_part_of_the_capacity(stage: Stage, machine: HostDirectory) -> None:
+    """Pages in use count as the host's unless they belong to pods; pages of pods stay in the capacity."""
     pods = stage.paths.cgroup_root / "kubepods.slice"
     machine.write(pods / "hugetlb.2MB.numa_stat", f"total={300 * PAGE} N0=0 N1={300 * PAGE}")
     machine.write(pods / "hugetlb.1GB.numa_stat", "total=0 N0=0 N1=0")

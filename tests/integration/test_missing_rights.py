@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rule of the ClusterRole that is missing is named where its absence is felt, with the rule that grants it."""
+"""A missing rule of the ClusterRole is reported where it has an effect, with the rule to add."""
 
 import re
 
@@ -12,18 +12,20 @@ from tests.stage.wires import AnsweredError
 
 
 def forbid(stage: Stage, *rights: tuple[str, str]) -> None:
-    """Lets RBAC deny exactly these rights."""
+    """Makes RBAC deny exactly these permissions."""
     stage.api("/fake", "POST", {"forbidden": [list(one) for one in rights]})
 
 
 def grant(verb: str, resource: str) -> str:
-    """The part of the message that says what to do."""
+    """Returns the part of the message with the remedy."""
     return f'resources: ["{resource}"], verbs: ["{verb}"] in its ClusterRole'
 
 
 @pytest.mark.timeout(180)
-def test_a_missing_right_is_named_where_it_is_felt(open_stage: OpenStage) -> None:
-    """At /readyz while slices cannot be written, in the pod's event when a claim cannot be read; then all is well."""
+def test_a_missing_permission_is_reported_where_it_has_an_effect(open_stage: OpenStage) -> None:
+    """It is reported at /readyz while slices cannot be written, and in the pod's event if a claim cannot be read; when
+    it is granted, everything works.
+    """
     stage = open_stage()
     forbid(stage, ("create", "resourceslices"))
     instance = stage.add_instance()

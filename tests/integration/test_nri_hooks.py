@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our hooks as the stand-in runtime meets them: rejections, slowness, conflicts."""
+"""The backend's hooks with the fake runtime: rejections, slow hooks, conflicts."""
 
 import time
 from pathlib import Path
@@ -14,8 +14,8 @@ from tests.fakes.runtime_store import OperationError
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
-async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
-    """Create and start are refused with our text; stop and remove events follow."""
+async def test_a_rejection_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
+    """Create and start fail with the plugin's text; stop and remove events follow."""
     refused = "create_container"
 
     async def refuse(hook: str) -> None:
@@ -36,8 +36,10 @@ async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path
         assert rig.runtime.plugins == [PLUGIN_NAME]
 
 
-async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) -> None:
-    """A hook that holds the loop cannot be timed; the runtime goes on without us, and we return by ourselves."""
+async def test_a_blocked_process_is_disconnected_and_reconnects(tmp_path: Path) -> None:
+    """A hook that blocks the event loop cannot be timed out; the runtime continues without the plugin, which reconnects
+    by itself.
+    """
 
     async def block(hook: str) -> None:
         if hook == "create_container":
@@ -57,7 +59,7 @@ async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) ->
 
 
 async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
-    """There is no priority: the pod's event names both plugins, even for equal values."""
+    """NRI has no priorities: the pod's event contains both plugins, even if the values are equal."""
 
     async def set_cpus(_payload: bytes) -> Message:
         answer = pb.CreateContainerResponse()
@@ -74,8 +76,8 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
             await rig.runtime.create_container(pod, "app")
 
 
-async def test_a_cpuset_outside_the_machine_fails_after_we_agreed(tmp_path: Path) -> None:
-    """runc fails at create; the container's stop event tells us that it never ran."""
+async def test_a_cpuset_outside_the_machine_fails_after_the_hook(tmp_path: Path) -> None:
+    """runc fails at create; the container's stop event shows the plugin that it never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:
         rig.answer(cpus="64")
         pod = await rig.runtime.run_pod_sandbox("web")

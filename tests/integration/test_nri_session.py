@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our session against the stand-in runtime: every API level, every way to register, synchronise and start over."""
+"""The NRI session with the fake runtime: every API level, registration, synchronization and reconnection."""
 
 import asyncio
 from functools import partial
@@ -33,9 +33,9 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
 
 @pytest.mark.parametrize("level", _LEVELS)
 async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) -> None:
-    """From 0.6 to 0.12 the same hooks are called in the same order, whatever the events look like on the wire.
+    """From 0.6 to 0.12 the same hooks are called in the same order, whatever form the events have on the wire.
 
-    What the kubelet asks for later is amended. An eviction, or an update that no event asked for, would be in the log.
+    Later updates by the kubelet are adjusted. An eviction, or an update outside an event, would be logged.
     """
     async with nri_rig(tmp_path, level) as rig:
         rig.answer(cpus="2-3", mems="0", hugepage_limits={"2MB": 4 << 20})
@@ -66,8 +66,8 @@ async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) 
         assert rig.session.status.request_timeout == (2.0 if LEVELS[level].timeouts else None)
 
 
-async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> None:
-    """A start that is cut off would kill its container; one that takes too long is not waited for."""
+async def test_a_plugin_that_disconnects_first_answers_pending_calls(tmp_path: Path) -> None:
+    """Cutting off a start would kill its container. A call that takes too long is not waited for."""
     async with nri_rig(tmp_path) as rig:
         pod = await rig.runtime.run_pod_sandbox("web")
         container = await rig.runtime.create_container(pod, "app")
@@ -90,8 +90,8 @@ async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> Non
         assert rig.runtime.calls[-1].outcome == "ok"
 
 
-async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path: Path) -> None:
-    """Conn 1 is served before RegisterPlugin is sent, so a runtime may ask back at once."""
+async def test_configure_may_precede_the_response_to_the_registration(tmp_path: Path) -> None:
+    """Connection 1 is served before RegisterPlugin is sent, because a runtime may call Configure at once."""
     done = asyncio.Event()
 
     def methods(end: RuntimeEnd) -> dict[str, Method]:
@@ -113,10 +113,9 @@ async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path
         forever.cancel()
 
 
-async def test_a_runtime_that_restarts_is_found_again_without_a_limit(tmp_path: Path) -> None:
-    """At its new socket within 2 s, with one registration each time; what was stored is told, nothing created again.
-
-    The memory peer gives up at the sixth loss of its runtime.
+async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path: Path) -> None:
+    """It reconnects to the new socket within 2 s, with one registration each time; existing containers are synchronized
+    and not created again. dra-driver-memory gives up after the sixth restart.
     """
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="2-3")
@@ -135,7 +134,9 @@ async def test_a_runtime_that_restarts_is_found_again_without_a_limit(tmp_path: 
 
 
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
-    """All of it is counted against one timeout of 2 s, and holds up the node meanwhile. The best of three counts."""
+    """The runtime counts all of it against one timeout of 2 s and blocks the node in the meantime. The fastest of three
+    runs counts.
+    """
     seconds = []
     for attempt in range(3):
         (tmp_path / str(attempt)).mkdir()
@@ -153,22 +154,24 @@ async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: 
 
 @pytest.mark.parametrize("level", ["0.8", "0.12"])
 async def test_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
-    """The runtime closes a plugin that answers a part as if it were the whole."""
+    """The runtime disconnects a plugin that answers a part as if it were the complete snapshot."""
     async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10, request_seconds=10.0) as rig:
         assert rig.runtime.host.plugins[0].sync_messages > 1
         assert rig.hooks.seen == [("synchronize", (30, 30))]
         assert rig.hooks.containers[0].state is ContainerState.RUNNING
 
 
-async def test_a_snapshot_that_an_old_runtime_cannot_split_ends_in_tries_not_in_a_crash(tmp_path: Path) -> None:
-    """NRI before 0.7 sends more than 4 MiB at once; the message is refused and the plugin closed, again and again."""
+async def test_a_snapshot_that_an_old_runtime_cannot_split_causes_retries_and_no_crash(tmp_path: Path) -> None:
+    """NRI before 0.7 sends more than 4 MiB at once; the message is rejected and the connection closed, again and
+    again.
+    """
     async with nri_rig(tmp_path, "0.6", wait=False, filled=30, annotation=200 << 10) as rig:
         await rig.runtime.wait_until(lambda runtime: len(runtime.log) >= 2)
         assert "is longer than the 4194304 bytes of ttrpc" in rig.runtime.log[0]
         assert not rig.session.status.synchronized
 
 
-async def test_a_failed_snapshot_is_tried_again_on_a_new_connection(tmp_path: Path) -> None:
+async def test_a_failed_snapshot_is_retried_on_a_new_connection(tmp_path: Path) -> None:
     """A runtime may keep the connection of a plugin that failed and never call it (containerd issue 13901)."""
     failures = 2
 
@@ -184,8 +187,8 @@ async def test_a_failed_snapshot_is_tried_again_on_a_new_connection(tmp_path: Pa
         assert rig.hooks.names == ["synchronize", "disconnected", "synchronize", "disconnected", "synchronize"]
 
 
-async def test_a_refused_registration_is_tried_again_with_its_reason_at_hand(tmp_path: Path) -> None:
-    """A name that the runtime does not accept must show in the status, not in a silent loop."""
+async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -> None:
+    """If the runtime does not accept the plugin's name, the status must contain that, instead of silent retries."""
     socket = tmp_path / "nri.sock"
     session = _session(RecordingHooks(), RecordingObserver(), name="no spaces")
     async with running(RuntimeOptions(socket)) as runtime, asyncio.TaskGroup() as tasks:
@@ -196,8 +199,8 @@ async def test_a_refused_registration_is_tried_again_with_its_reason_at_hand(tmp
         forever.cancel()
 
 
-async def test_a_runtime_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    """The status names the socket meanwhile, and no hook is told of a loss that was none."""
+async def test_a_missing_runtime_is_waited_for(tmp_path: Path) -> None:
+    """The status contains the socket in the meantime, and the hooks are not told of a lost connection."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = _session(hooks, observer)

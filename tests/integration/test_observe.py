@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``enforcement: observe`` with both services as processes: no file of the node changes, and the report is what
-enforcing then writes."""
+"""``enforcement: observe`` with both services as processes: no file of the node changes, and enforcing then writes
+exactly what was reported.
+"""
 
 import contextlib
 import json
@@ -22,7 +23,7 @@ Content = dict[str, tuple[str, int, int, bytes]]
 
 
 def content(root: Path) -> Content:
-    """Returns the text, time of change, mode and attribute of each file and directory, by path."""
+    """Returns text, time of change, mode and attribute of each file and directory, by path."""
     found: Content = {}
     for path in sorted(root.rglob("*")):
         status, attribute = path.lstat(), b""
@@ -35,7 +36,7 @@ def content(root: Path) -> Content:
 
 
 def observation(stage: Stage) -> dict[str, Any]:
-    """Returns what the backend would write, once it has compared all containers."""
+    """Returns the reported changes once the backend has compared all containers."""
 
     def complete() -> dict[str, Any] | None:
         status = stage.state("/v1/backend")["status"] or {}
@@ -48,7 +49,7 @@ def observation(stage: Stage) -> dict[str, Any]:
 
 
 def switch(stage: Stage, instance: Instance, **keys: Any) -> None:
-    """Changes the configuration, and restarts the pod."""
+    """Changes the configuration and restarts the pod."""
     document = json.loads(stage.paths.config.read_text()) | keys
     stage.paths.config.write_text(json.dumps(document))
     for process in instance.processes:
@@ -103,7 +104,9 @@ def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
 
 
 def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: OpenStage) -> None:
-    """The error of Prepare names the remedy, devices stay published, and a new container has the runtime's settings."""
+    """The error of Prepare contains a remedy, devices stay published, and a new container has the runtime's
+    settings.
+    """
     stage = open_stage(config=OBSERVE, gates_off=("DRADeviceTaints",))
     instance = stage.add_ready_instance()
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(2), hugepages(4 * MIB)) as db:
@@ -127,7 +130,7 @@ def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: Ope
 
 
 def test_the_scheduler_does_not_choose_a_node_that_only_observes(open_stage: OpenStage) -> None:
-    """Each device has a taint, so that pods are scheduled to another node instead of being refused on this one."""
+    """Each device has a taint, so pods are scheduled to another node instead of being rejected on this one."""
     stage = open_stage(config=OBSERVE)
     stage.add_ready_instance()
     for each in stage.slices():
@@ -140,7 +143,7 @@ def test_the_scheduler_does_not_choose_a_node_that_only_observes(open_stage: Ope
 
 
 def test_prepared_claims_keep_their_cpus_while_observing(open_stage: OpenStage) -> None:
-    """After a switch to observe nothing is repaired, a restarted container is refused, and Unprepare works."""
+    """After a switch to observe nothing is repaired, a restarted container is rejected, and Unprepare works."""
     stage = open_stage(config={"reservedCPUs": "0,16"}, partitions=True)
     instance = stage.add_ready_instance()
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(2)) as db:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open ports of both services: probes and metrics, whatever else goes on. Floods of them are in tests/hostile."""
+"""The open ports of both services serve probes and metrics, whatever else happens. Floods of them are in
+tests/hostile.
+"""
 
 import socket
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from tests.stage.wires import AnsweredError, ask_http
 
 
 def probe(port: int, path: str) -> int:
-    """The status of a probe over TCP; 0 while nobody listens."""
+    """Returns the status of a probe over TCP, or 0 while nothing listens."""
     try:
         ask_http(f"http://127.0.0.1:{port}", path)
     except AnsweredError as error:
@@ -24,17 +26,17 @@ def probe(port: int, path: str) -> int:
 
 
 def becomes(port: int, path: str, status: int) -> None:
-    """Waits until a probe answers with a status."""
+    """Waits until a probe returns a status."""
     wait_for(f"{status} of {path}", lambda: probe(port, path) == status, 15)
 
 
 def at(template: str, port: int) -> str:
-    """A command that serves its probes on a port."""
+    """Returns a command that serves its probes on a port."""
     return template.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
 
 
-def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
-    """Without a backend it says for minutes what it lacks; whoever reaches the port learns nothing of claims."""
+def test_an_unregistered_frontend_is_live_and_reveals_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
+    """Without a backend it reports what is missing; a client of the port learns nothing about claims."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
     frontend = stage.add_instance().frontend
     becomes(unused_tcp_port, "/healthz", 200)
@@ -46,8 +48,8 @@ def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: Op
     assert frontend.alive
 
 
-def test_the_page_has_a_port_where_it_is_switched_on(open_stage: OpenStage, unused_tcp_port: int) -> None:
-    """The setting alone opens it, with what the page needs and nothing else, and no backend is waited for."""
+def test_the_status_page_port_is_opened_by_its_setting(open_stage: OpenStage, unused_tcp_port: int) -> None:
+    """The port serves only what the page needs, and does not wait for a backend."""
     stage = open_stage(backend="", config={"pagePort": unused_tcp_port})
     frontend = stage.add_instance().frontend
     becomes(unused_tcp_port, "/", 200)
@@ -56,10 +58,10 @@ def test_the_page_has_a_port_where_it_is_switched_on(open_stage: OpenStage, unus
     assert frontend.alive
 
 
-def test_readiness_follows_the_runtime_and_liveness_does_not(
+def test_readiness_depends_on_the_runtime_and_liveness_does_not(
     open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
-    """Both services say on their probes that the link to the runtime is gone; no restart would bring it back."""
+    """The probes of both services report that the connection to the runtime is lost; a restart would not restore it."""
     ports = unused_tcp_port_factory(), unused_tcp_port_factory()
     stage = open_stage(frontend=at(OUR_FRONTEND, ports[0]), backend=at(OUR_BACKEND, ports[1]))
     stage.add_instance()
@@ -72,8 +74,8 @@ def test_readiness_follows_the_runtime_and_liveness_does_not(
 
 
 @pytest.mark.parametrize("service", ["frontend", "backend"])
-def test_a_taken_port_ends_the_process(open_stage: OpenStage, service: str) -> None:
-    """A pod that nobody can probe must not look healthy; the log says what is wrong, in a line."""
+def test_a_port_in_use_ends_the_process(open_stage: OpenStage, service: str) -> None:
+    """A pod that cannot be probed must not look healthy; the log contains the cause in one line."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = at({"frontend": OUR_FRONTEND, "backend": OUR_BACKEND}[service], listening.getsockname()[1])
         stage = open_stage(**{"frontend": "", "backend": "", service: taken})
@@ -84,7 +86,7 @@ def test_a_taken_port_ends_the_process(open_stage: OpenStage, service: str) -> N
 
 
 def test_a_node_that_is_not_set_up_ends_the_process(open_stage: OpenStage) -> None:
-    """Before anything is made: one line, without a traceback."""
+    """It ends before anything is created, with one line and without a traceback."""
     stage = open_stage(frontend="", backend=f"{OUR_BACKEND} --cgroup-root=/absent")
     backend = stage.add_instance().backend
     assert backend.wait(15) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend in a pod that lacks something reports it at /readyz, in its log, by status and doctor, and waits."""
+"""A frontend in an incomplete pod reports that at /readyz, in its log, and through status and doctor, and waits."""
 
 import json
 import os
@@ -23,14 +23,14 @@ PROGRAM = [sys.executable, "-m", "numa_tools"]
 
 
 def free_port() -> int:
-    """A port that nothing listens at."""
+    """Returns a port that nothing listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def readyz(port: int) -> tuple[int, str]:
-    """Status and body; 0 while nothing listens."""
+    """Returns status and body, or 0 while nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -42,10 +42,12 @@ def readyz(port: int) -> tuple[int, str]:
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A node whose kubelet directory is spoilt, and no kubeconfig; not pytest's directory: sockets have short paths."""
+    """Returns a node with an unusable kubelet directory and no kubeconfig. pytest's directory is not used, because
+    socket paths must be short.
+    """
     with tempfile.TemporaryDirectory(prefix="dn-") as name:
         path = Path(name)
-        # As in a pod: this machine's, of which directories are mounted under their own names.
+        # As in a pod, these are directories of this machine that are mounted under their own names.
         boot = write_tree(small_machine(), path / "host") / BOOT[1:]
         boot.parent.mkdir(parents=True, exist_ok=True)
         boot.write_text(Path(BOOT).read_text())
@@ -56,8 +58,8 @@ def base() -> Iterator[Path]:
         yield path
 
 
-def test_a_frontend_that_cannot_start_says_why_and_waits(base: Path) -> None:
-    """A process that ended could be asked neither at /readyz nor by kubectl exec; it starts as soon as it can."""
+def test_a_frontend_that_cannot_start_reports_why_and_waits(base: Path) -> None:
+    """If the process ended, neither /readyz nor kubectl exec would work. It starts as soon as it can."""
     port = free_port()
     flags = ["--config", str(base / "config.yaml"), "--host-root", str(base / "host"), "--node", "n"]
     log = base / "log"

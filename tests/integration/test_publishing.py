@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publisher and the real client against the fake API server, over HTTP."""
+"""The publisher and the real client with the fake API server, over HTTP."""
 
 import asyncio
 import time
@@ -60,7 +60,7 @@ POOLS = {
 
 
 class Rig:
-    """One server, one node; publishers are started against them."""
+    """A server with one node, on which publishers are started."""
 
     def __init__(self, server: ApiServer, client: KubeClient) -> None:
         self.server = server
@@ -73,7 +73,7 @@ class Rig:
         return list(self.server.store.select(SLICES))
 
     def shape(self) -> list[tuple[str, int, int, list[str]]]:
-        """What is published: (pool, generation, count, devices) by name."""
+        """Returns the published slices: (pool, generation, count, devices) by name."""
         specs = [one["spec"] for one in self.slices()]
         return [
             (
@@ -109,14 +109,14 @@ class Rig:
                 task.cancel()
 
     def asked(self, verb: str) -> int:
-        """How often slices were asked for in a way."""
+        """Returns how often slices were requested with a verb."""
         return sum(one.verb == verb and one.resource == "resourceslices" for one in self.server.served)
 
     async def published(self, publisher: Publisher, pools: int = 3) -> None:
         await eventually(lambda: publisher.ready and len(self.slices()) == pools)
 
     async def lose_unseen(self) -> None:
-        """The watch breaks, and a slice is lost while nobody looks."""
+        """Breaks the watch and deletes a slice while no watch is open."""
         await eventually(lambda: self.server.watches)
         self.server.drop_watches()
         self.server.store.delete(SLICES, "", self.slices()[0]["metadata"]["name"])
@@ -138,7 +138,7 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig, None]:
 
 
 async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
-    """The first publication brings every pool, complete, in order, at generation 1, owned by the Node.
+    """The first publication contains every pool, complete and in order, at generation 1, owned by the Node.
 
     A second start on the same machine writes nothing, not even a dry run.
     """
@@ -151,7 +151,8 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", node["metadata"]["uid"], True)
     names = [one["metadata"]["name"] for one in rig.slices()]
     assert names == ["00000-dra.cpu-more", "00000-dra.cpu-node-a", "00001-dra.cpu-node-a"]
-    # A stop deletes nothing: the kubelet wipes when the driver stays away, and claims go on meanwhile.
+    # A shutdown deletes nothing: the kubelet deletes the slices if the driver stays away, and claims stay valid in the
+    # meantime.
     assert rig.asked("delete") == 0
     before, asked = rig.slices(), len(rig.server.served)
     async with rig.publisher() as publisher:
@@ -160,8 +161,10 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
     assert {one.verb for one in rig.server.served[asked:]} <= {"list", "watch"}
 
 
-async def test_slices_of_another_writer_are_taken_over(rig: Rig) -> None:
-    """Found under generated names, they go when ours are all there: of a single slice consumers see no gap at all."""
+async def test_slices_of_an_earlier_writer_are_replaced(rig: Rig) -> None:
+    """Slices with generated names are deleted after the new ones are complete; for a single slice consumers see no gap
+    at all.
+    """
     for pool, documents in POOLS.items():
         for index, one in enumerate(documents):
             spec = {**one["spec"], "pool": {"name": pool, "generation": 5, "resourceSliceCount": len(documents)}}
@@ -177,8 +180,10 @@ async def test_slices_of_another_writer_are_taken_over(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["expired", "ended"])
-async def test_a_watch_that_ends_at_once_is_not_a_loop(rig: Rig, dies: bool) -> None:
-    """Whatever the server answers to a watch, lists and watches are far between: they back off, and have a budget."""
+async def test_a_watch_that_ends_at_once_does_not_cause_a_busy_loop(rig: Rig, dies: bool) -> None:
+    """Whatever the server responds to a watch, lists and watches are rare, because they back off and are
+    rate-limited.
+    """
     rig.client._list_pace = Pace(per_second=1 / 15, burst=6.0)
     gone = '{"kind": "Status", "code": 410}'
     rig.server.fail_next(10_000, 410 if dies else 200, verb="watch", body=gone if dies else "")
@@ -190,8 +195,8 @@ async def test_a_watch_that_ends_at_once_is_not_a_loop(rig: Rig, dies: bool) -> 
     assert rig.asked("watch") <= (6 if dies else 200)
 
 
-async def test_a_server_that_wants_to_be_left_alone_is(rig: Rig) -> None:
-    """Retry-After is kept to, whatever the own back-off says."""
+async def test_retry_after_is_obeyed(rig: Rig) -> None:
+    """It takes precedence over the client's own backoff."""
     rig.server.fail_next(1, 429, verb="list", retry_after=1)
     began = asyncio.get_running_loop().time()
     async with rig.publisher() as publisher:
@@ -211,8 +216,10 @@ ODD = (
 
 @pytest.mark.parametrize("verb", ["list", "watch", "create", "get"])
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
-async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
-    """A proxy that answers 200 with other JSON is an outage: waited out, told as what it is, nothing deleted."""
+async def test_unexpected_responses_are_survived(rig: Rig, verb: str, body: str) -> None:
+    """A proxy that returns 200 with other JSON counts as an outage: it is waited out and reported as such, and nothing
+    is deleted.
+    """
     rig.server.fail_next(2, 200, verb=verb, body=f"{body}\n")
     async with rig.publisher() as publisher:
         await rig.published(publisher)
@@ -222,7 +229,7 @@ async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
 
 
 async def test_an_unknown_exception_is_survived(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """A fault of ours in one round is logged with its traceback, and the next round is tried."""
+    """An internal error in one round is logged with its traceback, and the next round is tried."""
     async with rig.publisher({NODE: [{"metadata": {"name": "x"}}]}) as publisher:
         await eventually(lambda: publisher.error)
         publisher.set_pools(POOLS)
@@ -230,8 +237,10 @@ async def test_an_unknown_exception_is_survived(rig: Rig, caplog: pytest.LogCapt
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_wiped_slices_come_back_soon(rig: Rig) -> None:
-    """The kubelet's deletecollection is repaired after the settling time, once, not after the helper's 30 s."""
+async def test_deleted_slices_are_soon_restored(rig: Rig) -> None:
+    """The kubelet's deletecollection is repaired once, after the settling time and not after the 30 s of the kubelet
+    plugin helper.
+    """
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         for one in rig.slices():
@@ -241,8 +250,8 @@ async def test_wiped_slices_come_back_soon(rig: Rig) -> None:
     assert len(rig.server.writes()) == 6
 
 
-async def test_one_repair_waits_at_a_time(rig: Rig) -> None:
-    """Somebody who writes all the time is answered as often as the waits say, not once for each of his writes."""
+async def test_only_one_repair_is_pending_at_a_time(rig: Rig) -> None:
+    """A client that writes all the time causes as many repairs as the waiting times allow, not one per write."""
     async with rig.publisher(waits=(1.0, 1.0)) as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -257,8 +266,8 @@ async def test_one_repair_waits_at_a_time(rig: Rig) -> None:
     assert 1 <= len(rig.server.writes()) - 3 <= 3 + time.monotonic() - began
 
 
-async def test_slices_of_others_are_left_alone(rig: Rig) -> None:
-    """Another driver's slice and another node's slice survive; a forgotten pool of ours does not."""
+async def test_slices_of_other_drivers_and_nodes_are_left_alone(rig: Rig) -> None:
+    """They survive; an obsolete pool of this driver does not."""
     for driver, node, pool in (("other", NODE, "x"), ("dra.cpu", "node-b", "node-b"), ("dra.cpu", NODE, "old")):
         spec = {"driver": driver, "nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
         rig.server.store.create(SLICES, "", {"metadata": {"name": f"{driver}-{pool}"}, "spec": spec})
@@ -270,7 +279,7 @@ async def test_slices_of_others_are_left_alone(rig: Rig) -> None:
 
 
 async def test_a_change_is_published_at_once(rig: Rig) -> None:
-    """A change of the machine waits for no repair of what somebody else wrote, and touches one slice only."""
+    """A change of the machine does not wait for the repair of foreign writes, and updates one slice only."""
     async with rig.publisher(waits=(3600, 3600)) as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -285,8 +294,10 @@ async def test_a_change_is_published_at_once(rig: Rig) -> None:
     assert rig.asked("list") == 1
 
 
-async def test_gate_off_publishes_nothing_and_says_why(rig: Rig) -> None:
-    """Without DRAConsumableCapacity the devices would be given away whole: nothing is published, an Event says so."""
+async def test_without_the_gate_nothing_is_published(rig: Rig) -> None:
+    """Without DRAConsumableCapacity the devices would be allocated as a whole, so nothing is published, and an Event
+    contains the reason.
+    """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     async with rig.publisher() as publisher:
         await eventually(lambda: rig.notices and any(one.resource == "events" for one in rig.server.served))
@@ -300,7 +311,7 @@ async def test_gate_off_publishes_nothing_and_says_why(rig: Rig) -> None:
 
 
 def mapped() -> list[Document]:
-    """Our CPU devices with their mapping to node-allocatable resources."""
+    """Returns the driver's CPU devices with their mapping to node-allocatable resources."""
     return slice_documents(build_inventory(MACHINE, Config(), NODE).pools[0], NODE, counted=True)
 
 
@@ -314,10 +325,8 @@ TAINTED = device("a", taints=[{"key": "k", "effect": "NoSchedule"}])
         (mapped(), ALLOCATABLE, "DRANodeAllocatableResources (Kubernetes 1.37)"),
     ],
 )
-async def test_other_dropped_fields_are_taken_as_they_are(
-    rig: Rig, pool: list[Document], field: str, gate: str
-) -> None:
-    """A field that the server drops is reported once, with its gate, and not sent for ever."""
+async def test_other_dropped_fields_are_reported_once(rig: Rig, pool: list[Document], field: str, gate: str) -> None:
+    """A field that the server drops is reported once with its gate, and is not sent again and again."""
     rig.server.options.gates["DRADeviceTaints"] = False
     async with rig.publisher({NODE: pool}) as publisher:
         await rig.published(publisher, 1)
@@ -332,8 +341,10 @@ async def test_other_dropped_fields_are_taken_as_they_are(
     assert [reason for reason, _ in rig.notices] == ["ResourceSliceFieldsDropped"]
 
 
-async def test_a_device_is_not_offered_without_its_binding_conditions(rig: Rig) -> None:
-    """A pod would be bound at once and wait for pages that may never exist. Switched on, the gate publishes it."""
+async def test_a_device_is_not_published_without_its_binding_conditions(rig: Rig) -> None:
+    """Otherwise a pod would be bound at once and wait for pages that may never exist. When the gate is on, the device
+    is published.
+    """
     conditions: dict[str, Any] = {"bindingConditions": ["a.b/done"], "bindingFailureConditions": ["a.b/failed"]}
     pool = {NODE: [wanted(device("a"), device("b", bindsToNode=True, **conditions))]}
     rig.server.options.gates["DRADeviceBindingConditions"] = False
@@ -358,7 +369,7 @@ def listed() -> Document:
 
 
 def mapped_otherwise() -> Document:
-    """Our CPU devices with a mapping in a form that no release knows."""
+    """Returns the driver's CPU devices with a mapping in an unknown form."""
     (one,) = mapped()
     for each in one["spec"]["devices"]:
         each[ALLOCATABLE] = {"cpu": {"another": "form"}}
@@ -372,10 +383,8 @@ def mapped_otherwise() -> Document:
         (mapped_otherwise(), ALLOCATABLE, "NodeAllocatableMappingUnsupported", "refuses nodeAllocatableResources"),
     ],
 )
-async def test_fields_that_the_server_refuses_are_left_out(
-    rig: Rig, refused: Document, field: str, reason: str, told: str
-) -> None:
-    """A list without its gate, a mapping in the form of another release: published without, one Event says so."""
+async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: str, reason: str, told: str) -> None:
+    """A list without its gate, or a mapping in the form of another release, is left out, and one Event says so."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     async with rig.publisher({NODE: [refused]}) as publisher:
@@ -401,12 +410,12 @@ async def test_fields_that_the_server_refuses_are_left_out(
         ("1.37", True, [GATE], True, ""),
     ],
 )
-async def test_claims_are_counted_where_server_and_kubelet_do_it(
+async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
 ) -> None:
-    """Everything is published whatever the release, and whoever prepares claims can ask whether they are counted.
+    """Everything is published in any release, and Prepare can query whether claims are counted.
 
-    From 1.37 on the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
+    From 1.37 on, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
     """
     rig.server.options.version = release
     rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}
@@ -424,8 +433,10 @@ async def test_claims_are_counted_where_server_and_kubelet_do_it(
 
 
 @pytest.mark.parametrize(("version", "gate"), [("1.34", False), ("1.36", False), ("1.36", True), ("1.37", True)])
-async def test_numa_nodes_are_listed_where_the_server_can(rig: Rig, version: str, gate: bool) -> None:
-    """Of a device that spans nodes; without the gate it is as before the list, and nobody is told of a lack."""
+async def test_numa_nodes_are_listed_if_the_server_supports_lists(rig: Rig, version: str, gate: bool) -> None:
+    """This concerns devices that span several nodes. Without the gate they are published without the list, and nothing
+    is reported.
+    """
     rig.server.options.version, rig.server.options.gates["DRAListTypeAttributes"] = version, gate
     devices = build_inventory(MACHINE, Config(group_by="machine"), NODE).pools[0]
     async with rig.publisher({NODE: slice_documents(devices, NODE)}) as publisher:
@@ -437,7 +448,7 @@ async def test_numa_nodes_are_listed_where_the_server_can(rig: Rig, version: str
 
 
 async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
-    """A slice that is invalid without its lists, too, is reported for what is wrong with it."""
+    """A slice that is also invalid without its lists is reported with its actual error."""
     bad = listed()
     bad["spec"]["devices"][0]["name"] = "Not A Label"
     async with rig.publisher({NODE: [bad]}) as publisher:
@@ -448,8 +459,8 @@ async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver: str, counted: bool) -> None:
-    """What inventory and slices make is valid for the server, and no spelling of its answer looks like a change."""
+async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, counted: bool) -> None:
+    """The server accepts the slices, and no difference in spelling in its response looks like a change."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     inventory = build_inventory(MACHINE, Config(), NODE)
@@ -463,7 +474,7 @@ async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver:
 
 
 async def test_outage_at_the_start_is_waited_out(rig: Rig) -> None:
-    """Errors of every passing kind are retried with growing waits until the server is well again."""
+    """All kinds of transient errors are retried with growing waits until the server has recovered."""
     for answer in ("drop", 500, 429):
         rig.server.fail_next(2, answer)
     async with rig.publisher() as publisher:
@@ -472,8 +483,8 @@ async def test_outage_at_the_start_is_waited_out(rig: Rig) -> None:
     assert sorted(rig.shape()) == sorted(FULL)
 
 
-async def test_failed_write_is_finished_later(rig: Rig) -> None:
-    """A pool that was written in half is completed from a fresh list."""
+async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
+    """A partly written pool is completed from a new list."""
     rig.server.fail_next(1, 500, verb="create", resource="resourceslices")
     rig.server.fail_next(1, 409, verb="create", resource="resourceslices")
     async with rig.publisher() as publisher:
@@ -483,8 +494,8 @@ async def test_failed_write_is_finished_later(rig: Rig) -> None:
     assert len({one[1:3] for one in shape if one[0] == NODE}) == 1
 
 
-async def test_broken_watch_is_resumed(rig: Rig) -> None:
-    """A watch that breaks is taken up where it ended, without a list, and what happened meanwhile is seen."""
+async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
+    """It continues where it ended, without a list, and changes in the meantime are noticed."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -497,8 +508,8 @@ async def test_broken_watch_is_resumed(rig: Rig) -> None:
     assert rig.asked("list") == 1
 
 
-async def test_expired_watch_lists_again(rig: Rig) -> None:
-    """After 410 the state is read anew, and a change that fell into the gap is repaired."""
+async def test_an_expired_watch_lists_again(rig: Rig) -> None:
+    """After a 410 the state is listed again, and a change in the gap is repaired."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await rig.lose_unseen()
@@ -507,8 +518,8 @@ async def test_expired_watch_lists_again(rig: Rig) -> None:
     assert rig.asked("list") >= 2
 
 
-async def test_forbidden_is_told_with_the_rule(rig: Rig) -> None:
-    """Missing RBAC is a notice with the rule to add, once, and mended without a restart. Events are a courtesy."""
+async def test_missing_permissions_are_reported_with_the_rule(rig: Rig) -> None:
+    """There is one warning with the rule to add, and no restart is necessary. Events are optional."""
     rig.server.options.forbidden = {("create", "resourceslices"), ("create", "events")}
     async with rig.publisher() as publisher:
         await eventually(lambda: rig.notices)
@@ -519,8 +530,8 @@ async def test_forbidden_is_told_with_the_rule(rig: Rig) -> None:
     assert [reason for reason, _ in rig.notices] == ["ResourceSlicesNotPublished"]
 
 
-async def test_missing_node_is_waited_for(rig: Rig) -> None:
-    """A driver that starts before the kubelet registered its Node publishes as soon as it has."""
+async def test_a_missing_node_is_waited_for(rig: Rig) -> None:
+    """A driver that starts before the kubelet has registered its Node publishes as soon as the Node exists."""
     rig.server.store.delete(NODES, "", NODE)
     async with rig.publisher() as publisher:
         await eventually(lambda: "no such node" in publisher.error)
@@ -528,8 +539,10 @@ async def test_missing_node_is_waited_for(rig: Rig) -> None:
         await rig.published(publisher)
 
 
-async def test_two_instances_do_not_fight(rig: Rig) -> None:
-    """During an upgrade both instances want the same: whoever comes second writes nothing, and a race is settled."""
+async def test_two_instances_do_not_overwrite_each_other(rig: Rig) -> None:
+    """During an upgrade both instances publish the same slices: the second one writes nothing, and a race is
+    resolved.
+    """
     async with rig.publisher() as first, rig.publisher() as second:
         await eventually(lambda: first.ready and second.ready)
         await eventually(lambda: len(rig.slices()) == 3)

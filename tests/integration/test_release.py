@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release is made with: the SBOM of an image, and one version everywhere."""
+"""The parts of a release: the SBOM of an image, and one version everywhere."""
 
 import base64
 import hashlib
@@ -37,8 +37,10 @@ def sbom(root: Path) -> dict[str, Any]:
     return document
 
 
-def test_the_sbom_lists_what_is_in_the_image(tmp_path: Path) -> None:
-    """Debian packages by dpkg's database and Python distributions by their metadata, each with a package URL."""
+def test_the_sbom_lists_the_content_of_the_image(tmp_path: Path) -> None:
+    """It lists Debian packages from dpkg's database and Python distributions from their metadata, each with a package
+    URL.
+    """
     for name, text in {
         "usr/lib/os-release": 'ID=debian\nVERSION_ID="13"\n',
         "var/lib/dpkg/status": STATUS,
@@ -61,28 +63,28 @@ def test_the_sbom_lists_what_is_in_the_image(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """hack/version.py prints what both services report; a file that says another fails "make check"."""
+    """hack/version.py prints the version that both services report; a file with another one fails "make check"."""
     command = [sys.executable, str(ROOT / "hack/version.py")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == __version__
     assert subprocess.run([*command, "--check"], check=False).returncode == 0
 
 
 def imports_without(modules: list[str], *wanted: str) -> bool:
-    """Whether these modules can be imported where the others do not exist."""
+    """Returns True if these modules can be imported while the others do not exist."""
     code = f"import sys; sys.modules.update(dict.fromkeys({modules})); import {', '.join(wanted)}"
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
-    """Packages that a library requires and nobody imports are taken out of the image, and stay out."""
+def test_the_frontend_works_without_packages_that_its_image_omits() -> None:
+    """Packages that a library requires but nothing imports are removed from the image and must not become necessary."""
     (unused,) = re.findall(r'^ *unused="(.*)"$', (ROOT / "hack/image/install.sh").read_text(), re.MULTILINE)
     names = [name.removeprefix("python-") for name in unused.split()]
     assert imports_without(names, "dra_frontend.app", "numa_tools.commands.handlers")
     assert not imports_without(["aiohttp"], "dra_frontend.app")
 
 
-def test_the_backend_does_without_openssl() -> None:
-    """Its image has none, so nothing that it imports may ask for it."""
+def test_the_backend_works_without_openssl() -> None:
+    """Its image does not contain OpenSSL, so none of its imports may need it."""
     assert imports_without(["_ssl", "_hashlib"], "nri_backend.app", "nri_backend.setup.command")
 
 
@@ -105,8 +107,10 @@ def fail():
 """
 
 
-def test_modules_of_others_are_compiled_without_docstrings(tmp_path: Path) -> None:
-    """The code is used although its source has changed, its file is the one in the image, and assertions stay."""
+def test_third_party_modules_are_compiled_without_docstrings(tmp_path: Path) -> None:
+    """The byte code is used although its source has changed, its file is the one in the image, and assertions are
+    kept.
+    """
     directory = tmp_path / "usr/lib"
     directory.mkdir(parents=True)
     (directory / "module_of_an_image.py").write_text(MODULE)
@@ -155,18 +159,18 @@ libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
 
 
 def locked(service: str) -> set[str]:
-    """What a lock names, with its version."""
+    """Returns the packages in a lock file with their versions."""
     return set(re.findall(r"^[a-z0-9-]+==\S+", (ROOT / f"locks/{service}.txt").read_text(), re.MULTILINE))
 
 
 def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
-    """Both images have them in one layer, so a node stores them once."""
+    """Both images contain them in one layer, so a node stores them once."""
     assert len(locked("nri-backend")) > 5
     assert locked("nri-backend") <= locked("dra-frontend")
 
 
 def released(directory: Path, **environment: str) -> dict[str, bytes]:
-    """What release.sh makes of a checkout, images left out."""
+    """Returns what release.sh creates from a checkout, without images."""
     tree, dist = directory / "tree", directory / "dist"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
     tools = {"PYTHON": sys.executable, "HELM": str(Path(sys.executable).with_name("helm"))}
@@ -176,8 +180,10 @@ def released(directory: Path, **environment: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in dist.iterdir()}
 
 
-def test_a_release_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
-    """Chart and manifests have no time, language, file mode or place in them; the checksums are theirs."""
+def test_a_release_is_reproducible(tmp_path: Path) -> None:
+    """Chart and manifests contain no time, locale, file mode or path of the build; the checksums are those of the
+    files.
+    """
     here, there = tmp_path / "here", tmp_path / "there/elsewhere"
     here.mkdir()
     there.mkdir(parents=True)
@@ -293,8 +299,8 @@ def test_the_workflow_attests_what_the_release_makes() -> None:
     assert re.findall(r"(\w+)=", command) == ["REPOSITORY", "REGISTRY", "BUILDER"]
 
 
-def test_a_release_is_made_from_what_is_committed(tmp_path: Path) -> None:
-    """Files of the day are nobody's release."""
+def test_a_release_is_built_from_committed_files(tmp_path: Path) -> None:
+    """Uncommitted files must not become part of a release."""
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "tree")], check=True)
     (tmp_path / "tree/left-over").touch()
     done = subprocess.run([str(tmp_path / "tree/hack/release.sh")], check=False, capture_output=True, text=True)
@@ -303,7 +309,7 @@ def test_a_release_is_made_from_what_is_committed(tmp_path: Path) -> None:
 
 
 def stand_in(directory: Path, version: str) -> str:
-    """Makes an interpreter that reports another version."""
+    """Creates an interpreter that reports another version."""
     path = directory / f"python-{version}"
     info = f"({version.replace('.', ', ')})"
     path.write_text(
@@ -320,7 +326,9 @@ def stand_in(directory: Path, version: str) -> str:
     ("version", "found"), [("3.9.18", "is Python 3.9.18"), ("3.11.1", "is Python 3.11.1"), ("", "is not there")]
 )
 def test_the_first_command_names_the_python_that_it_needs(version: str, found: str, tmp_path: Path) -> None:
-    """With an older interpreter, or none, the message has the lowest version and how to choose another one."""
+    """With an older interpreter, or none, the message contains the lowest version and how to choose another
+    interpreter.
+    """
     python = stand_in(tmp_path, version) if version else "/nowhere/python3"
     made = [str(ROOT / "hack/venv.sh"), str(tmp_path / "venv"), "locks/dev.txt", ""]
     ran = subprocess.run(made, env={**os.environ, "PYTHON": python}, check=False, capture_output=True, text=True)
@@ -333,5 +341,5 @@ def test_the_first_command_names_the_python_that_it_needs(version: str, found: s
 
 
 def test_the_lowest_python_is_the_same_everywhere() -> None:
-    """README, packages, locks and linters name one version."""
+    """README, packages, locks and linters contain the same version."""
     assert python_faults() == []

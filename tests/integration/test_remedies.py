@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's remedies for problems that the backend really produces. The two programs share only the codes."""
+"""The doctor's remedies for problems that the real backend reports. The two programs share only the codes."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def host(tmp_path: Path, permitted: str = ALL, uid_map: str = IDENTITY) -> str:
 
 
 class DenyingTree(KernelTree):
-    """A kernel whose security module denies partitions: the capability is there, and the answer is still no."""
+    """A kernel whose security module denies partitions although the capability is present."""
 
     def make(self, path: str, **_: Any) -> None:
         """Creates a cgroup with the files of a partition."""
@@ -62,7 +62,7 @@ class DenyingTree(KernelTree):
             self.path(path).joinpath(name).touch()
 
     def remove(self, path: str) -> None:
-        """Leaves the cgroup: it goes with the directory of the test."""
+        """Does nothing, because the cgroup is removed with the test's directory."""
 
     def read(self, path: str, name: str) -> str:
         """Returns what the kernel writes into the file of a partition that it does not permit."""
@@ -79,17 +79,17 @@ class DenyingTree(KernelTree):
         (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "let SELinux or AppArmor allow it"),
     ],
 )
-def test_the_remedy_for_a_missing_privilege(
+def test_the_remedy_for_a_missing_privilege_names_it(
     permitted: str, uid_map: str, code: BackendCode, remedy: str, tmp_path: Path
 ) -> None:
-    """The doctor names the capability, the user namespace or the security module that keeps partitions away."""
+    """The doctor names the capability, the user namespace or the security module that prevents partitions."""
     problem = PartitionRight(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map)).obstacle()
     cause = cause_of(problem.code_text)
     assert (problem.code, remedy in cause.remedy, cause.kernel) == (code, True, False), problem
 
 
 def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
-    """It is a problem of the node, and a kernel's rejection for the same reason has the same remedy."""
+    """It is a problem of the node, and a kernel error for the same reason has the same remedy."""
     refused = KernelTree(tmp_path / "cgroup")
     refused.make("a")
     refused.refused["a", "cpuset.cpus"] = errno.EACCES
@@ -101,8 +101,8 @@ def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
         assert "give the container backend the capability DAC_OVERRIDE" in cause_of(one.code_text).remedy
 
 
-def test_the_remedies_for_a_kernel_without_partitions(tmp_path: Path) -> None:
-    """An old kernel, and a node that is itself a container, are limits of the node and not faults of the pod."""
+def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
+    """An old kernel, and a node that is itself a container, are not faults of the pod."""
     tree = CgroupTree(str(tmp_path))
     old = cause_of(tree.partition_obstacle().code_text)
     assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)
@@ -111,8 +111,8 @@ def test_the_remedies_for_a_kernel_without_partitions(tmp_path: Path) -> None:
     assert (kind.kernel, "use a node that is not a container" in kind.remedy) == (True, True)
 
 
-def test_the_remedy_for_a_missing_cdi_directory(tmp_path: Path) -> None:
-    """The volume of the chart is named."""
+def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path) -> None:
+    """It is the volume of the chart."""
     missing = str(tmp_path / "cdi")
     (text,) = ClaimDirectory(missing, absence=no_claims(missing)).refresh().problems.values()
     problem = file_problem(text)
@@ -132,11 +132,11 @@ class Unwritable:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
 
     def set_affinity(self, _name: str, _cpus: Cpus) -> bool:
-        """Moves nothing."""
+        """Does nothing."""
         return False
 
     def count_on(self, _names: Collection[str], _cpus: Cpus) -> int:
-        """Counts nothing."""
+        """Does nothing."""
         return 0
 
 
@@ -172,7 +172,7 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
 def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
     irqs: Literal["move", "leave"], reported: bool, tmp_path: Path
 ) -> None:
-    """The configuration asks for moved interrupts, and otherwise only the log of the start would contain it."""
+    """The configuration asks for interrupts to be moved; otherwise only the log of the start would mention it."""
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
     isolation = HostIsolation(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
     assert bool(isolation.problems) is reported
@@ -185,7 +185,7 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
 
 
 def rejections(name: str, value: str) -> Iterator[Problem]:
-    """Yields rejections and problems with a name in every place where users choose one, and a value of a variable."""
+    """Yields rejections and problems with a user-chosen name in every possible place, and a variable's value."""
     record = cpu_record("u", "cpus=2-3", pods=("p1", "p2", "p3"))
     record = record.model_copy(
         update={
@@ -210,7 +210,7 @@ def rejections(name: str, value: str) -> Iterator[Problem]:
 
 
 def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> Problem:
-    """Returns the problem with which a container is refused."""
+    """Returns the problem with which a container is rejected."""
     key = record.driver, record.claim.uid
     claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
     _, _, found = authorize(read_evidence(env), user, claims)
@@ -220,8 +220,8 @@ def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first
 
 @pytest.mark.parametrize("name", ["work", "interrupts", "sysadminmissing", "read-only-0-cpus"])
 @pytest.mark.parametrize("value", ["0", "any value", "Permission denied", "boot Linux 6.7'", "CPUsLost"])
-def test_names_and_values_that_users_choose_never_decide_a_remedy(name: str, value: str) -> None:
-    """The code is that of the rejection, whatever its text contains. A variable with an odd name is malformed."""
+def test_user_chosen_names_and_values_do_not_affect_remedies(name: str, value: str) -> None:
+    """The code is that of the rejection, whatever its text contains. A variable with an unusual name is malformed."""
     assert [problem.code for problem in rejections(name, value)] == [
         BackendCode.CLAIM_IN_USE,
         BackendCode.CLAIM_IN_USE,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of backends and the frontend that merges them: both sides without sockets, with random sequences of events.
+"""Reports of backends and the frontend that merges them, without sockets and with random sequences of events.
 
 After any loss, delay or restart, the containers of the frontend are those of one complete state of one backend, in its
-order, or the frontend shows that they are not complete.
+order, or the frontend shows that they are incomplete.
 """
 
 import json
@@ -26,9 +26,9 @@ from tests.rigs.containers import container, pod
 
 _IDS: Final = "abcdef"
 _ROUNDS: Final = 2
-"""Reports after which a frontend that receives all of them has the present state."""
+"""Number of reports after which a frontend that receives all of them has the current state."""
 _number = st.sampled_from([0, 0, 0, 0, 1])
-"""Most reports are of one backend: the other one replaces the containers of the frontend."""
+"""Most reports are of one backend; the other one replaces the containers of the frontend."""
 _id = st.sampled_from(_IDS)
 
 
@@ -64,7 +64,7 @@ class Process:
     state: NodeState = field(default_factory=NodeState)
     reports: Reports = field(init=False)
     exchange: Exchange | None = None
-    """The reports on its connection; None without a connection."""
+    """The reports on its connection, or None without a connection."""
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.state)
@@ -77,7 +77,7 @@ class Process:
 
 
 class Links(RuleBasedStateMachine):
-    """A frontend and two backends of its pod, such as the one before and the one after a restart."""
+    """A frontend and two backends of its pod, such as the processes before and after a restart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number, changes=st.lists(_changes, max_size=3), fate=_fates)
     def work(self, number: int, changes: list[Change], fate: Fate) -> None:
-        """Containers change, and a report is sent if one is due."""
+        """Changes containers, and sends a report if one is due."""
         backend = self.backends[number]
         for change, id_ in changes:
             change(backend.state, id_)
@@ -116,7 +116,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number, ids=st.lists(_id, unique=True))
     def synchronize(self, number: int, ids: list[str]) -> None:
-        """The runtime lists its containers, after a restart."""
+        """Lets the runtime list its containers after a restart."""
         self.backends[number].state.replace_containers([_tracked(id_, Phase.RUNNING) for id_ in ids])
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 7.0, 11.0]))
@@ -126,7 +126,7 @@ class Links(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        """A delayed request arrives. If a later one has arrived before, it changes nothing."""
+        """Delivers a delayed request. If a later one was delivered before, it changes nothing."""
         body = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
         last, age = self.view.status, self.view.age
         before = (last, self.view.containers, self.view.generation, age)
@@ -137,9 +137,8 @@ class Links(RuleBasedStateMachine):
 
     @rule(merges=st.booleans(), keeps_connections=st.booleans())
     def restart_frontend(self, merges: bool, keeps_connections: bool) -> None:
-        """The frontend ends, and one of this or of the former release starts.
-
-        If the connections stay, as with a proxy, a frontend of the former release may get changes, and ignores them.
+        """Replaces the frontend by one of this or of the previous release. If the connections stay open, as through a
+        proxy, a frontend of the previous release may receive changes, and ignores them.
         """
         self.view, self.merges = BackendView(lambda: self.now), merges
         if not keeps_connections:
@@ -149,12 +148,12 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number, told=st.booleans())
     def restart_backend(self, number: int, told: bool) -> None:
-        """``told`` is True if the runtime lists its containers before the first report."""
+        """Restarts a backend. ``told`` is True if the runtime lists its containers before the first report."""
         self.backends[number] = self._run(told=told)
 
     @rule(number=_number)
     def settle(self, number: int) -> None:
-        """Nothing is lost for a few reports of one backend: the frontend has its present state."""
+        """Delivers some reports of one backend without losses, after which the frontend has its current state."""
         backend = self.backends[number]
         self.now += RENEW_SECONDS + 1
         for _ in range(_ROUNDS):
@@ -199,7 +198,7 @@ class Links(RuleBasedStateMachine):
 
     @invariant()
     def is_one_complete_state(self) -> None:
-        """The frontend has the containers that a report of all containers would have given it."""
+        """Checks that the frontend has the containers that a report of all containers would have given it."""
         view = self.view
         if view.status is None or not view.complete:
             return

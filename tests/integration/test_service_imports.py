@@ -10,26 +10,28 @@ from tests.stage.stage import OpenStage
 from tests.stage.wires import ask_unix
 
 DOCUMENTS = ("fastapi", "dra_frontend.state_endpoint.api", "dra_frontend.state_endpoint.page")
-"""What serves the documents that people and tools read; the page is also served on a port, which is off by default."""
+"""Modules that serve the documents for people and tools; the page is also served on a port, which is off by default."""
 
 UNUSED = (
     *("pydantic.v1.", "uvicorn.main", "click"),
     *("kubernetes_asyncio.client.models.", "kubernetes_asyncio.client.api.", "urllib3.", "dateutil.tz.", "ctypes"),
 )
-"""Modules that others import for features that the service does not use."""
+"""Modules that libraries import for features that the services do not use."""
 
 
 def imported(service: Process) -> set[str]:
-    """The modules that a service with ``-X importtime`` has imported so far."""
+    """Returns the modules that a service with ``-X importtime`` has imported so far."""
     log = service.log_file.read_text()
     return set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log, re.MULTILINE))
 
 
-def test_a_running_service_has_imported_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
-    """The import contract sees import statements. This sees what a service imported to prepare a claim and show it."""
+def test_a_running_service_imports_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
+    """The import contract checks import statements. This test checks what a service has imported to prepare and show a
+    claim.
+    """
     stage = open_stage(frontend=OUR_FRONTEND.replace(" -m ", " -X importtime -m ", 1))
     instance = stage.add_instance()
-    stage.wait_registered()  # and not wait_ready, which reads a document
+    stage.wait_registered()  # wait_ready is not used, because it reads a document
     with claim_pod(stage, "one", cpus(1)) as pod:
         pod.prepare()
         pod.run()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in of ``nri-backend setup-runtime`` and the doctor agree on what the driver needs of containerd."""
+"""The drop-in of ``nri-backend setup-runtime`` and the doctor agree on the settings that the driver needs in
+containerd.
+"""
 
 import copy
 import tomllib
@@ -21,7 +23,7 @@ OFF: tuple[Document, Document] = (
 
 
 def lacking(document: Document) -> set[str]:
-    """The settings that the doctor would find wrong in the output of a containerd."""
+    """Returns the settings that the doctor would report as wrong in the output of a containerd."""
     _, settings, _ = printed_settings(toml_text(document))
     names = (*NEEDED, *REQUIRE_PLUGIN)
     return {name for name in names if settings[name] != required_value(name, settings[name], DIRECTORY)}
@@ -29,7 +31,7 @@ def lacking(document: Document) -> set[str]:
 
 @pytest.mark.parametrize("release", ["1.7", "2.0", "2.1", "2.2", "2.3"])
 def test_after_the_drop_in_the_doctor_finds_nothing(release: str) -> None:
-    """The doctor finds each setting that is off, and none after the drop-in is merged by the rules of the release."""
+    """The doctor reports each missing setting, and none after the drop-in is merged by the rules of the release."""
     before = dump(release, *OFF)
     validating = release in ("2.2", "2.3")
     hugetlb = {"hugetlb"} if release == "1.7" else set()

@@ -22,7 +22,7 @@ from tests.stage.wires import AnsweredError, ask_unix
 
 
 class Shown(NamedTuple):
-    """Codes, as one look shows them in each place."""
+    """The codes that each place shows at one time."""
 
     status: set[str]
     page: set[str]
@@ -38,7 +38,7 @@ _DOCTOR = {
     "runtime.nri": {"BackendNotConnected"},
     "claims.refused": {"ContainerRefused"},
 }
-"""Codes by the check of the doctor that reports them."""
+"""Codes by the doctor's check that reports them."""
 
 
 def command(stage: Stage, instance: Instance, *words: str) -> Any:
@@ -56,7 +56,7 @@ def codes(listed: list[dict[str, Any]]) -> set[str]:
 
 
 def look(stage: Stage, instance: Instance) -> Shown:
-    """Asks in all places, as often as the state changes in between."""
+    """Reads all places, and repeats that if the state has changed in between."""
     while True:
         status = stage.state("/v1/status", instance)
         page = stage.state("/v1/node", instance)["problems"]
@@ -91,7 +91,7 @@ def accepts(path: Path) -> bool:
 
 
 def test_all_places_agree_in_each_state_of_a_node(open_stage: OpenStage) -> None:
-    """No kubelet, no runtime, no backend, a refused container; and then all is well everywhere."""
+    """The states are: no kubelet, no runtime, no backend, a rejected container, and finally a healthy node."""
     stage = open_stage()
     _, kubelet, runtime = stage.stand_ins
     kubelet.kill()

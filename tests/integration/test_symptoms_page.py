@@ -11,15 +11,15 @@ from tests.rigs.symptoms import SAMPLES, Sample
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[dict[str, str]]:
-    """Yields all outputs. The faults are caused once."""
+    """Yields all outputs. The faults are caused only once."""
     with played() as outputs:
         yield outputs
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.name for sample in SAMPLES])
 @pytest.mark.timeout(900)
-def test_the_page_shows_what_the_command_prints(sample: Sample, shown: dict[str, str]) -> None:
-    """An operator at a node with this fault sees the same output. Folded lines count as one."""
+def test_the_page_shows_the_output_of_the_commands(sample: Sample, shown: dict[str, str]) -> None:
+    """An operator of a node with this fault sees the same output. Folded lines count as one."""
     output, start = plain(shown[sample.name]), 0
     for part in map(plain, sample.parts):
         found = output.find(part, start)
@@ -28,7 +28,7 @@ def test_the_page_shows_what_the_command_prints(sample: Sample, shown: dict[str,
 
 
 def test_every_sample_is_shown_with_its_command() -> None:
-    """The prompt shows the command that was run, with the plugin for ``status`` and ``doctor``."""
+    """The prompt shows the command, with the plugin for ``status`` and ``doctor``."""
     for sample in SAMPLES:
         subject = sample.name.partition(": ")[2]
         expected = {"Event": "", "status": "kubectl numa status node-a", "doctor": "kubectl numa doctor node-a"}

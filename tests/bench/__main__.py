@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: measures a driver with stand-ins for its neighbours, and writes bench.json and bench.html."""
+"""``make bench``: measures a driver with fakes for its neighbours, and writes bench.json and bench.html."""
 
 import sys
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _render(file: Path) -> int:
-    """Writes the page of a report that exists."""
+    """Writes the page of an existing report."""
     try:
         report = Report.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: which drivers are measured, with what on the node, and for how long."""
+"""The command line: the drivers to measure, the load of the node, and the duration."""
 
 import argparse
 import itertools
@@ -34,7 +34,9 @@ class Loads:
     pairs: tuple[tuple[int, int], ...]
 
     def stages(self) -> list[list[tuple[int, int]]]:
-        """Groups the loads so that each is at least the one before: a node of the benchmark only fills up."""
+        """Groups the loads so that each includes the one before, because the benchmark only ever adds load to a
+        node.
+        """
         groups: list[list[tuple[int, int]]] = []
         for claims, containers in self.pairs:
             if groups and claims >= groups[-1][-1][0] and containers >= groups[-1][-1][1]:
@@ -58,7 +60,7 @@ class Plan:
     idle: float
     """Seconds in which an idle driver is observed."""
     settle: float
-    """Seconds before that, in which it finishes what the last pods have left to do."""
+    """Seconds before that, in which the work of the last pods is completed."""
     pause: float
     """Seconds before each Prepare."""
     pairs: int
@@ -162,7 +164,7 @@ def _add_measurements(group: Any) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line; ends the process with status 2 and a message if it is not valid."""
+    """Parses the command line. Ends the process with status 2 and a message if it is invalid."""
     made = parser()
     if "--quick" in arguments:
         made.set_defaults(**_QUICK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drivers to measure: this one, another one given by its commands, or an earlier revision of this one."""
+"""The drivers to measure: this one, one given by its commands, or an earlier revision of this one."""
 
 import compileall
 import json
@@ -17,7 +17,7 @@ from tests.stage.process import ROOT
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND
 
 _WORKTREES: Final = ROOT / "build/bench"
-# Runs in a worktree of the revision: its own stage knows the commands, which have changed over time.
+# This runs in a worktree of the revision, because its own stage knows the commands, which have changed over time.
 _ASK: Final = """
 import importlib.util, json
 from tests.stage import settings
@@ -37,7 +37,7 @@ class Driver:
     name: str
     revision: str
     frontend: str
-    """Command of the DRA driver, with the places of StageSettings."""
+    """Command of the DRA driver, with the placeholders of StageSettings."""
     backend: str
     """Command of the NRI plugin, or empty if the DRA driver contains it."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def _program(command: str) -> str:
 def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORKTREES) -> Driver:
     """Returns this driver at a revision, which is checked out below a directory. Raises DriverError.
 
-    It runs with the packages of this environment, since those of the revision may need another one.
+    It runs with the packages of this environment, although the revision may need others.
     """
     tree = check_out(revision, repository, below)
     sources = [tree / "shared/src", *sorted(tree.glob("services/*/src"))]
@@ -98,7 +98,7 @@ def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORK
         if not Path(place).is_relative_to(tree):
             raise DriverError(f"revision {revision} would run {place}, which is not below {tree}")
     for directory in sources:
-        # The images contain byte code, and start and memory are measured.
+        # The images contain byte code, and start-up time and memory are measured.
         compileall.compile_dir(directory, quiet=2)
     frontend, backend = answer["commands"]
     return Driver(f"revision {revision}", _revision(tree), frontend, backend, environment)
@@ -112,7 +112,7 @@ def check_out(revision: str, repository: Path, below: Path) -> Path:
     tree = below.resolve() / found[:12]
     if _git(tree, "rev-parse", "--show-toplevel", "HEAD").split() == [str(tree), found] and not _changed(tree):
         return tree
-    # Force: git may still know a worktree that "make clean" has removed.
+    # Forced, because git may still know a worktree that "make clean" has removed.
     done = subprocess.run(
         ["git", "-C", str(repository), "worktree", "add", "--quiet", "--force", "--detach", str(tree), found],
         capture_output=True,
@@ -135,7 +135,7 @@ def _changed(tree: Path) -> bool:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    """Returns what git prints, or nothing if it fails or is not installed."""
+    """Returns git's output, or nothing if it fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False)
     except OSError:

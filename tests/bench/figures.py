@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of one run as models: bench.json is a Report, and the table and the page are made from nothing else."""
+"""The results of one run as models. bench.json is a Report, from which the table and the page are generated."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 """Unit of a ratio."""
 _MOST_SAMPLES = 200
-"""Samples of a turn that a report contains at most. Statistics come from all of them."""
+"""Maximum number of samples of a turn in a report. Statistics are computed from all of them."""
 
 
 class _Model(BaseModel):
@@ -80,7 +80,7 @@ class ThreadRate(_Model):
     name: str
     threads: int
     wakeups: float
-    """Voluntary context switches: the thread waited for something and continued."""
+    """Voluntary context switches: the thread waited for an event and continued."""
     preemptions: float
     """Involuntary context switches: the kernel gave the CPU to another thread."""
 
@@ -97,7 +97,7 @@ class DriverUnderTest(_Model):
 
 
 class Report(_Model):
-    """Everything that one run has measured, and where."""
+    """All results of one run, and where it ran."""
 
     version: Literal[2] = 2
     when: str
@@ -197,7 +197,7 @@ def median_ratio(ours: Figure, other: Figure) -> tuple[float, float, float] | No
 
 
 def shown_ratio(ratio: float) -> str:
-    """Formats a ratio with two decimals; its spread never justifies more."""
+    """Formats a ratio with two decimal places; its spread never justifies more."""
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 

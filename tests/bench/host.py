@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def facts() -> dict[str, str]:
-    """Returns the facts that decide whether the figures of two pages can be compared."""
+    """Returns the facts that determine whether the figures of two pages can be compared."""
     return {
         "Processor": _processor(),
         "CPUs for this run": str(len(os.sched_getaffinity(0))),
@@ -19,7 +19,7 @@ def facts() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Returns the name of the processor; Arm's kernels print none."""
+    """Returns the name of the processor, which Arm kernels do not report."""
     text = Path("/proc/cpuinfo").read_text(errors="replace")
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()

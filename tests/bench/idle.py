@@ -35,7 +35,7 @@ class _Reading:
 
 
 class Observation:
-    """The time from its construction to ``end``, in which all processes of a driver are observed."""
+    """The period from its construction to ``end``, in which all processes of a driver are observed."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -80,7 +80,7 @@ class Idle:
     """Threads of each process, by their name."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yields a sample of each quantity: for all processes, and for each of several."""
+        """Yields a sample of each quantity: for all processes together, and for each one if there are several."""
         wakeups = {name: sum(one.wakeups for one in some.values()) for name, some in self.threads.items()}
         own = {
             name: sum(one.wakeups for one in some.values() if not one.of_grpc) for name, some in self.threads.items()

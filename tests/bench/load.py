@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills the node: claims that are prepared, containers that run, and single pods to measure with."""
+"""Fills the node with prepared claims and running containers, and creates single pods to measure."""
 
 import itertools
 import re
@@ -16,13 +16,13 @@ _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 _MIB = 1 << 20
 _PATIENCE = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
-# So that a measured claim always finds CPUs: the machine has 128.
+# A measured claim must always find free CPUs; the machine has 128.
 CPU_CLAIMS = 100
 """Maximum number of claims with CPUs; further claims have only memory."""
 
 
 class Load:
-    """What is on the node besides the pod that is measured. Fills up, never empties."""
+    """The load of the node, in addition to the measured pod. It only grows."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -41,7 +41,7 @@ class Load:
         return [*wanted, memory(16 * _MIB)] if "dra.memory" in self._stage.settings.drivers or not wanted else wanted
 
     def pod(self, count: int) -> StagePod:
-        """A pod whose claim is allocated, for some CPUs or for memory only."""
+        """Returns a pod with an allocated claim, for some CPUs or for memory only."""
         pod = StagePod(self._stage, f"pod-{next(self._numbers)}")
         requests = self._requests(count)
         devices: Document = {"requests": requests}
@@ -49,14 +49,14 @@ class Load:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
         body = {"metadata": {"name": f"{pod.name}-claim"}, "spec": {"devices": devices}}
         made = self._stage.api(_CLAIMS, "POST", body)
-        # The scheduler in this process: that of the stand-ins reads every object again for every claim.
+        # The scheduler runs in this process, because the one of the fakes reads every object again for every claim.
         chosen = allocate(made, self._slices, self._classes, others=self._claims, pods=[pod.reference])
         pod.claim = self._stage.api(f"{_CLAIMS}/{made['metadata']['name']}/status", "PUT", chosen)
         self._claims.append(pod.claim)
         return pod
 
     def plain_pod(self) -> StagePod:
-        """A pod without a claim."""
+        """Returns a pod without a claim."""
         return StagePod(self._stage, f"plain-{next(self._numbers)}")
 
     def gone(self, pod: StagePod) -> None:
@@ -66,7 +66,7 @@ class Load:
             delete_claim(self._stage, pod.claim["metadata"]["name"])
 
     def fill_claims(self, wanted: int) -> None:
-        """Prepares claims until there are as many as wanted."""
+        """Prepares claims up to the given number."""
         while self.claims < wanted:
             pod = self.pod(1 if self.claims < CPU_CLAIMS else 0)
             pod.prepare()
@@ -74,7 +74,7 @@ class Load:
             self.claims += 1
 
     def fill_containers(self, wanted: int) -> None:
-        """Runs containers until there are as many as wanted: one for each prepared claim, the others plain."""
+        """Runs containers up to the given number: one for each prepared claim, the others without a claim."""
         while self.containers < wanted:
             is_plain = self.containers % 2 == 0 or not self._waiting
             pod = self.plain_pod() if is_plain else self._waiting.pop()
@@ -87,7 +87,7 @@ class Load:
                 self.plain.append(box)
 
     def _anew(self, pod: StagePod) -> StagePod:
-        """Another pod with a claim, for one whose claim the driver has forgotten in a restart."""
+        """Replaces a pod whose claim the driver has forgotten in a restart by another one."""
         if pod.claim is None:
             raise StageError("a container without a claim is refused")
         count = len(self._taken(pod))
@@ -98,9 +98,9 @@ class Load:
         return fresh
 
     def settle(self, pod: StagePod) -> float:
-        """Waits until no plain container is on the CPUs of a claim; returns the seconds, 2 s if that never happens.
+        """Waits until no plain container is on the CPUs of a claim. Returns the seconds, or 2 s if that never happens.
 
-        Where the kernel keeps others off there is nothing to wait for.
+        If the kernel keeps others off, there is nothing to wait for.
         """
         began = time.monotonic()
         if self._stage.settings.partitions:
@@ -111,7 +111,7 @@ class Load:
         return time.monotonic() - began
 
     def _taken(self, pod: StagePod) -> set[int]:
-        """The CPUs in the claim's CDI file, in the variable that launchers read."""
+        """Returns the CPUs in the claim's CDI file, from the variable that launchers read."""
         files = self._stage.paths.cdi_dir.glob(f"*{pod.claim_uid}*")
         found = [_VARIABLE.search(file.read_text()) for file in files]
         return {cpu for match in found if match for cpu in cpu_set(match[1])}

@@ -31,12 +31,14 @@ class Thread:
 
     @property
     def of_grpc(self) -> bool:
-        """Whether the gRPC library has started the thread and given it a name."""
+        """Whether the gRPC library has started and named the thread."""
         return self.name.startswith(_GRPC_THREADS)
 
 
 def threads(pid: int) -> dict[int, Thread]:
-    """Returns the threads of a process by their ids; the first thread is marked, since Python names all alike."""
+    """Returns the threads of a process by their ids. The main thread is marked, since Python gives all threads the same
+    name.
+    """
     found = {}
     for directory in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -73,7 +75,7 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Reads the memory of a process."""
+    """Reads the memory usage of a process."""
     rollup = _sizes(Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     anonymous, files = split_mappings(Path(f"/proc/{pid}/smaps").read_text())
     return Memory(rollup["Rss"], rollup["Pss"], anonymous, files)
@@ -100,7 +102,8 @@ def split_mappings(smaps: str) -> tuple[int, dict[tuple[str, str], int]]:
 def pss_together(processes: Iterable[Memory]) -> list[float]:
     """Returns the PSS of each process as if no other process of the machine mapped the same files.
 
-    Of a file that several of them map, the resident pages of the smaller mapping are taken to be in the larger one too.
+    If several of them map a file, the resident pages of the smaller mapping are assumed to be in the larger one as
+    well.
     """
     all_of_them = list(processes)
     return [one.anonymous + sum(_shares(file, one, all_of_them) for file in one.files) for one in all_of_them]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every quantity that is measured: its title, unit and budget, and one sentence about how it is measured."""
+"""All measured quantities with title, unit, budget, and one sentence about the measurement."""
 
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ LARGE: Final = "On a larger machine"
 SECTIONS: Final = (IDLE, PODS, RESTARTS, LARGE)
 """All sections, in the order of the page."""
 PROCESSES: Final = {"frontend": "DRA driver", "backend": "NRI plugin"}
-"""Names for readers, by those of the stage."""
+"""Display names of the processes, by their names on the stage."""
 
 _PREPARE_BUDGET, _HOOK_BUDGET, _START_BUDGET, _MEMORY_BUDGET = 5.0, 2.0, 1500.0, 110.0
 
@@ -75,7 +75,7 @@ KERNEL_PSS: Final = Quantity(
 
 
 def of_process(quantity: Quantity, process: str, *, plotted: bool = False) -> Quantity:
-    """Returns a quantity of all processes for one of them."""
+    """Returns the quantity for a single process, given the one for all processes."""
     return quantity.model_copy(
         update={
             "key": f"{quantity.key}-{process}",
@@ -188,7 +188,7 @@ FORGOTTEN: Final = Quantity(
 
 
 def simulated(kind: str, cpus: int, budget: float) -> Quantity:
-    """Returns the quantity for the decision about a claim in memory."""
+    """Returns the quantity for allocating a claim in memory."""
     return Quantity(
         key=f"simulated-{kind}",
         section=LARGE,
@@ -202,7 +202,7 @@ def simulated(kind: str, cpus: int, budget: float) -> Quantity:
 
 
 def growth(cpus: int, smallest: int) -> Quantity:
-    """Returns the quantity for how the time of a decision grows with the machine."""
+    """Returns the quantity for how the time of an allocation grows with the machine."""
     return Quantity(
         key=f"growth-{cpus}",
         section=LARGE,

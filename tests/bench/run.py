@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a benchmark: all drivers run at the same time, each on a stage of its own, and are measured in turn.
+"""Runs a benchmark: all drivers run at the same time, each on its own stage, and are measured alternately.
 
-The speed of a machine changes from minute to minute, so only figures that were measured in turn can be compared. While
-one driver is measured the others are idle. The idle time of all of them is observed at once.
+The speed of a machine changes from minute to minute, so only figures that were measured alternately can be compared.
+While one driver is measured, the others are idle. The idle periods of all of them are observed at once.
 """
 
 import os
@@ -28,14 +28,16 @@ from tests.rigs.trees import captured, write_tree
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
-# 128 CPUs in four NUMA nodes: room for a hundred claims with CPUs of their own.
+# 128 CPUs in four NUMA nodes: enough for a hundred claims with CPUs.
 _MACHINE: Final = "128arm-2pa2n8cluster4co"
 _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server)"
-# Work that a driver does after the last pod of a turn must not fall into the other driver's turn.
+# Work that a driver does after the last pod of a turn must not overlap with the other driver's turn.
 _BREATH_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
-"""Parts of the idle time, each a sample. This driver compares claim files every 20 s, so that each part contains one
-such comparison, and limits and all containers every 60 s, so that the default of three parts contains one."""
+"""Length of the parts of the idle period, each of which is a sample. This driver compares claim files every 20 s, so
+each part contains one such comparison, and it compares limits and all containers every 60 s, so the default of three
+parts contains one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def _contender(stack: ExitStack, plan: Plan, driver: Driver, mode: str) -> _Cont
 
 @contextmanager
 def _machine() -> Iterator[Path]:
-    # In memory, where there is room, as /var/run/cdi and cgroups are on a node.
+    # In memory if possible, as /var/run/cdi and cgroups are on a node.
     with TemporaryDirectory(prefix="dn-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
         yield write_tree(captured(_MACHINE), Path(directory))
 
@@ -140,7 +142,7 @@ def _measure_load(
 
 
 def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender]:
-    """Returns the drivers in the order of a turn: none is always the first."""
+    """Returns the drivers in the order of a turn, in which no driver is always first."""
     return contenders if turn % 2 == 0 else contenders[::-1]
 
 

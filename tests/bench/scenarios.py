@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements, each on a stage that is ready; all times are those that kubelet and runtime see."""
+"""The measurements, each on a stage that is ready. All times are those that kubelet and runtime see."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +106,7 @@ def programs(stage: Stage) -> dict[str, Process]:
 
 
 def restart(stage: Stage, load: Load) -> Iterator[Sample]:
-    """Restarts the driver, with one more claim than before that has no container yet, and then the runtime."""
+    """Restarts the driver with one more claim than before that has no container yet, and then the runtime."""
     pod = load.pod(_MEASURED_CPUS)
     pod.prepare()
     load.settle(pod)
@@ -131,7 +131,7 @@ def restart(stage: Stage, load: Load) -> Iterator[Sample]:
 
 
 def _synchronize(stage: Stage) -> float:
-    """Restarts the runtime and returns the time of Synchronize, of all parts of the snapshot together."""
+    """Restarts the runtime and returns the duration of Synchronize, for all parts of the snapshot together."""
     before = len(stage.runtime("hooks"))
     stage.runtime("restart")
     wait_for("the plugin to come back", lambda: _has_plugin(stage), 30.0)
@@ -140,7 +140,7 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Whether a plugin is active; one that ends with the runtime is started again, as the kubelet does."""
+    """Returns True if a plugin is active. A plugin that ends with the runtime is started again, as the kubelet does."""
     for process in stage.processes:
         if not process.alive:
             process.start()

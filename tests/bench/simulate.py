@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the decision of a prepare takes: 10,000 pairs on 512 CPUs, and whether the time grows with the CPUs alone.
+"""Measures the allocation in Prepare: 10,000 pairs on 512 CPUs, and how the time grows with the number of CPUs.
 
-Everything between the claim document and the record is in it: reading, parameters, allocator, record. Files are not.
-Times are CPU time, since nothing in it waits: those of a busy machine are true all the same.
+It covers everything between the claim document and the record: parsing, parameters, allocator, record, but no files.
+Times are CPU time, since nothing waits, so they are valid on a busy machine as well.
 """
 
 import random
@@ -44,14 +44,16 @@ _WISHES: Final[Sequence[dict[str, Any] | None]] = (
 
 
 def node(cpus: int, group_by: str) -> Inventory:
-    """Returns two sockets of two threads per core and eight cores per L3, with so many CPUs in all."""
+    """Returns a machine with two sockets, two threads per core, eight cores per L3, and this number of CPUs in
+    total.
+    """
     return build_inventory(
         assemble(even_cores(2, 2, cpus // 64, 8, 2)), Config.model_validate({"groupBy": group_by}), builders.NODE
     )
 
 
 def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
-    """Returns the CPU seconds of each of so many prepares, while up to 48 claims come and go."""
+    """Returns the CPU seconds of each of N prepares, while up to 48 claims are prepared and released."""
     choice = random.Random(seed)
     devices = [device.name for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     files: dict[ClaimKey, ClaimFile] = {}
@@ -73,13 +75,13 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
 
 
 def samples(pairs: int) -> Iterator[tuple[Quantity, str, list[float]]]:
-    """Yields a quantity, its load and its samples: for each way to group the CPUs, and how the time grows with them."""
+    """Yields a quantity, its load and its samples: for each way to group the CPUs, and for the growth of the time."""
     if pairs == 0:
         return
     for kind in (DeviceKind.NUMA_NODE, DeviceKind.MACHINE):
         seconds = prepares(node(_CPUS, kind), pairs)
         yield quantities.simulated(kind, _CPUS, _P99_BUDGET), _LOAD, [one * 1000 for one in seconds]
-    # On the whole machine: its one device has all CPUs.
+    # On the whole machine, whose only device has all CPUs.
     sizes = (_SMALLEST, 2 * _SMALLEST, _CPUS)
     some = max(1, pairs // 20)
     medians = [statistics.median(prepares(node(cpus, DeviceKind.MACHINE), some)) for cpus in sizes]

@@ -66,7 +66,7 @@ _ISOLATION = "tests/unit/nri_backend/host_isolation/test_isolation.py"
 ELSEWHERE: dict[str, str] = {
     # A kernel that keeps managed interrupts where they are.
     "dra_numa_backend_immovable_interrupts": (
-        "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_come_back"
+        "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_are_restored"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
     # This happens with images of two releases.
@@ -97,7 +97,7 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.POD_INCOMPLETE: (
         "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_reports_why_and_waits"
     ),
-    StatusCode.SERVICE_DOWN: "tests/integration/test_doctor_and_status.py::test_commands_work_with_and_without_the_service",
+    StatusCode.SERVICE_DOWN: "tests/integration/test_doctor_and_status.py::test_commands_work_without_the_service",
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),

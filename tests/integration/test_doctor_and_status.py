@@ -38,7 +38,7 @@ def results(document: Any) -> dict[str, str]:
     return {one["id"]: one["result"] for one in document["checks"]}
 
 
-def test_commands_work_with_and_without_the_service(open_stage: OpenStage) -> None:
+def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
     """Both commands show the same claims whether or not the service is running, and report if it is not."""
     stage = open_stage()
     instance = stage.add_ready_instance()

@@ -15,9 +15,9 @@ from tests.node.rig.node import CDI_DIRECTORY, MARKER, Node, Profile
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.services import LOGS, Services
 
-IRQBALANCE = Path("/opt/irqbalance")  # put in by run.sh when its arguments speak of irqbalance
+IRQBALANCE = Path("/opt/irqbalance")  # installed by run.sh if its arguments name irqbalance
 LAST_REPORT = pytest.StashKey[Callable[[], dict[str, str]]]()
-"""Returns the logs of what a test has started."""
+"""Returns the logs of everything that a test has started."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,9 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves only the tests for this machine (mark `profile`; without: default), in an order that restarts little.
+    """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that needs few restarts.
 
-    First what wants a bare node, then what wants the driver, by the chart's values, then both again with the other
+    Tests of a bare node come first, then those with the driver, by the chart's values, then both again with the other
     cgroup driver.
     """
     here = Profile.read().name
@@ -72,7 +72,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Node]:
-    """The node itself, once for all tests; tests use `node`, which is clean."""
+    """Returns the node itself, once for all tests; tests use `node`, which is clean."""
     machine = Node()
     machine.reset()
     machine.be_patient()
@@ -82,23 +82,25 @@ def machine() -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def cgroup_driver(request: pytest.FixtureRequest, machine: Node, running_cluster: "RunningCluster") -> Driver:
-    """The cgroup driver in force: systemd, or what @both_drivers asks for (pytest groups the tests by it)."""
+    """Returns the active cgroup driver: systemd, or the one that @both_drivers asks for (pytest groups the tests by
+    it).
+    """
     driver: Driver = getattr(request, "param", "systemd")
     if driver != machine.cgroups.driver:
-        running_cluster.end()  # As a node is drained before it gets the other one.
+        running_cluster.end()  # a node is drained before its cgroup driver changes
         machine.use_driver(driver)
     return driver
 
 
 class RunningCluster:
-    """The one cluster of the session: started by the first test that wants it, ended by one that wants a bare node."""
+    """The one cluster of the session: started by the first test that needs it, ended by one that needs a bare node."""
 
     def __init__(self, machine: Node) -> None:
         self._machine = machine
         self._cluster: Cluster | None = None
 
     def get(self, item: pytest.Item) -> Cluster:
-        """The cluster with the driver's pod that the test's marks ask for."""
+        """Returns the cluster with the driver's pod that the test's marks ask for."""
         configuration, values, lacking = _given(item, "configuration"), _given(item, "values"), _lacking(item)
         if self._cluster is None:
             self._cluster = Cluster(self._machine)
@@ -116,7 +118,7 @@ class RunningCluster:
 
 @pytest.fixture(scope="session")
 def running_cluster(machine: Node) -> Iterator[RunningCluster]:
-    """Use `cluster`."""
+    """Internal: tests use `cluster`."""
     running = RunningCluster(machine)
     yield running
     running.end()
@@ -126,7 +128,9 @@ def running_cluster(machine: Node) -> Iterator[RunningCluster]:
 def node(
     request: pytest.FixtureRequest, machine: Node, cgroup_driver: Driver, running_cluster: RunningCluster
 ) -> Iterator[Node]:
-    """The node with no pod and no CDI file on it, before and after; without the driver unless `cluster` is used."""
+    """Returns the node without pods and CDI files, before and after the test; without the driver unless `cluster` is
+    used.
+    """
     if "cluster" not in request.fixturenames:
         running_cluster.end()
     CDI_DIRECTORY.mkdir(parents=True, exist_ok=True)
@@ -136,21 +140,23 @@ def node(
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
-    """The node with the driver's pod and the stand-ins of a cluster; no claim and no other pod, before and after."""
+    """Returns the node with the driver's pod and the fakes of a cluster; without claims and other pods, before and
+    after the test.
+    """
     cluster = running_cluster.get(request.node)
     cluster.wait_ready()
     yield cluster
     try:
         cluster.clean()
     except BaseException:
-        # The next test begins with a new one.
+        # The next test starts a new one.
         running_cluster.end()
         raise
 
 
 @pytest.fixture
 def services(request: pytest.FixtureRequest) -> Iterator[Services]:
-    """Programs of this test; whatever still runs at its end is killed, after the pods are gone."""
+    """Returns the programs of this test. Those that still run at its end are killed after the pods are gone."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")
     with Services(name) as services:
         request.node.stash[LAST_REPORT] = services.logs

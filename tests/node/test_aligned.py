@@ -21,7 +21,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:2", "4K:300
 
 
 def misplaced(pod: ClaimPod, box: Container) -> str:
-    """What of the container is not on the NUMA node of its CPUs; "" when everything is."""
+    """Returns the resources of the container that are not on the NUMA node of its CPUs, or ""."""
     (node,) = (number for number in kernel.numa_nodes() if pod.cpus <= kernel.node_cpus(number))
     pages = kernel.numa_maps(box.process)
     seen = {
@@ -33,9 +33,9 @@ def misplaced(pod: ClaimPod, box: Container) -> str:
     return " ".join(what for what, right in seen.items() if not right)
 
 
-@pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # the start of both services included
+@pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # includes the start of both services
 def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
-    """Each pod's CPUs, memory policy and touched pages are on one node, while the one before it goes."""
+    """Each pod's CPUs, memory policy and touched pages are on one node, while the previous pod ends."""
     faults: dict[int, str] = {}
     seconds: list[float] = []
     used: list[int] = []

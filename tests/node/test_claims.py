@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a claim's container and everybody else get, from the kernel's files and from inside the containers."""
+"""The resources of a claim's container and of all others, from the kernel's files and from inside the containers."""
 
 import pytest
 from numa_contract.cpuset import parse_cpu_list
@@ -22,7 +22,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1",
 @each_runtime
 @both_drivers
 def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
-    """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and no page more than claimed."""
+    """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and no page exceeds the claim."""
     db = cluster.pod(cpus(2, numa_node=1), memory(64 * MIB), hugepages(6 * MIB), hugepages(GIB, "1g", "gigs"))
     box = db.run(command=HOLD, image="python")
     until(box.log, "the program told what it holds")
@@ -43,16 +43,19 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
         assert group.hugetlb("1GB") == dict.fromkeys(("max", "rsvd.max", "current", "rsvd.current"), str(GIB))
     huge = {one.page_kib: one.pages for one in kernel.numa_maps(box.pid) if one.page_kib > 4}
     assert huge == {2048: {1: 3}, 1048576: {1: 1}}
-    # Its libraries may be in the page cache of the other node since the image was unpacked; what it touched is not.
+    # Its libraries may have been in the other node's page cache since the image was unpacked, but the pages that it
+    # touched are not.
     assert [one.pages for one in kernel.numa_maps(box.pid) if one.pages.get(1) == 200] == [{1: 200}]
-    # Everything claimed is in use: the next page is refused at mmap, not with SIGBUS at the first touch.
+    # All claimed pages are in use: the next page fails at mmap, not with SIGBUS at the first touch.
     assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]
 
 
 @pytest.mark.core
 @both_drivers
-def test_others_make_way_before_the_first_instruction(cluster: Cluster) -> None:
-    """The claim container's first act sees the others off its CPUs already; after unprepare they get them back."""
+def test_others_leave_the_cpus_before_the_first_instruction(cluster: Cluster) -> None:
+    """The first instruction of the claim container finds no other container on its CPUs; after Unprepare the others get
+    the CPUs back.
+    """
     plain = cluster.node.pod("web").run()
     pool = ALL - RESERVED
     until(lambda: plain.cgroup.cpus() == pool, "the plain container is in the pool")
@@ -70,7 +73,7 @@ def test_others_make_way_before_the_first_instruction(cluster: Cluster) -> None:
 
 
 @both_drivers
-def test_a_restarted_container_finds_everything_as_it_was(cluster: Cluster) -> None:
+def test_a_restarted_container_gets_the_same_resources(cluster: Cluster) -> None:
     """A new container of the same pod and name has the same CPUs and pages, and the pod's limit does not grow."""
     db = cluster.pod(cpus(2), hugepages(4 * MIB))
     for _ in range(3):
@@ -83,8 +86,8 @@ def test_a_restarted_container_finds_everything_as_it_was(cluster: Cluster) -> N
 
 
 @pytest.mark.core
-def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
-    """A second container, another pod with the claim's devices, and a pod that forges the variable are refused."""
+def test_no_other_container_gets_into_a_claim(cluster: Cluster) -> None:
+    """A second container, another pod with the claim's devices, and a pod that forges the variable are rejected."""
     db = cluster.pod(cpus(2))
     box = db.run()
     with pytest.raises(CriError, match=r"dra-driver-numa: .* belongs to container main of pod"):
@@ -102,7 +105,9 @@ def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
 
 @pytest.mark.core
 def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
-    """When claims hold all CPUs that are not reserved, the others share the reserved ones, and get them back."""
+    """When claims hold all unreserved CPUs, other containers share the reserved ones, and get the others back
+    afterwards.
+    """
     plain = cluster.node.pod("web").run()
     pods = [cluster.pod(cpus(2, numa_node=0)), cluster.pod(cpus(3, numa_node=1)), cluster.pod(cpus(1, numa_node=1))]
     assert not pods[1].cpus & pods[2].cpus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits where the kubelet of Kubernetes 1.37 adds claims itself (KEP-5517), and where its gate is off."""
+"""Limits with a kubelet of Kubernetes 1.37 that adds claims itself (KEP-5517), and with its feature gate off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,9 @@ POD = {
 
 @contextmanager
 def kubernetes(cluster: Cluster, *, gate: bool) -> Iterator[None]:
-    """Server and kubelet are of 1.37 for the length of a block, and have the gate or not; of 1.36 afterwards."""
+    """Makes server and kubelet those of 1.37 for the duration of a block, with or without the gate, and of 1.36
+    afterwards.
+    """
     try:
         _become(cluster, "1.37", gate=gate)
         cluster.instance.frontend.stop()
@@ -43,13 +45,13 @@ def _become(cluster: Cluster, release: str, *, gate: bool) -> None:
 
 
 def limits(group: Cgroup) -> tuple[str, str, str]:
-    """The quota, and how many bytes of 2 MiB pages may be used and reserved."""
+    """Returns the quota, and how many bytes of 2 MiB pages may be used and reserved."""
     pages = group.hugetlb("2MB")
     return group.read("cpu.max").split()[0], pages["max"], pages["rsvd.max"]
 
 
 def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
-    """Writes what the kubelet states of a pod; returns what its files say then."""
+    """Writes the kubelet's limits of a pod and returns the resulting content of its files."""
     group.write("cpu.max", f"{stated.cpu_quota} {PERIOD}")
     for file in ("max", "rsvd.max"):
         group.write(f"hugetlb.2MB.{file}", stated.hugepages["2Mi"])
@@ -59,7 +61,9 @@ def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
 @pytest.mark.configuration(publishNodeAllocatableResourceMapping=True)
 @pytest.mark.parametrize("gate", [False, True])
 def test_limits_are_the_same_whether_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
-    """Request and claim are added once, whoever does it; a page more is ENOMEM, and the pod gets the kubelet's back."""
+    """The claim is added to the request once, by the kubelet or the backend; one page more fails with ENOMEM, and
+    afterwards the pod has the kubelet's limits.
+    """
     of_container = container_limits(POD, "main", "1.37", gate=gate)
     with kubernetes(cluster, gate=gate):
         db = cluster.pod(cpus(2, numa_node=1), hugepages(4 * MIB, numa_node=1))

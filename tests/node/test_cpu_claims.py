@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of claims and of everybody else: who runs where, alone or shared."""
+"""CPUs of claims and of all other containers: which processes run where, exclusively or shared."""
 
 import pytest
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -20,19 +20,19 @@ SHOW = ["cat", "/proc/self/status"]
 
 
 def shown_cpus(text: str) -> frozenset[int]:
-    """The CPUs in a text that holds a /proc/<pid>/status."""
+    """Returns the CPUs in a text that contains a /proc/<pid>/status."""
     return parse_cpu_list(next(line.split()[1] for line in text.splitlines() if line.startswith("Cpus_allowed_list:")))
 
 
 def ended_with(box: Container) -> frozenset[int]:
-    """The CPUs that a container with the command SHOW had, once it has ended."""
+    """Returns the CPUs that a container with the command SHOW had, once it has ended."""
     assert box.wait_exited() == 0
     return shown_cpus(until(box.log, "its log"))
 
 
 @pytest.mark.core
-def test_two_claims_never_meet(cluster: Cluster) -> None:
-    """Containers of two claims have disjoint CPUs, and a process that asks the kernel for more gets no more."""
+def test_two_claims_never_overlap(cluster: Cluster) -> None:
+    """Containers of two claims have disjoint CPUs, and a process that asks the kernel for more CPUs gets none."""
     pods = [cluster.pod(cpus(2, numa_node=1)) for _ in range(2)]
     boxes = [pod.run() for pod in pods]
     assert not pods[0].cpus & pods[1].cpus
@@ -45,8 +45,10 @@ def test_two_claims_never_meet(cluster: Cluster) -> None:
 
 @both_drivers
 @in_pool_mode
-def test_everybody_without_a_claim_makes_way_and_comes_back(cluster: Cluster) -> None:
-    """Static pods, pods of every QoS class, init containers and restarted ones share what claims leave, always."""
+def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster: Cluster) -> None:
+    """Static pods, pods of every QoS class, init containers and restarted containers share the unclaimed CPUs at any
+    time.
+    """
     static = {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "0123456789abcdef"}
     node = cluster.node
     pods = [
@@ -71,7 +73,9 @@ def test_everybody_without_a_claim_makes_way_and_comes_back(cluster: Cluster) ->
 
 
 def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
-    """With sharing: pod, init container, sidecar and main have the same CPUs until the last; no other pod gets in."""
+    """With sharing: pod, the init container, the sidecar and the main container have the same CPUs until the last one
+    ends; no other pod gets them.
+    """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])
     given = db.cpus
@@ -91,7 +95,9 @@ def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
 
 
 def test_one_claim_with_cpus_of_both_numa_nodes(cluster: Cluster) -> None:
-    """A container that uses one request of a claim gets its CPUs, one that uses both gets both, and is told so."""
+    """A container that uses one request of a claim gets its CPUs, and one that uses both gets both; its variables
+    contain the CPUs.
+    """
     near, far = cpus(2, "near", numa_node=0), cpus(3, "far", numa_node=1)
     db = cluster.pod(near, far, aligned=False, config=[cpu_config(sharing="pod")])
     assert len(db.cpus) == 5

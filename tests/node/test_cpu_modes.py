@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU devices other than one per NUMA node, and claims that choose their CPUs, on the real machine."""
+"""CPU devices other than one per NUMA node, and claims that name their CPUs, on the real machine."""
 
 import pytest
 
@@ -16,14 +16,16 @@ by_machine = pytest.mark.configuration(groupBy="machine")
 
 
 def cpu_devices(cluster: Cluster) -> dict[str, int]:
-    """The CPU devices that are published, by name, with their capacity."""
+    """Returns the published CPU devices by name, with their capacity."""
     sizes = {name: device.get("capacity", {}) for name, device in cluster.devices().items()}
     return {name: int(size["dra.cpu/cpu"]["value"]) for name, size in sizes.items() if "dra.cpu/cpu" in size}
 
 
 @by_machine
 def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster) -> None:
-    """A cpuset of single threads on two sockets is what the container runs on; taken and reserved CPUs are refused."""
+    """A cpuset of single threads on two sockets is what the container runs on; claimed and reserved CPUs are
+    rejected.
+    """
     assert cpu_devices(cluster) == {"cpudevmachine": len(POOL)}
     plain = cluster.node.pod("web").run()
     slurm = cluster.pod(cpus(3), config=[cpu_config(cpuset="2,5,7")])
@@ -41,7 +43,9 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
 
 @by_machine
 def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
-    """Four CPUs below one L3 of a machine device are found where they are; five do not exist, and that is said."""
+    """Four CPUs of one L3 are found in a device that covers the machine; five do not exist, and the rejection says
+    so.
+    """
     l3 = cpu_config(l3="required")
     aligned = cluster.pod(cpus(4), config=[l3])
     box = aligned.run()
@@ -54,7 +58,7 @@ def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> No
 
 @pytest.mark.configuration(groupBy="l3")
 def test_an_l3_is_a_device(cluster: Cluster) -> None:
-    """With groupBy l3 the CPUs below each cache are one device, and a claim for all of them is pinned to it."""
+    """With groupBy l3 the CPUs of each cache are one device, and a claim for all of them is pinned to it."""
     sizes = cpu_devices(cluster)
     assert sorted(sizes.values()) == [2, 4]
     db = cluster.pod(cpus(4))
@@ -63,7 +67,9 @@ def test_an_l3_is_a_device(cluster: Cluster) -> None:
 
 @pytest.mark.configuration(cpuDeviceMode="individual")
 def test_single_cpus_are_devices(cluster: Cluster) -> None:
-    """In individual mode the container runs on the very CPUs that the scheduler has chosen, named by their numbers."""
+    """In individual mode the container runs on exactly the CPUs that the scheduler has chosen, which are named by their
+    numbers.
+    """
     names = {f"cpudev{cpu:03}" for cpu in POOL}
     assert names <= cluster.devices().keys()
     two = {"name": "cpus", "exactly": {"deviceClassName": "dra.cpu", "count": 2}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CFS quota: exclusive CPUs are not throttled, and everybody else's limits stay."""
+"""CFS quota: exclusive CPUs are not throttled, and the limits of all other containers stay."""
 
 from tests.node.rig.claims import NO_PAGES, cpu_config
 from tests.node.rig.cluster import Cluster
@@ -15,14 +15,16 @@ BURN = "for i in 1 2 3 4; do timeout 3 sh -c 'while :; do :; done' & done; wait"
 
 
 def throttled(group: Cgroup) -> int:
-    """How often the kernel has taken the CPUs from the group because its quota was used up."""
+    """Returns how often the kernel has throttled the cgroup because its quota was used up."""
     stat = dict(line.split() for line in group.read("cpu.stat").splitlines())
     return int(stat["nr_throttled"])
 
 
 @both_drivers
 def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod(cluster: Cluster) -> None:
-    """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is back when they have gone."""
+    """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is restored when they have
+    ended.
+    """
     db = cluster.pod(cpus(2, numa_node=1))
     pod = db.sandbox.cgroup
     pod.write("cpu.max", TWO)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killing what can be killed, at bad moments: nothing is lost, and what went on meanwhile is put right."""
+"""Killing every process at bad moments: nothing is lost, and changes in the meantime are repaired."""
 
 import signal
 import time
@@ -22,23 +22,25 @@ from tests.stage.wires import AnsweredError
 MIB = 1 << 20
 ALL = kernel.online_cpus()
 SYNCHRONISED = "synchronised with"
-"""In the backend's log, once for each connection."""
+"""Logged by the backend once for each connection."""
 
 
 def has_pages(groups: Sequence[Cgroup], size: int) -> bool:
-    """Whether each group's limits of 2 MiB pages are this many bytes."""
+    """Returns True if each cgroup's limits of 2 MiB pages have this number of bytes."""
     return all(group.hugetlb("2MB")[what] == str(size) for group in groups for what in ("max", "rsvd.max"))
 
 
 def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
-    """Whether kernel and claim agree about a container with 2 MiB pages."""
+    """Returns True if kernel and claim agree about a container with 2 MiB pages."""
     return box.cpus_allowed == pod.cpus and has_pages((box.cgroup, pod.sandbox.cgroup), size)
 
 
 @pytest.mark.core
 @in_pool_mode
-def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster) -> None:
-    """Killed after Prepare, after CreateContainer and while containers run: what started unseen is pinned or moved."""
+def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster) -> None:
+    """It is killed after Prepare, after CreateContainer and while containers run: containers started in the meantime
+    are pinned or moved.
+    """
     running = cluster.pod(cpus(2, numa_node=0))
     prepared, created, started = [cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB)) for _ in range(3)]
     claimed = frozenset().union(*(pod.cpus for pod in (running, prepared, created, started)))
@@ -68,8 +70,10 @@ def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster
 
 
 @pytest.mark.core
-def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
-    """The backend works on alone; killed inside Prepare, the next one gives one record, and old ones their CPUs."""
+def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
+    """The backend continues alone. After a kill inside Prepare, the next frontend creates one record, and existing
+    claims keep their CPUs.
+    """
     first, second = cluster.pod(cpus(2)), cluster.pod(cpus(2), prepare=False)
     given = first.cpus
     frontend = cluster.instance.frontend
@@ -99,8 +103,10 @@ def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
 
 @pytest.mark.core
 @in_pool_mode
-def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
-    """Stopped in order or killed, containerd comes back to running and prepared claims; the backend connects again."""
+def test_the_plugin_reconnects_after_a_restart_of_the_runtime(cluster: Cluster) -> None:
+    """Whether stopped or killed, containerd restarts with running containers and prepared claims, and the backend
+    reconnects.
+    """
     plain = cluster.node.pod("web").run()
     running, prepared = cluster.pod(cpus(2)), [cluster.pod(cpus(1), hugepages(2 * MIB)) for _ in range(2)]
     box = running.run()
@@ -122,8 +128,10 @@ def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.core
-def test_lost_claim_files_come_back(cluster: Cluster) -> None:
-    """Wiped under a running driver they are written again; wiped while it is down, what runs is held and rebuilt."""
+def test_lost_claim_files_are_restored(cluster: Cluster) -> None:
+    """Files removed under a running driver are written again; after files were removed while it was down, the CPUs of
+    running containers are held and records are rebuilt.
+    """
     db, spare = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     box, given = db.run(), db.cpus
     files = {path: path.read_bytes() for path in CDI_DIRECTORY.glob("*.json")}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's default driverConfig: no CPU is reserved, so the driver's own pod must leave claimed CPUs as others do.
+"""The chart's default driverConfig: no CPU is reserved, so the driver's own pod must leave claimed CPUs like others.
 
-With reserved CPUs the answer to the first Synchronize puts both containers there, and no claim ever meets them.
+With reserved CPUs the response to the first Synchronize moves both containers there, and no claim ever overlaps with
+them.
 """
 
 import pytest
@@ -26,7 +27,7 @@ each_mode = pytest.mark.parametrize(
 
 
 def started(pod: ClaimPod) -> Container:
-    """The pod's container, which the kubelet tries to start again after a refusal."""
+    """Returns the pod's container, which the kubelet tries to start again after a rejection."""
     last = ""
 
     def attempt() -> Container | None:
@@ -48,8 +49,8 @@ def started(pod: ClaimPod) -> Container:
 @pytest.mark.core
 @pytest.mark.timeout(480 * PATIENCE)
 @each_mode
-def test_claims_take_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: str) -> None:
-    """A claim for all that each NUMA node offers starts, and the driver continues on the remaining CPUs."""
+def test_claims_get_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: str) -> None:
+    """A claim for everything that each NUMA node offers starts, and the driver continues on the remaining CPUs."""
     driver = cluster.instance.pod.containers.values()
     assert all(kernel.cpus_allowed(one.pid) == ALL for one in driver)
     offered = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of docs/runtime.md, run on the node as the page prints them, with the built image.
+"""Commands of docs/runtime.md, run on the node as the page shows them, with the built image.
 
 Two more tests run the command with its standard input piped in, and end it by a signal.
 """
@@ -23,19 +23,19 @@ from tests.rigs import command_blocks as documented
 DROP_IN = Path("/etc/containerd/conf.d/50-numa.toml")
 DUMP = Path("/run/containerd-dump.toml")
 NRI = "io.containerd.nri.v1.nri"
-# First on the path of an operator whose node has containerd 1.7; the test machine has both.
+# The PATH of an operator whose node has containerd 1.7; the test machine has both releases.
 OLDER = Path("/opt/older-runtime/usr/bin")
 pytestmark = pytest.mark.timeout(600 * PATIENCE)
 
 
 def environment(node: Node) -> dict[str, str]:
-    """An operator's environment: the programs of the containerd that runs come first."""
+    """Returns an operator's environment, in which the programs of the running containerd come first."""
     older = f"{OLDER}:" if node.profile.name == "containerd-1.7" else ""
     return os.environ | {"PATH": older + os.environ["PATH"]}
 
 
 def run(node: Node, script: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    """Runs commands in a shell that stops at the first one that fails."""
+    """Runs commands in a shell that stops at the first failure."""
     command = ["bash", "-e", "-o", "pipefail", "-c", script]
     return subprocess.run(
         command,
@@ -50,13 +50,13 @@ def run(node: Node, script: str, seconds: float = 120) -> subprocess.CompletedPr
 
 @pytest.fixture
 def image(node: Node) -> str:
-    """Name of the backend's image, which containerd has."""
+    """Returns the name of the backend's image, which containerd has."""
     return run(node, "ctr -n k8s.io images ls -q | grep nri-backend").stdout.split()[0]
 
 
 @pytest.fixture
 def configuration(node: Node) -> Iterator[Path]:
-    """The configuration file of containerd, as before after the test, without drop-ins."""
+    """Returns containerd's configuration file, which is restored without drop-ins after the test."""
     before = CONTAINERD_CONFIG.read_text()
     yield CONTAINERD_CONFIG
     CONTAINERD_CONFIG.write_text(before)
@@ -65,7 +65,7 @@ def configuration(node: Node) -> Iterator[Path]:
 
 
 def disable_nri(configuration: Path) -> None:
-    """Switches NRI off in the table that the file has, or in one more."""
+    """Disables NRI in the table of the file, or in a new table."""
     lines = [line for line in configuration.read_text().splitlines() if line.strip() != "disable = false"]
     if not any(NRI in line for line in lines):
         lines.append(f"[plugins.'{NRI}']")
@@ -75,16 +75,16 @@ def disable_nri(configuration: Path) -> None:
 
 
 def containers(node: Node) -> list[str]:
-    """Identifiers of all containers of the namespace in which the page's commands run."""
+    """Returns the ids of all containers of the namespace in which the page's commands run."""
     return run(node, "ctr -n k8s.io containers ls -q").stdout.split()
 
 
 @each_runtime
 def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
-    """The page's blocks in their order: check, install the drop-in; then the check finds nothing.
+    """The page's blocks run in order: check, install the drop-in; then the check finds nothing.
 
-    Installing does nothing then, and the dump never stays.
-    Requiring the plugin comes last; these releases of containerd cannot, and the command reports that.
+    Installing again does nothing, and the dump never stays. Requiring the plugin comes last; these releases of
+    containerd cannot do it, and the command reports that.
     """
     check, install, require = (
         block.script({"IMAGE": image}) for block in documented.blocks("runtime", documented.NODE)
@@ -117,7 +117,7 @@ def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: st
 
 @each_runtime
 def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
-    """If ctr does not forward the end of its input, the command ends by its time limit, and no container stays."""
+    """If ctr does not forward the end of its input, the command ends by its timeout, and no container stays."""
     before = containers(node)
     ctr = f"ctr -n k8s.io run --rm {image} setup-piped /opt/app/bin/nri-backend setup-runtime"
     ran = run(node, f"containerd config dump | {ctr}")
@@ -129,7 +129,7 @@ def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
 def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
     """The command is the first process of its PID namespace: without a handler the kernel would drop the signal."""
     before = containers(node)
-    # A named file has no time limit, and this one has no end.
+    # A file given by name has no time limit, and this one never ends.
     command = ["/opt/app/bin/nri-backend", "setup-runtime", "/dev/stdin"]
     ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", *command]
     with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:

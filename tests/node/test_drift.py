@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Others write to our containers' files, or nobody can: repaired, or refused before the first instruction."""
+"""Other programs write a container's cgroup files, or the files cannot be written: the values are repaired, or the
+container is rejected before its first instruction.
+"""
 
 import subprocess
 import sys
@@ -41,7 +43,7 @@ for call in calls if how == "on" else [lambda: libc.umount2(file, MNT_DETACH)]:
 
 @contextmanager
 def read_only(file: Path, *pids: int) -> Iterator[None]:
-    """Makes one of the kernel's files read-only in the mount namespaces of these processes."""
+    """Makes a kernel file read-only in the mount namespaces of these processes."""
     command = [sys.executable, "-c", _PROTECT]
     for pid in pids:
         subprocess.run([*command, str(pid), str(file), "on"], check=True)
@@ -53,7 +55,7 @@ def read_only(file: Path, *pids: int) -> Iterator[None]:
 
 
 def never_starts(pod: ClaimPod, why: str) -> None:
-    """A container of the pod is created, its start is refused, and nothing of it runs."""
+    """Creates a container of the pod and checks that its start is rejected and that none of its processes runs."""
     box = pod.create()
     with pytest.raises(CriError, match=f"dra-driver-numa: .*{why}"):
         box.start()
@@ -61,8 +63,8 @@ def never_starts(pod: ClaimPod, why: str) -> None:
 
 
 @pytest.mark.core
-def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> None:
-    """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
+def test_a_container_whose_settings_cannot_be_applied_is_rejected(cluster: Cluster) -> None:
+    """The error of StartContainer names the file or the missing controller, and no other container is affected."""
     fine, db = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB))
     pod, backend = db.sandbox.cgroup, cluster.instance.backend.pid
     with read_only(pod.directory / "hugetlb.2MB.rsvd.max", backend):
@@ -70,7 +72,7 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
-    # For PID 1, too: runc would enable the controller again.
+    # This includes PID 1, because runc would enable the controller again.
     with read_only(pod.directory / "cgroup.subtree_control", backend, 1):
         never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()
@@ -79,8 +81,8 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
 
 @pytest.mark.core
 @in_pool_mode
-def test_what_others_write_is_repaired(cluster: Cluster) -> None:
-    """A wrong cpuset of a claim's and of a plain container lasts about a second, a wrong page limit about five."""
+def test_foreign_writes_are_repaired(cluster: Cluster) -> None:
+    """A wrong cpuset of a claim container or a plain one lasts about a second, a wrong page limit about five."""
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2), memory(16 * MIB), hugepages(2 * MIB))
     box = db.run()
@@ -104,8 +106,10 @@ def test_what_others_write_is_repaired(cluster: Cluster) -> None:
 
 @both_drivers
 @in_pool_mode
-def test_other_resources_do_not_move_a_claim(cluster: Cluster) -> None:
-    """An update by the kubelet (a resize, a static CPU manager) or by systemctl leaves CPUs and pages to the claim."""
+def test_updates_of_other_resources_do_not_affect_a_claim(cluster: Cluster) -> None:
+    """After an update by the kubelet (a resize, a static CPU manager) or by systemctl, the claim keeps its CPUs and
+    pages.
+    """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1), memory(16 * MIB), hugepages(2 * MIB))
     box = db.run()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running containers of the driver are what the chart renders, from the kernel's files and the runtime's own words.
+"""The running containers of the driver agree with the rendered chart, according to the kernel's files and the runtime.
 
-Expected values are read from the rendered DaemonSet, not from its translation, so that a fault of the translation
-shows here.
+Expected values are read from the rendered DaemonSet and not from its translation, so that an error in the translation
+is noticed.
 """
 
 import json
@@ -22,12 +22,12 @@ from tests.node.rig.kubelet_resources import quantity
 
 pytestmark = pytest.mark.core
 POD_NETWORK = ip_network("10.244.0.0/24")  # guest/etc/cni/net.d
-# linux/capability.h, from number 0 on.
+# linux/capability.h, starting with number 0.
 CAPABILITIES = """
 CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
 NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
 """.split()  # noqa: SIM905  a list of so many strings is harder to compare with the header
-# What the runtime and the kubelet mount beside the pod's volumes.
+# Mounts of the runtime and the kubelet in addition to the pod's volumes.
 RUNTIME_MOUNTS = {
     *("/", "/proc", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm", "/sys", "/sys/fs/cgroup"),
     *("/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/dev/termination-log"),
@@ -39,26 +39,26 @@ RUNTIME_VARIABLES |= {"MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "PYTHONTZPAT
 
 @pytest.fixture
 def pod(cluster: Cluster) -> DriverPod:
-    """The driver's pod."""
+    """Returns the driver's pod."""
     return cluster.instance.pod
 
 
 @pytest.fixture
 def spec(cluster: Cluster) -> dict[str, Any]:
-    """The pod's spec as rendered."""
+    """Returns the pod's spec as rendered."""
     (daemonset,) = (one for one in cluster.objects if one["kind"] == "DaemonSet")
     found: dict[str, Any] = daemonset["spec"]["template"]["spec"]
     return found
 
 
 def each(pod: DriverPod, spec: dict[str, Any]) -> list[tuple[DriverContainer, dict[str, Any]]]:
-    """Each running container with its rendered spec; none is missing and none is added."""
+    """Returns each running container with its rendered spec, and asserts that none is missing or additional."""
     assert [*pod.containers] == [one["name"] for one in spec["containers"]]
     return [(pod.containers[one["name"]], one) for one in spec["containers"]]
 
 
 def mounts_of(container: DriverContainer) -> dict[str, tuple[set[str], list[str]]]:
-    """What is on top at each mount point: its options, and the tags of its propagation."""
+    """Returns the topmost mount at each mount point: its options, and its propagation tags."""
     found = {}
     for line in Path(f"/proc/{container.pid}/mountinfo").read_text().splitlines():
         words = line.split()
@@ -67,19 +67,19 @@ def mounts_of(container: DriverContainer) -> dict[str, tuple[set[str], list[str]
 
 
 def resolved(path: str) -> str:
-    """A path of the images without their one symbolic link of a directory that is mounted below."""
+    """Resolves the one symbolic link in the images that leads to a directory with mounts below."""
     return path.replace("/var/run/", "/run/", 1) if path.startswith("/var/run/") else path
 
 
 def runtime_spec(pod: DriverPod, container: DriverContainer) -> dict[str, Any]:
-    """The OCI configuration that containerd has made."""
+    """Returns the OCI configuration that containerd has created."""
     answer = pod.node.runtime.call(pb.ContainerStatusRequest(container_id=container.id, verbose=True))
     found: dict[str, Any] = json.loads(answer.info["info"])["runtimeSpec"]
     return found
 
 
-def test_rights_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Capabilities, user, no_new_privs and the filter of system calls are those of the security contexts, no more."""
+def test_privileges_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
+    """Capabilities, user, no_new_privs and the seccomp filter are exactly those of the security contexts."""
     whole = spec["securityContext"]
     for container, wanted in each(pod, spec):
         own = wanted["securityContext"]
@@ -100,7 +100,9 @@ def test_rights_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
 
 
 def test_mounts_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Each volume is in its place, as writable as rendered, without propagation; nothing else of the node is there."""
+    """Each volume is at its path, writable or read-only as rendered, without propagation; nothing else of the node is
+    mounted.
+    """
     host = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
     for container, wanted in each(pod, spec):
         found = mounts_of(container)
@@ -121,7 +123,7 @@ def test_mounts_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
 
 
 def test_commands_and_environments_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """The arguments follow the image's entry point, and the downward API has filled in the pod's own facts."""
+    """The arguments follow the image's entry point, and the downward API has filled in the pod's own values."""
     fields = {"spec.nodeName": NODE_NAME, "metadata.uid": pod.uid}
     for container, wanted in each(pod, spec):
         words = Path(f"/proc/{container.pid}/cmdline").read_text().rstrip("\0").split("\0")
@@ -136,7 +138,9 @@ def test_commands_and_environments_are_the_charts(pod: DriverPod, spec: dict[str
 
 
 def test_namespaces_are_those_of_a_pod(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Each container has its own cgroup, mount and PID namespaces; both share the pod's network, not the node's."""
+    """Each container has its own cgroup, mount and PID namespaces; both share the pod's network namespace, not the
+    node's.
+    """
 
     def inode(pid: int, kind: str) -> str:
         return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
@@ -154,7 +158,7 @@ def test_namespaces_are_those_of_a_pod(pod: DriverPod, spec: dict[str, Any]) -> 
 
 
 def test_limits_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Memory, CPU weight and OOM score are those that a kubelet computes from rendered resources and priority."""
+    """Memory, CPU weight and OOM score are those that a kubelet computes from the rendered resources and priority."""
     total = sum(quantity(one["resources"]["limits"]["memory"]) for one in spec["containers"])
     shares = {one["name"]: int(quantity(one["resources"]["requests"]["cpu"]) * 1024) for one in spec["containers"]}
     for container, wanted in each(pod, spec):
@@ -173,7 +177,7 @@ def test_limits_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
 
 
 def test_the_runtime_hides_what_a_kubelet_hides(pod: DriverPod) -> None:
-    """Masked and read-only paths and the filter of system calls are in what containerd gave to runc."""
+    """Masked and read-only paths and the seccomp filter are in the configuration that containerd gave to runc."""
     for container in pod.containers.values():
         linux = runtime_spec(pod, container)["linux"]
         assert set(linux["maskedPaths"]) >= set(MASKED_PATHS)
@@ -183,7 +187,7 @@ def test_the_runtime_hides_what_a_kubelet_hides(pod: DriverPod) -> None:
 
 
 def test_every_probe_is_answered_at_the_pods_address(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Startup, liveness and readiness probes of both containers succeed as a kubelet makes them."""
+    """Startup, liveness and readiness probes of both containers succeed when made as a kubelet makes them."""
     for container, wanted in each(pod, spec):
         kinds = [kind for kind in ("startup", "liveness", "readiness") if f"{kind}Probe" in wanted]
         assert kinds == ["startup", "liveness", "readiness"]
@@ -196,7 +200,7 @@ def test_every_probe_is_answered_at_the_pods_address(pod: DriverPod, spec: dict[
 
 
 def test_a_restart_is_a_new_container_in_the_same_sandbox(cluster: Cluster, pod: DriverPod) -> None:
-    """A half that dies comes back with attempt 1, while its other half runs on."""
+    """A container that dies comes back with attempt 1, while the other one keeps running."""
     before, other, attempt = pod.backend.id, pod.frontend.pid, pod.backend.attempt
     cluster.instance.kill_backend()
     cluster.wait_ready()

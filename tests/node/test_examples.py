@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every manifest of examples/ runs on a node with the driver as the chart installs it, and has what it was promised.
+"""Every manifest of examples/ runs on a node with the driver as the chart installs it, and gets the resources that it
+asks for.
 
-What each container has is read from the kernel, inside and outside of it, and compared with the record of its claim.
+The resources of each container are read from the kernel, inside and outside of it, and compared with the record of its
+claim.
 """
 
 from collections.abc import Iterator
@@ -28,13 +30,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "extended-resource": INDIVIDUAL,
     "named-cpus": {"allocator": "external"},
 }
-"""driverConfig that an example needs, as its first lines say."""
+"""The driverConfig that an example needs, as its first lines say."""
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
 """Other values of the chart that an example needs, as its first lines say."""
 FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
-"""Devices of other drivers: the attribute for their NUMA node, and the node.
-
-The GPU is at node 0, since its example claims eight CPUs: of node 1's eight, the driver leaves one to other pods.
+"""Devices of other drivers: the attribute for their NUMA node, and the node. The GPU is at node 0, since its example
+claims eight CPUs, and the driver withholds one of node 1's eight CPUs from claims.
 """
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
 LACKING = {"without SYS_ADMIN": "backend capability SYS_ADMIN"}
@@ -42,13 +43,13 @@ PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
 NAMES = [path.stem for path in PATHS if path.parent.name != "values"]
 MIB = 1 << 20
 PAUSE = b"/bin/busybox\0sleep\0"
-"""How the command line of the pause in the sandboxes of this machine begins (vm/images.sh)."""
+"""Prefix of the pause process's command line in the sandboxes of this machine (vm/images.sh)."""
 
 pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENCE)]
 
 
 def claimed_by_policy(pod: Document, template: str) -> Document:
-    """What the chart's policy makes of a Guaranteed pod: its first container gets the claim of a template."""
+    """Applies the chart's policy to a Guaranteed pod: its first container gets the claim of a template."""
     first, *others = pod["spec"]["containers"]
     resources = {**first["resources"], "claims": [{"name": "cpus"}]}
     entry = {"name": "cpus", "resourceClaimTemplateName": template}
@@ -57,13 +58,13 @@ def claimed_by_policy(pod: Document, template: str) -> Document:
 
 
 def launcher(machine: Document) -> Document:
-    """The pod that KubeVirt makes of a virtual machine."""
+    """Returns the pod that KubeVirt creates for a virtual machine."""
     container = {"name": "compute", "image": "launcher", "resources": machine["spec"]["domain"]["resources"]}
     return {"metadata": machine["metadata"], "spec": {"containers": [container]}}
 
 
 def pods_of(name: str, documents: list[Document]) -> list[Document]:
-    """The pods of an example, after the admission policy that it needs."""
+    """Returns the pods of an example, after the admission policy that it needs."""
     pods = list(pod_templates(documents))
     if name == "claimed-by-policy":
         return [claimed_by_policy(one, "numa-cpus-4") for one in pods]
@@ -74,7 +75,7 @@ def pods_of(name: str, documents: list[Document]) -> list[Document]:
 
 
 def cases() -> Iterator[Any]:
-    """Every example in every mode, marked with what the driver's pod must be for it."""
+    """Returns every example in every mode, marked with the driver configuration that it needs."""
     for mode, settings in MODES.items():
         for name in NAMES:
             keys = {"reservedCPUs": None, **settings, **SETTINGS.get(name, {})}
@@ -86,7 +87,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture
 def others(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """A GPU and a network interface, with drivers of their own."""
+    """Runs a GPU and a network interface with their own drivers."""
     near_each_other = request.node.callspec.params["name"] == "vllm"
     slices, classes = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/deviceclasses"
     with ExitStack() as stack:
@@ -102,7 +103,7 @@ def others(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
 
 
 def records_of(cluster: Cluster, pod: ManifestPod, container: Document) -> list[AllocationRecord]:
-    """The records of the claims that a container uses."""
+    """Returns the records of the claims that a container uses."""
     used = {one["name"] for one in (container.get("resources") or {}).get("claims") or []}
     extended = {name for name in pod.claims if name.endswith("-extended-resources")}
     uids = [claim["metadata"]["uid"] for name, claim in pod.claims.items() if name in used | extended]
@@ -110,7 +111,7 @@ def records_of(cluster: Cluster, pod: ManifestPod, container: Document) -> list[
 
 
 def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) -> bool:
-    """Compares one container with the records of its claims; returns False if it uses none."""
+    """Compares a container with the records of its claims; returns False if it uses none."""
     box = pod.boxes[container["name"]]
     records = records_of(cluster, pod, container)
     if not records:
@@ -132,7 +133,7 @@ def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) ->
 
 
 def inside(box: Container) -> str:
-    """The CPUs and memory nodes that the container itself reads of its first process."""
+    """Returns the CPUs and memory nodes that the container itself reads for its first process."""
     return box.exec("grep", "_allowed_list", "/proc/1/status").out
 
 
@@ -140,11 +141,11 @@ def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
     """The container is on its CPUs, no other process is, and what enforces it is what the mode promises."""
-    beside = any(record.pool_cpus for record in records)
+    beside = any(record.shared_cpus for record in records)
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed
     assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)
-    # What the containers of a pod share is no container's partition.
+    # CPUs that the containers of a pod share are not a partition of a single container.
     by_kernel = mode == "auto" and not beside and all(record.sharing == "container" for record in records)
     assert box.partition == ("root" if by_kernel else "member")
     wait_alone(own, box.cgroup, everything=by_kernel)
@@ -157,7 +158,7 @@ def check_cpus(
 
 
 def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None:
-    """Waits until no process outside a cgroup may run on its CPUs; TimeoutError names those that still may."""
+    """Waits until no process outside a cgroup may run on its CPUs. Raises TimeoutError with the remaining ones."""
     try:
         until(lambda: not intruders(cpus, group, everything=everything), "every other process has left its CPUs")
     except TimeoutError as error:
@@ -165,10 +166,11 @@ def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None
 
 
 def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
-    """Processes outside a cgroup that may run on some CPUs: of containers, or of the whole node with `everything`.
+    """Returns the processes outside a cgroup that may run on some CPUs: of containers, or of the whole node with
+    `everything`.
 
-    A kernel thread, which has no command line, may be bound to one CPU. The pool leaves a pod's pause process where it
-    is, since that sleeps for ever.
+    A kernel thread, which has no command line, may be bound to one CPU. The pool does not move a pod's pause process,
+    since that sleeps for ever.
     """
     top = CGROUPS if everything else CGROUPS / "kubepods.slice"
     found = []
@@ -188,7 +190,7 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
 
 @pytest.mark.parametrize(("name", "mode"), list(cases()))
 def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: str, mode: str) -> None:
-    """It starts, and the kernel's files show inside and outside what the claim's record contains."""
+    """It starts, and the kernel's files inside and outside show the content of the claim's record."""
     path = next(path for path in PATHS if path.stem == name)
     backend = cluster.instance.lease()
     assert (backend["exclusivity"], bool(backend["exclusivityReason"])) == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that fails: what the kernel counts of it keeps new claims away."""
+"""Failing memory: errors that the kernel counts keep new claims away."""
 
 import json
 import signal
@@ -16,19 +16,20 @@ from tests.rigs.trees import edac
 
 OVERLAY = Path("/run/node-test/errors.json")
 TAINT = {"key": "dra.memory/hardware-errors", "value": "uncorrected", "effect": "NoSchedule"}
-# 100 is MADV_HWPOISON (include/uapi/asm-generic/mman-common.h). The kernel kills who has the page, so it is a child's.
+# 100 is MADV_HWPOISON (include/uapi/asm-generic/mman-common.h). The kernel kills the owner of the page, so it belongs
+# to a child process.
 _POISON = "import mmap; page = mmap.mmap(-1, mmap.PAGESIZE); page[0] = 1; page.madvise(100)"
 by_the_first = pytest.mark.configuration(hardwareErrors={"uncorrected": 1})
 
 
 def lost_pages() -> dict[int, int]:
-    """The pages of each NUMA node that the kernel has taken out of use after errors."""
+    """Returns the pages of each NUMA node that the kernel has taken out of use after errors."""
     files = kernel.NODES.glob("node*/memory_failure/total")
     return {int(file.parent.parent.name.removeprefix("node")): int(file.read_text()) for file in files}
 
 
 def tainted(cluster: Cluster) -> set[str]:
-    """The devices that new claims stay away from because of errors."""
+    """Returns the devices with a taint for hardware errors."""
     published = cluster.devices().items()
     key = TAINT["key"]
     return {name for name, device in published if any(t["key"] == key for t in device.get("taints", []))}
@@ -36,7 +37,9 @@ def tainted(cluster: Cluster) -> set[str]:
 
 @by_the_first
 def test_a_poisoned_page_taints_the_memory_of_its_node(cluster: Cluster) -> None:
-    """The kernel says which NUMA node lost it, so all memory of that node, and no CPU, is tainted."""
+    """The kernel reports which NUMA node lost the page, so all memory devices of that node are tainted, but no CPU
+    device.
+    """
     before = lost_pages()
     assert subprocess.run([sys.executable, "-c", _POISON], check=False).returncode in (0, -signal.SIGBUS)
     ill = {node for node, count in lost_pages().items() if count > before[node]}
@@ -49,7 +52,7 @@ def test_a_poisoned_page_taints_the_memory_of_its_node(cluster: Cluster) -> None
 
 @pytest.fixture
 def failing_controller() -> None:
-    """The files of a memory controller of the second socket, to be laid over the machine's /sys."""
+    """Returns the files of a memory controller of the second socket, to be overlaid on the machine's /sys."""
     files = edac(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=2)
     OVERLAY.parent.mkdir(exist_ok=True)
     OVERLAY.write_text(json.dumps(files))
@@ -57,7 +60,9 @@ def failing_controller() -> None:
 
 @pytest.mark.configuration(hardwareErrors={"uncorrected": 2}, sysfsOverlay=str(OVERLAY))
 def test_a_failing_controller_taints_the_memory_of_its_socket(failing_controller: None, cluster: Cluster) -> None:
-    """From the start on, since the kernel has counted before; claims beside it are prepared as ever."""
+    """The taint exists from the start, since the kernel has counted the errors before; claims for other devices are
+    prepared as usual.
+    """
     until(lambda: "memory-numa001" in tainted(cluster), "the socket's memory is tainted", within=30)
     taints = cluster.devices()["hugepages-2m-numa001"]["taints"]
     assert any(taint.items() >= TAINT.items() for taint in taints)  # the server adds a time

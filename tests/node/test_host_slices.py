@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host daemons keep off claimed CPUs where the operator wants it."""
+"""Host daemons are kept off claimed CPUs if the operator enables it."""
 
 import subprocess
 
@@ -18,17 +18,19 @@ CPUS = kernel.online_cpus()
 
 
 def set_property(value: str) -> None:
-    """As an administrator confines a unit, until the next boot."""
+    """Confines a unit until the next boot, as an administrator would."""
     subprocess.run(["systemctl", "set-property", "--runtime", "init.scope", f"AllowedCPUs={value}"], check=True)
 
 
 def allowed() -> tuple[frozenset[int], frozenset[int]]:
-    """What both may use by what they say; where that is nothing, every CPU."""
+    """Returns the CPUs that both lists permit; an empty list permits every CPU."""
     return SYSTEM.cpus("cpuset.cpus") or CPUS, INIT.cpus("cpuset.cpus") or CPUS
 
 
 def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
-    """From Prepare on, sshd and the runtime too; after a daemon-reload; and with their own bounds afterwards."""
+    """Starting with Prepare, this includes sshd and the runtime, also after a daemon-reload; afterwards they have their
+    own limits again.
+    """
     daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)
     before = allowed()
     db = cluster.pod(cpus(3, numa_node=1))
@@ -47,7 +49,7 @@ def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
 
 
 def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
-    """The next one goes on from what the former one has kept, and gives it back when the claim ends."""
+    """The next backend continues with the stored originals and restores them when the claim ends."""
     before = allowed()
     db = cluster.pod(cpus(2, numa_node=1))
     until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both have left")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that mean harm, a leader that is frozen, and a disk without room: the others go on as ever."""
+"""Malicious pods, a frozen active instance, and a full disk: other containers are not affected."""
 
 import signal
 import subprocess
@@ -37,7 +37,9 @@ BOMBS = {
 @pytest.mark.core
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> None:
-    """A pod with 48 KiB of CPU lists, or 4000 variables of ours, is refused; others start as quickly as ever."""
+    """A pod with 48 KiB of CPU lists, or 4000 of the driver's variables, is rejected; other pods start as fast as
+    usual.
+    """
     bomber, web = cluster.node.pod("bomber"), cluster.node.pod("web")
     with pytest.raises(CriError, match="dra-driver-numa: "):
         bomber.run(env=BOMBS[bomb])
@@ -51,7 +53,9 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 @pytest.mark.core
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
-    """Who names the pool in his environment and starts unseen is a plain container after any number of restarts."""
+    """A pod that names the pool in its environment and starts while no instance is connected stays a plain container
+    after any number of restarts.
+    """
     db = cluster.pod(cpus(2, numa_node=1))
     box, pool = db.run(), ALL - RESERVED - db.cpus
     web, forger = cluster.node.pod("web").run(), cluster.node.pod("forger")
@@ -72,7 +76,7 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
 
 @contextmanager
 def frozen(service: DriverContainer) -> Iterator[None]:
-    """A process that is alive and does nothing."""
+    """Freezes a process with SIGSTOP for the duration of a block."""
     service.send(signal.SIGSTOP)
     try:
         yield
@@ -81,7 +85,7 @@ def frozen(service: DriverContainer) -> Iterator[None]:
 
 
 def attempt(pod: ClaimPod) -> Container | None:
-    """One of the kubelet's attempts to start the pod's container; None when it is refused."""
+    """Runs one of the kubelet's attempts to start the pod's container; returns None if it is rejected."""
     try:
         # While no instance is active, a container that was created before may start without a partition.
         return pod.run(mode=None)
@@ -91,7 +95,9 @@ def attempt(pod: ClaimPod) -> Container | None:
 
 @pytest.mark.core
 def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
-    """While nobody enforces a claim container is refused or pinned; a standby enforces within seconds, and alone."""
+    """While no instance enforces, a claim container is rejected or pinned; a standby enforces within seconds, as the
+    only one.
+    """
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
     until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
     plain = cluster.node.pod("web").run()
@@ -121,7 +127,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
 
 
 def privileged(cluster: Cluster, script: str) -> Container:
-    """A privileged container in which a script has ended; there `$d` is the container's own group."""
+    """Runs a privileged container that first runs a script, in which `$d` is the container's own cgroup."""
     command = f"d=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); {script} && echo done; exec sleep 1000"
     box = cluster.node.pod("mole", privileged=True).run(command=["sh", "-c", command])
     assert until(box.log, "the script has ended") == "done\n"
@@ -129,7 +135,7 @@ def privileged(cluster: Cluster, script: str) -> Container:
 
 
 def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
-    """Claims that come one after another, so that audits see the container between them, find it off their CPUs."""
+    """Checks with several successive claims that the container leaves their CPUs, so that audits run in between."""
     claimed: frozenset[int] = frozenset()
     for _ in range(claims):
         db = cluster.pod(cpus(1, numa_node=1))
@@ -138,15 +144,17 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
         assert box.cpus_allowed == ALL - RESERVED - claimed
 
 
-def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> None:
-    """A privileged container that makes such a group in its own blocks no claim, and makes way as everybody."""
+def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> None:
+    """A privileged container that creates such a cgroup inside its own blocks no claim and leaves claimed CPUs like any
+    other.
+    """
     dind = privileged(cluster, "mkdir $d/container")
     assert (dind.cgroup.directory / "container").is_dir()
     makes_way(cluster, dind, 4)
 
 
-def test_who_hides_his_own_cgroup_files_is_seen_and_moved(cluster: Cluster) -> None:
-    """A container that gives its cpuset files away, readable for nobody, makes way and blocks no claim."""
+def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> None:
+    """A container that changes owner and mode of its cpuset files leaves claimed CPUs and blocks no claim."""
     files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
     mole = privileged(cluster, f"chown 1000:1000 {files} && chmod 000 {files}")
     assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0
@@ -155,7 +163,7 @@ def test_who_hides_his_own_cgroup_files_is_seen_and_moved(cluster: Cluster) -> N
 
 @contextmanager
 def mounted(cluster: Cluster) -> Iterator[None]:
-    """Run directory and claim files are on one tmpfs of 1 MiB, as both are on the node's /run."""
+    """Mounts a tmpfs of 1 MiB for the run directory and the claim files, as both are on the node's /run."""
     places = {RUN_DIRECTORY: SMALL / "run", CDI_DIRECTORY: SMALL / "cdi"}
     SMALL.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "small", SMALL], check=True)
@@ -176,7 +184,9 @@ def mounted(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def small(cluster: Cluster) -> Iterator[Path]:
-    """The driver runs with its files on a small tmpfs; the file that fills it, not there yet."""
+    """Runs the driver with its files on a small tmpfs; yields the path of the file that fills it, which does not exist
+    yet.
+    """
     for service in (cluster.instance.frontend, cluster.instance.backend):
         service.stop()
     with mounted(cluster):
@@ -185,13 +195,13 @@ def small(cluster: Cluster) -> Iterator[Path]:
 
 
 def fill(file: Path) -> None:
-    """Takes the last page of the file system."""
+    """Uses up the last page of the file system."""
     ended = subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k"], check=False, capture_output=True, text=True)
     assert "No space left" in ended.stderr
 
 
-def test_a_full_run_directory_locks_nobody_in(cluster: Cluster, small: Path) -> None:
-    """Without room a claim is taken back and a plain pod starts; with room again, all is as ever."""
+def test_a_full_run_directory_does_not_block_pods(cluster: Cluster, small: Path) -> None:
+    """Without space a claim can be unprepared and a plain pod starts; with space again, everything works."""
     db, kept = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     db.run()
     box, claimed = kept.run(), kept.cpus

@@ -22,19 +22,19 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:260"]
 
 
 def pages(pool: Path) -> int:
-    """The pages of a pool, from the kernel."""
+    """Returns the pages of a pool from the kernel."""
     return int(pool.read_text())
 
 
 @pytest.fixture
 def at_boot() -> dict[Path, str]:
-    """The pages of both pools before the driver frees those that no claim holds."""
+    """Returns the pages of both pools before the driver frees those that no claim holds."""
     return {pool: pool.read_text() for pool in (SMALL, LARGE)}
 
 
 @pytest.fixture
 def restored(at_boot: dict[Path, str], cluster: Cluster) -> Iterator[None]:
-    """Gives the pools their pages back, for the tests that follow, once a driver runs that leaves them alone."""
+    """Restores the pages of the pools for the tests that follow, once a driver runs that does not resize them."""
     yield
     cluster.configure({})
     for pool, count in at_boot.items():
@@ -43,14 +43,14 @@ def restored(at_boot: dict[Path, str], cluster: Cluster) -> Iterator[None]:
 
 
 def path(pod: ClaimPod) -> str:
-    """The address of the pod's claim."""
+    """Returns the address of the pod's claim."""
     return f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{pod.claims[0]['metadata']['name']}"
 
 
 def claimed(cluster: Cluster, size: int, page: str) -> ClaimPod:
-    """A pod with a labelled claim for pages of NUMA node 1, allocated and not bound yet.
+    """Returns a pod with a labelled claim for pages of NUMA node 1, allocated and not bound yet.
 
-    The policy of the chart sets the label when a claim is created; the stand-in of the API server has no policies.
+    The chart's policy sets the label when a claim is created; the fake API server has no policies.
     """
     pod = cluster.pod(hugepages(size, page, numa_node=1), prepare=False)
     claim: dict[str, Any] = cluster.api(path(pod))
@@ -61,7 +61,9 @@ def claimed(cluster: Cluster, size: int, page: str) -> ClaimPod:
 
 @pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "2Mi", "pages": 288}])
 def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, cluster: Cluster) -> None:
-    """More than at boot; a container touches them on its NUMA node; afterwards the pool is empty."""
+    """The claim requests more pages than the pool had at boot. A container touches them on its NUMA node; afterwards
+    the pool is empty.
+    """
     helper = cluster.instance.pod.containers["hugepages"]
     assert {int(helper.status(name), 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
     until(lambda: pages(SMALL) == 0, "pages that no claim holds are freed", within=60)
@@ -77,8 +79,10 @@ def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, clust
 
 @pytest.mark.profile("one-gig")
 @pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "1Gi", "pages": 64}])
-def test_memory_that_is_not_there_taints_the_device(restored: None, cluster: Cluster) -> None:
-    """The NUMA node has 4 GiB, the claim requests 32: it fails, the device is tainted, and what was found is freed."""
+def test_pages_that_cannot_be_allocated_taint_the_device(restored: None, cluster: Cluster) -> None:
+    """The NUMA node has 4 GiB and the claim requests 32: it fails, the device is tainted, and the allocated pages are
+    freed.
+    """
     pod = claimed(cluster, 32 << 30, "1g")
 
     def failed() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two images contain, seen in the running containers of the chart's pod."""
+"""The content of the two images, seen in the running containers of the chart's pod."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,12 @@ SERVICES = {"frontend": "dra-frontend", "backend": "nri-backend"}
 
 
 def root_of(container: DriverContainer) -> Path:
-    """The container's root directory."""
+    """Returns the container's root directory."""
     return Path(f"/proc/{container.pid}/root")
 
 
 def test_the_images_contain_this_source_and_no_tools(cluster: Cluster) -> None:
-    """The containers run the source of this tree, with byte code; no shell, pip or package manager is in them."""
+    """The containers run the source of this tree with byte code; they have no shell, pip or package manager."""
     for name, container in cluster.instance.pod.containers.items():
         root = root_of(container)
         (packages,) = root.glob("opt/app/lib/python3*/site-packages")
@@ -35,7 +35,7 @@ def test_the_images_contain_this_source_and_no_tools(cluster: Cluster) -> None:
 
 
 def test_every_debian_package_has_its_licence(cluster: Cluster) -> None:
-    """Each package in dpkg's database has a copyright file that can be read, also through a link to another package."""
+    """Each package in dpkg's database has a readable copyright file, possibly through a link to another package."""
     for container in cluster.instance.pod.containers.values():
         root = root_of(container)
         status = (root / "var/lib/dpkg/status").read_text()
@@ -44,8 +44,8 @@ def test_every_debian_package_has_its_licence(cluster: Cluster) -> None:
         assert [name for name in packages if not (root / "usr/share/doc" / name / "copyright").is_file()] == []
 
 
-def test_the_containers_end_in_order(cluster: Cluster) -> None:
-    """SIGTERM ends each half with status 0, though it is the first process of its container."""
+def test_the_containers_exit_cleanly(cluster: Cluster) -> None:
+    """SIGTERM ends each container with status 0, although its process is the first one of the container."""
     for container in cluster.instance.pod.containers.values():
         sizes = ", ".join(f"{name} {container.mebibytes(name):.1f} MiB" for name in ("Rss", "Pss"))
         figures.note(f"{container.name} container: memory", sizes)

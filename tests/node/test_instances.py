@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two instances on one node, as during an update with surge: one acts, the other is ready to."""
+"""Two instances on one node, as during a surge update: one is active, the other is a standby."""
 
 import time
 
@@ -14,12 +14,14 @@ ALL = kernel.online_cpus()
 
 
 def active(cluster: Cluster) -> list[Instance]:
-    """The instances whose backend enforces, each by the word of its own frontend."""
+    """Returns the instances whose backend enforces, each according to its own frontend."""
     return [instance for instance in cluster.instances if instance.active]
 
 
-def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
-    """Two that adjust would fail a creation; the standby follows a death and an orderly end of the active one."""
+def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
+    """If both adjusted, a creation would fail. The standby takes over after a kill and after a clean shutdown of the
+    active instance.
+    """
     plain = cluster.node.pod("web").run()
     first = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     box = first.run()
@@ -28,7 +30,7 @@ def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster)
     until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
     until(lambda: active(cluster) == [old], "the older one alone acts")
 
-    # The kubelet asks the newest instance; the older one's backend adjusts. Both read the same directory.
+    # The kubelet calls the newest instance; the older one's backend adjusts. Both read the same directory.
     until(lambda: cluster.asks(new), "the kubelet asks the newer one")
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     new.frontend.wait_for_log(second.claim_uid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts and unbound workqueues leave the CPUs of running claims, and get back what they had."""
+"""Interrupts and unbound workqueues leave the CPUs of running claims, and their affinities are restored."""
 
 import re
 from pathlib import Path
@@ -20,48 +20,48 @@ CPUS = online_cpus()
 
 
 def device_interrupts() -> dict[str, str]:
-    """The affinity of each interrupt that a driver handles."""
+    """Returns the affinity of each interrupt that a driver handles."""
     handled = [path for path in IRQS.iterdir() if path.is_dir() and any(one.is_dir() for one in path.iterdir())]
     return {path.name: (path / "smp_affinity_list").read_text().strip() for path in handled}
 
 
 def on(taken: frozenset[int]) -> set[str]:
-    """The interrupts whose affinity has one of these CPUs."""
+    """Returns the interrupts whose affinity contains one of these CPUs."""
     return {number for number, text in device_interrupts().items() if parse_cpu_list(text) & taken}
 
 
 def masks() -> frozenset[int]:
-    """The CPUs that new interrupts or unbound workqueues may use."""
+    """Returns the CPUs that new interrupts or unbound workqueues may use."""
     bits = [int(path.read_text().replace(",", ""), 16) for path in (IRQS / "default_smp_affinity", WORKQUEUES)]
     return frozenset(cpu for cpu in CPUS for mask in bits if mask >> cpu & 1)
 
 
 def managed() -> frozenset[str]:
-    """Interrupts that the kernel does not let anybody move: those of the disk's queues."""
+    """Returns the managed interrupts, which the kernel does not allow to be moved: those of the disk's queues."""
     return frozenset(path.parent.name for path in IRQS.glob("*/virtio*-req.*"))
 
 
 def widened() -> str:
-    """An interrupt that can be moved, and that may be on every CPU."""
+    """Returns a movable interrupt whose affinity is set to every CPU."""
     number = min(device_interrupts().keys() - managed())
     (IRQS / number / "smp_affinity_list").write_text(format_cpu_list(CPUS))
     return number
 
 
 def metric(cluster: Cluster, name: str) -> float:
-    """A gauge of the backend, as its lease has told it."""
+    """Returns a gauge of the backend from its lease."""
     text = str(cluster.instance.state("/metrics"))
     found = re.search(rf"^dra_numa_backend_{name} (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else -1.0
 
 
 def everything() -> tuple[dict[str, str], frozenset[int]]:
-    """What is to be the same before and after."""
+    """Returns everything that must be the same before and after."""
     return device_interrupts(), masks()
 
 
-def test_interrupts_leave_a_claims_cpus_and_come_back(cluster: Cluster) -> None:
-    """When its container starts, and when it ends; a managed one stays and is counted."""
+def test_interrupts_leave_a_claims_cpus_and_are_restored(cluster: Cluster) -> None:
+    """They are moved when its container starts and restored when it ends; a managed interrupt stays and is counted."""
     before = everything()
     db = cluster.pod(cpus(3, numa_node=1))
     assert everything() == before
@@ -77,8 +77,8 @@ def test_interrupts_leave_a_claims_cpus_and_come_back(cluster: Cluster) -> None:
     until(lambda: everything() == before, "all is as before")
 
 
-def test_a_killed_backend_leaves_nothing_behind(cluster: Cluster) -> None:
-    """The claim ends while nobody looks: the next backend gives back what the former one has kept."""
+def test_affinities_are_restored_after_a_kill_of_the_backend(cluster: Cluster) -> None:
+    """The claim ends while no backend is running: the next one restores the stored affinities."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
@@ -90,8 +90,8 @@ def test_a_killed_backend_leaves_nothing_behind(cluster: Cluster) -> None:
     until(lambda: everything() == before, "all is as before")
 
 
-def test_what_somebody_else_has_changed_meanwhile_stays(cluster: Cluster) -> None:
-    """An administrator who gives an interrupt other CPUs finds them there afterwards."""
+def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
+    """If an administrator changes an interrupt's CPUs during the claim, they are the same afterwards."""
     number, before = widened(), device_interrupts()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
@@ -103,8 +103,8 @@ def test_what_somebody_else_has_changed_meanwhile_stays(cluster: Cluster) -> Non
     affinity.write_text(before[number])
 
 
-def test_a_claim_that_keeps_interrupts_has_them(cluster: Cluster) -> None:
-    """With irqs: keep they stay on its CPUs, and leave those of the other claim all the same."""
+def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
+    """With irqs: keep they stay on its CPUs, but leave those of another claim."""
     number = widened()
     nic = cluster.pod(cpus(2, numa_node=0), config=[cpu_config(irqs="keep")])
     db = cluster.pod(cpus(2, numa_node=1))
@@ -114,8 +114,8 @@ def test_a_claim_that_keeps_interrupts_has_them(cluster: Cluster) -> None:
     until(lambda: device_interrupts()[number] == format_cpu_list(CPUS - db.cpus), "nor has it one of before")
 
 
-def test_an_operator_who_wants_them_back_has_them(cluster: Cluster) -> None:
-    """With irqs: leave all is as before, though the claim's container still runs."""
+def test_an_operator_can_disable_the_moving_of_interrupts(cluster: Cluster) -> None:
+    """With irqs: leave all affinities are restored, even while the claim's container is running."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

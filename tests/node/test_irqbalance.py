@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's irqbalance beside the backend: it is told which CPUs are claimed, and keeps off them."""
+"""Debian's irqbalance next to the backend: the backend bans the claimed CPUs, and irqbalance keeps off them."""
 
 import contextlib
 import time
@@ -21,7 +21,7 @@ OWN = frozenset({1})
 
 
 def banned() -> frozenset[int]:
-    """The CPUs that it leaves out, by its own word; none before it answers."""
+    """Returns the CPUs that irqbalance reports as banned; none before it responds."""
     with contextlib.suppress(IrqbalanceNotRunningError):
         if (allowed := Irqbalance("/", "/").allowed()) is not None:
             return CPUS - allowed
@@ -30,7 +30,7 @@ def banned() -> frozenset[int]:
 
 @pytest.fixture
 def irqbalance(services: Services) -> Iterator[None]:
-    """It runs with a bound of its own; afterwards each interrupt is where it was."""
+    """Runs irqbalance with its own ban; afterwards each interrupt has its previous affinity."""
     before = device_interrupts()
     Path("/run/irqbalance").mkdir(exist_ok=True)
     env = {"LD_LIBRARY_PATH": f"{IRQBALANCE}/usr/lib/x86_64-linux-gnu", "IRQBALANCE_BANNED_CPULIST": "1"}
@@ -45,7 +45,9 @@ def irqbalance(services: Services) -> Iterator[None]:
 
 @pytest.mark.usefixtures("irqbalance")
 def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
-    """It puts nothing back in two of its rounds, before the backend looks again, and has its own bound afterwards."""
+    """It moves nothing back in two of its rounds, before the backend checks again, and has its original ban
+    afterwards.
+    """
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
     until(lambda: banned() == OWN | db.cpus, "it is told")

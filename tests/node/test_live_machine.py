@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that changes under a running driver: CPUs offline and online, hugepages made and freed."""
+"""A machine that changes under a running driver: CPUs go offline and online, hugepages are allocated and freed."""
 
 import time
 from collections.abc import Callable
@@ -16,21 +16,21 @@ POOL = ALL - RESERVED
 
 
 def size_of(cluster: Cluster, device: str, capacity: str) -> str:
-    """What a device offers now; "" when it is not published."""
+    """Returns the current capacity of a device, or "" if it is not published."""
     published = cluster.devices().get(device)
     return str(published["capacity"][capacity]["value"]) if published else ""
 
 
 def noted(change: str, condition: Callable[[], bool]) -> None:
-    """Waits for what is to be true within five seconds, also on an emulated machine; notes how long it took."""
+    """Waits at most five seconds for a condition, also on an emulated machine, and records the time."""
     began = time.monotonic()
     until(condition, change, within=5.0)
     figures.note(change, f"{time.monotonic() - began:.1f} s")
 
 
 @pytest.mark.core
-def test_slices_follow_cpus_that_go_and_come(cluster: Cluster) -> None:
-    """Capacity, pool and a claim's cpuset follow a CPU offline and back; a claim keeps what it was given."""
+def test_slices_follow_cpus_that_go_offline_and_online(cluster: Cluster) -> None:
+    """Capacity, pool and a claim's cpuset follow a CPU offline and back; the claim keeps its CPUs."""
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1))
     box, claimed = db.run(), db.cpus
@@ -49,7 +49,7 @@ def test_slices_follow_cpus_that_go_and_come(cluster: Cluster) -> None:
 
 
 def test_slices_follow_the_number_of_hugepages(cluster: Cluster) -> None:
-    """nr_hugepages of one node, written at run time, is what that node's device offers, up and down."""
+    """If nr_hugepages of one node is written at run time, that node's device changes accordingly, up and down."""
     pages = kernel.NODES / "node1/hugepages/hugepages-2048kB/nr_hugepages"
     before = pages.read_text().strip()
     assert size_of(cluster, "hugepages-2m-numa001", "size") == "512Mi"

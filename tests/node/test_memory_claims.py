@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and hugepages of claims: what adds up, what is refused, and when, and what a mount holds."""
+"""Memory and hugepages of claims: sums, rejections and their time, and mounts."""
 
 import signal
 from functools import partial
@@ -25,12 +25,12 @@ os.posix_fallocate(file, 0, {size})
 
 
 def free_pages() -> int:
-    """Free 2 MiB pages of the whole machine."""
+    """Returns the free 2 MiB pages of the whole machine."""
     return sum(kernel.hugepages(node, "2MB", "free_hugepages") for node in NODES)
 
 
 @pytest.mark.core
-def test_sizes_nodes_and_claims_add_up(cluster: Cluster) -> None:
+def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
     """A container with two claims over two nodes and two page sizes can touch the sum of all, and not a page more."""
     many = Wish(
         [
@@ -47,13 +47,15 @@ def test_sizes_nodes_and_claims_add_up(cluster: Cluster) -> None:
         for size, amount in (("2MB", 12 * MIB), ("1GB", GIB)):
             assert [group.hugetlb(size)[what] for what in ("max", "rsvd.max")] == [str(amount)] * 2
     small, large, *more = box.touch_memory("2M:6", "1G:1", "2M:1", "1G:1")
-    # The kernel has one set of nodes and one sum for each size: which of the two a page is from is not limited.
+    # The kernel has one set of nodes and one sum for each size, so the node of a page is not limited.
     assert (sum(small["nodes"].values()), sum(large["nodes"].values())) == (6, 1)
     assert [one["error"] for one in more] == ["ENOMEM", "ENOMEM"]
 
 
-def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
-    """Where a container's own limit is gone for a moment, its pod's still answers ENOMEM at mmap, for both sizes."""
+def test_the_limit_of_the_pod_alone_rejects_a_page_too_many(cluster: Cluster) -> None:
+    """If the container's own limit is missing for a moment, the pod's limit still makes mmap fail with ENOMEM, for both
+    sizes.
+    """
     db = cluster.pod(hugepages(4 * MIB), hugepages(GIB, "1g", "gigs"))
     box = db.run(image="python")
     cluster.instance.backend.send(signal.SIGSTOP)
@@ -69,14 +71,16 @@ def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
 
 
 def mounted(box: Container, place: str) -> list[str]:
-    """The lines of a place, in the log of a container that has printed its mounts."""
+    """Returns the mount lines of a path in the log of a container that has printed its mounts."""
     return [line for line in box.log().splitlines() if f" {place} " in line]
 
 
 @pytest.mark.core
 @each_runtime
-def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
-    """A hugetlbfs of the claim's size is there at the first instruction; its pages are back when the container ends."""
+def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
+    """A hugetlbfs of the claim's size is mounted at the first instruction; its pages are free when the container has
+    ended.
+    """
     before = free_pages()
     wish = [memory_config("pages", mount={"path": "/dev/hugepages"})]
     db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=wish)
@@ -97,8 +101,10 @@ def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
 
 
 @pytest.mark.core
-def test_a_container_without_hugepages_is_told_so_at_mmap(cluster: Cluster) -> None:
-    """Where a kubelet leaves reservations of its pod open, mmap(MAP_HUGETLB) fails all the same: no SIGBUS later."""
+def test_mmap_of_hugepages_fails_without_a_claim(cluster: Cluster) -> None:
+    """Even if the kubelet does not limit reservations of the pod, mmap(MAP_HUGETLB) fails, so there is no SIGBUS
+    later.
+    """
     pod = cluster.node.pod("postgres")
     for size in ("2MB", "1GB"):
         pod.cgroup.write(f"hugetlb.{size}.rsvd.max", "max")

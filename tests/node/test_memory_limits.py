@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of claims: who dies at the claim, and whose working set stays when memory is short."""
+"""Plain memory of claims: which container is killed at the limit, and whose working set stays when memory is short."""
 
 import subprocess
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ TOUCH = ["python3", "-IS", "/programs/touch_memory.py", "--hold"]
 
 @pytest.fixture
 def files() -> Iterator[Path]:
-    """A file `mine` of the working set's size and a larger one, `theirs`."""
+    """Creates a file `mine` of the working set's size and a larger one, `theirs`."""
     FILES.mkdir(exist_ok=True)
     for name, size in (("mine", WORKING_SET), ("theirs", 2 * WORKING_SET)):
         command = ["dd", "if=/dev/zero", f"of={FILES / name}", "bs=1M", f"count={size // MIB}"]
@@ -36,16 +36,17 @@ def files() -> Iterator[Path]:
 
 
 def cached(group: Cgroup) -> int:
-    """Bytes of files that the group has in memory."""
+    """Returns the bytes of files that the cgroup has in memory."""
     return next(int(line.split()[1]) for line in group.read("memory.stat").splitlines() if line.startswith("file "))
 
 
 def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
-    """Bytes of a claim's working set that are left when a neighbour has read twice as much for so many rounds.
+    """Returns the bytes of a claim's working set that are left after a neighbour has read twice as much for N rounds.
 
-    Or when half of it is gone: how fast the kernel takes what nobody protects differs from run to run.
+    It returns earlier when half of it is gone, because the speed at which the kernel reclaims unprotected memory varies
+    between runs.
     """
-    # A page belongs to the group that reads it first.
+    # A page belongs to the cgroup that reads it first.
     Path("/proc/sys/vm/drop_caches").write_text("1")
     places = {str(files): "/data"}
     db = cluster.pod(memory(96 * MIB, numa_node=0), config=[memory_config(**parameters)] if parameters else ())
@@ -66,14 +67,16 @@ def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
 
 
 def told(cluster: Cluster, pod: ClaimPod) -> list[str]:
-    """The notes of the pod's Events about kills."""
+    """Returns the notes of the pod's Events about kills."""
     events = cluster.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
     mine = [event for event in events if event["regarding"].get("uid") == pod.uid]
     return [event["note"] for event in mine if event["reason"] == "OutOfClaimedMemory"]
 
 
 def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: Path) -> None:
-    """With protect: min the whole working set stays in memory under pressure; without, the neighbour takes it."""
+    """With protect: min the whole working set stays in memory under pressure; without it, the neighbour displaces
+    it.
+    """
     left = {name: kept(cluster, files, **what) for name, what in (("min", {"protect": "min"}), ("none", {}))}
     shown = ", ".join(f"{name} {size // MIB} MiB" for name, size in left.items())
     figures.note(f"left of {WORKING_SET // MIB} MiB under pressure, by protect", shown)
@@ -82,8 +85,10 @@ def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: P
 
 
 @both_drivers
-def test_protection_reaches_every_ancestor_and_goes_again(cluster: Cluster) -> None:
-    """memory.min is the claim's bytes from the container up to kubepods while it lives, and what it was after that."""
+def test_protection_is_set_in_every_ancestor_and_removed_again(cluster: Cluster) -> None:
+    """memory.min is the claim's bytes from the container up to kubepods while it is running, and its previous value
+    afterwards.
+    """
     db = cluster.pod(memory(96 * MIB, numa_node=0), config=[memory_config(protect="min")])
     box = db.run()
     levels = [box.cgroup]
@@ -96,8 +101,8 @@ def test_protection_reaches_every_ancestor_and_goes_again(cluster: Cluster) -> N
 
 
 @pytest.mark.core
-def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
-    """memory.max and memory.high are in the cgroup; a container beyond the claim is killed, and nobody else."""
+def test_only_the_container_that_exceeds_its_claim_is_killed(cluster: Cluster) -> None:
+    """memory.max and memory.high are set in the cgroup; a container beyond the claim is killed, and no other one."""
     config = [memory_config("tight", limit="claim"), memory_config("wide", limit="claim", high=0.5, sharing="pod")]
     requests = [memory(48 * MIB, "tight", numa_node=1), memory(64 * MIB, "wide", numa_node=1)]
     db = cluster.pod(*requests, config=config)
@@ -107,7 +112,7 @@ def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
     assert neighbour.cgroup.read("memory.high") == str(32 * MIB)
     box = db.run("main", [*TOUCH, "4K:15000"], image="python", cdi=[tight])
     assert box.wait_exited(60) == 137
-    # What the runtime says is no proof: its shim may come to read the group's events after the group has gone.
+    # The runtime's report is not sufficient: its shim may read the cgroup's events after the cgroup is gone.
     assert "oom_kill 1" in db.sandbox.cgroup.read("memory.events").splitlines()
     (note,) = until(lambda: told(cluster, db), "an event")
     assert "Container main was OOM-killed" in note

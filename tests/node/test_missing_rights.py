@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A right that the chart gives is missing: each ends in a message that names it.
+"""One right that the chart grants is missing: each case produces a message that names it.
 
-The pod is the rendered one with a single capability or mount taken out. A message counts where an operator looks: in
-the log of the container that lacks the right, in its failing probe, or among the problems of the backend. The complete
-pod must not report it, so that a pattern which always matches fails.
+The pod is the rendered one with a single capability or mount removed. A message counts where an operator looks: in the
+log of the container that lacks the right, in its failing probe, or among the problems of the backend. The complete pod
+must not report it, so that a pattern that always matches fails.
 """
 
 import re
@@ -41,21 +41,20 @@ MESSAGES = {
     "backend mount workqueue": r"unbound kernel workers stay on claimed CPUs: /host/sys/devices/virtual/workqueue/",
     "backend mount irqbalance": r"run/irqbalance is not mounted",
 }
-"""What the message must contain, by the right that is missing.
-
-Empty for the token, which is not used with a kubeconfig.
+"""The required content of the message, by the missing right. Empty for the token, which is not used with a
+kubeconfig.
 """
 
 
 @pytest.fixture
 def whole_pod_afterwards(cluster: Cluster) -> Iterator[None]:
-    """The next test finds the pod as the chart renders it."""
+    """Restores the pod as the chart renders it for the next test."""
     yield
     cluster.configure({})
 
 
 def words(cluster: Cluster, half: str) -> list[str]:
-    """Returns the lines that one half reports now: its log, its failing probe, and the problems of the backend."""
+    """Returns the lines that one container reports now: its log, its failing probe, and the problems of the backend."""
     instance = cluster.instance
     container = instance.pod.containers[half]
     probe = container.probe("readiness") if container.alive else ""
@@ -90,7 +89,7 @@ def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, whole_pod_af
 @pytest.mark.timeout(480 * PATIENCE)
 @pytest.mark.parametrize("removal", [removal for removal, pattern in MESSAGES.items() if pattern])
 def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, removal: str) -> None:
-    """The half that lacks it reports it."""
+    """The container that lacks it reports it."""
     cluster.replace_pod({}, lacking=removal)
     for container in cluster.instance.pod.containers.values():
         container.start()

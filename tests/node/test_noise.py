@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How quiet claimed CPUs are beside a neighbour, host daemons and interrupts: the table in docs/exclusive.md."""
+"""Disturbances of claimed CPUs by a neighbour, host daemons and interrupts: the table in docs/exclusive.md."""
 
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
@@ -28,19 +28,19 @@ UNIT = "noise.service"
 
 
 def mode(name: str, claim: Mapping[str, str] | None = None, **settings: Any) -> Any:
-    """One row of the table: what it is called, the claim's parameters and the driver's settings."""
+    """Returns one row of the table: its name, the claim's parameters and the driver's settings."""
     return pytest.param(name, claim or {}, marks=pytest.mark.configuration(**settings), id=name)
 
 
 def measure(box: Container, on: Collection[int]) -> Delays:
-    """Once, with an ordinary thread on each of the CPUs."""
+    """Measures once, with an ordinary thread on each of the CPUs."""
     with inside(box.cgroup, cyclictest(on, every=500, seconds=SECONDS)) as process:
         return Delays.read(process.communicate()[0])
 
 
 @contextmanager
 def host_at_work() -> Iterator[None]:
-    """A daemon in system.slice that starts processes all the time, reads the disk and waits for the network."""
+    """Runs a daemon in system.slice that starts processes all the time, reads the disk and waits for the network."""
     work = f"{BUILD}; {DISK} {NETWORK}"
     subprocess.run(["systemd-run", "-q", "--collect", f"--unit={UNIT}", "sh", "-c", work], check=True)
     try:
@@ -50,20 +50,20 @@ def host_at_work() -> Iterator[None]:
 
 
 def aim_network_at(targets: Collection[int]) -> None:
-    """Puts the network's interrupts where irqbalance might."""
+    """Moves the network's interrupts to CPUs that irqbalance might choose."""
     for file in Path("/proc/irq").glob("*/virtio*put.*"):
         (file.parent / "smp_affinity_list").write_text(format_cpu_list(targets))
 
 
 def device_interrupts(on: Collection[int]) -> int:
-    """How many there were on these CPUs."""
+    """Returns the number of interrupts on these CPUs."""
     lines = Path("/proc/interrupts").read_text().splitlines()
     counted = [line.split()[1:] for line in lines if "PCI-MSI" in line]
     return sum(int(counts[cpu]) for counts in counted for cpu in on)
 
 
 def turns(on: Collection[int]) -> int:
-    """How many times a thread began to run on these CPUs, all threads together."""
+    """Returns how many times any thread started to run on these CPUs."""
     lines = [line.split() for line in Path("/proc/schedstat").read_text().splitlines()]
     return sum(int(line[9]) for line in lines if line[0] in {f"cpu{cpu}" for cpu in on})
 
@@ -78,8 +78,8 @@ def turns(on: Collection[int]) -> int:
         mode("partition, isolated", {"isolation": "isolated"}, cpuExclusivity="partition"),
     ],
 )
-def test_wake_ups_on_claimed_cpus(cluster: Cluster, name: str, claim: Mapping[str, str]) -> None:
-    """Measures; the claimed CPUs are those that the container has."""
+def test_measure_wake_ups_on_claimed_cpus(cluster: Cluster, name: str, claim: Mapping[str, str]) -> None:
+    """Only measures; the claimed CPUs are those of the container."""
     pod = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(**claim)] if claim else [])
     aim_network_at(pod.cpus)
     box = pod.run()

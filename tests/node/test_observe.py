@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``enforcement: observe`` on a real kernel: no file changes, and the report is what enforcing then writes."""
+"""``enforcement: observe`` on a real kernel: no file changes, and enforcing then writes exactly what was reported."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def _files() -> Iterator[Path]:
 
 
 def contents() -> dict[str, str]:
-    """Returns the content of each file that the driver may write, of the whole node."""
+    """Returns the content of each file on the whole node that the driver may write."""
     found = {}
     for path in _files():
         try:
@@ -40,7 +40,9 @@ def contents() -> dict[str, str]:
 @pytest.mark.core
 @pytest.mark.configuration(enforcement="observe")
 def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(cluster: Cluster) -> None:
-    """Of all cgroups, interrupts, workqueues and pools, with two running pods; then the driver is set to enforce."""
+    """All cgroups, interrupts, workqueues and pools are compared, with two running pods; then the driver is set to
+    enforce.
+    """
     boxes = [cluster.node.pod(name).run() for name in ("web", "job")]
     instance = cluster.instance
     before, passes = contents(), instance.counter("audits")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long everybody else is held up while a partition comes and goes (docs/adr/0015-partition-changes.md)."""
+"""How long other containers are delayed while a partition is created and removed
+(docs/adr/0015-partition-changes.md).
+"""
 
 import os
 import signal
@@ -18,7 +20,7 @@ from tests.node.rig.kernel import Cgroup
 from tests.node.rig.node import Node
 
 ROUNDS = 3
-CHANGES = 50  # there and back in each round
+CHANGES = 50  # two changes in each round
 PROBED = 2  # CPUs
 CLAIM = Cgroup("/exp/class/pod/claim")
 OTHER = Cgroup("/exp/class/other/plain")
@@ -26,7 +28,9 @@ OTHER = Cgroup("/exp/class/other/plain")
 
 @contextmanager
 def tree(others: int) -> Iterator[None]:
-    """A claim's container that may take the upper half of the CPUs, and others beside it, with a process in each."""
+    """Creates a claim container's cgroup that may use the upper half of the CPUs, and others next to it, with a process
+    in each.
+    """
     claimed = format_cpu_list(sorted(kernel.online_cpus())[len(kernel.online_cpus()) // 2 :])
     groups = [CLAIM, OTHER, *(Cgroup(f"/exp/class/other/{number}") for number in range(others))]
     for group in groups:
@@ -47,7 +51,7 @@ def tree(others: int) -> Iterator[None]:
 
 
 def change(state: str) -> float:
-    """Seconds that it takes to make the claim's group this."""
+    """Returns the seconds that it takes to set the partition type of the claim's cgroup."""
     began = time.monotonic()
     CLAIM.write("cpuset.cpus.partition", state)
     took = time.monotonic() - began
@@ -57,12 +61,14 @@ def change(state: str) -> float:
 
 
 def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
-    """What a container on other CPUs sees while the group becomes this and member again, many times."""
+    """Returns the delays of a container on other CPUs while the cgroup becomes a partition and a member again, many
+    times.
+    """
     online = sorted(kernel.online_cpus())
     probe = cyclictest(online[:PROBED], every=500, priority=priority)
     with inside(OTHER, probe) as process:
         time.sleep(0.5)
-        # The backend, too, is on CPUs of its own: the reserved ones.
+        # This process uses separate CPUs, as the backend uses the reserved ones.
         os.sched_setaffinity(0, online[PROBED : len(online) // 2])
         took = [change(one) for _ in range(CHANGES) for one in (state, "member")]
         os.sched_setaffinity(0, online)
@@ -73,8 +79,8 @@ def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
 @pytest.mark.profile("noise")
 @pytest.mark.parametrize("others", [0, 250])
 @pytest.mark.parametrize("priority", [0, 80], ids=["ordinary", "fifo"])
-def test_how_long_others_are_held_up(node: Node, others: int, priority: int) -> None:
-    """Measures; fails only when a change is refused."""
+def test_measure_delays_of_other_containers(node: Node, others: int, priority: int) -> None:
+    """Only measures; fails if a change of the partition type is rejected."""
     size = f"{len(kernel.online_cpus())} CPUs, {others} containers, {'FIFO' if priority else 'ordinary'}"
     with tree(others):
         for state in ("member", "root", "isolated"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims as cpuset partitions: the kernel keeps everybody off their CPUs, whether somebody enforces or not."""
+"""Claims as cpuset partitions: the kernel keeps other processes off their CPUs, whether or not a backend is running."""
 
 import subprocess
 from pathlib import Path
@@ -18,14 +18,16 @@ from tests.node.rig.wait import until
 from tests.stage.pods import cpus
 
 ALL = kernel.online_cpus()
-# A little, and often: twenty that never rest are minutes of an emulated machine.
+# Short bursts: twenty processes that never sleep would take minutes on an emulated machine.
 BUSY = ["sh", "-c", "while :; do for i in $(seq 300); do :; done; sleep 1; done"]
 TOPS = [Cgroup("/kubepods.slice"), Cgroup("/kubepods.slice/kubepods-burstable.slice")]
 pytestmark = pytest.mark.configuration(cpuExclusivity="auto")
 
 
 def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
-    """Each has the CPUs of its claim; nobody else may run there, nor did for so long."""
+    """Asserts that each container has its claim's CPUs, and that no other process may run or has run there for a
+    while.
+    """
     for pod, box in holders:
         assert box.cpus_allowed == box.cgroup.cpus() == pod.cpus
     claimed = frozenset().union(*(pod.cpus for pod, _ in holders))
@@ -36,10 +38,12 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
 
 
 @pytest.mark.parametrize(("new_pods", "seconds"), [pytest.param(3, 5, marks=pytest.mark.core), (20, 30)])
-def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster, new_pods: int, seconds: float) -> None:
-    """Two claims in two QoS classes, the backend killed: no process of a new pod or of the host runs on their CPUs.
+def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pods: int, seconds: float) -> None:
+    """There are two claims in two QoS classes, and the backend is killed: no process of a new pod or of the host runs
+    on their CPUs.
 
-    Nor after containerd, systemd and a CPU of a claim have come back, nor when a partition was made invalid.
+    This still holds after containerd, systemd and a CPU of a claim were restarted, and after a partition was
+    invalidated.
     """
     first = cluster.pod(cpus(2, numa_node=1))
     second = cluster.pod(cpus(1, numa_node=0), qos="besteffort", config=[cpu_config(isolation="isolated")])
@@ -57,7 +61,7 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster, new_pod
     with kernel.offline(max(first.cpus)):
         assert both[0][1].cpus_allowed == first.cpus - {max(first.cpus)}
     alone(*both, seconds=5)
-    # A cgroup beside the first one takes CPUs of it: its partition is invalid, and nobody is there to mend that.
+    # A cgroup next to the first one uses some of its CPUs: its partition becomes invalid, and no backend repairs that.
     thief = first.sandbox.cgroup.directory / "thief"
     thief.mkdir()
     (thief / "cpuset.cpus").write_text(format_cpu_list(first.cpus | RESERVED))
@@ -71,8 +75,8 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster, new_pod
     assert cluster.instance.lease()["partitioned"] == format_cpu_list(first.cpus | second.cpus)
 
 
-def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster) -> None:
-    """A claim that ends gives its CPUs back at once, and nothing above it forbids them to another QoS class."""
+def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Cluster) -> None:
+    """The CPUs of a claim that ends are free at once, and no ancestor excludes them from another QoS class."""
     plain = cluster.node.pod("web").run()
     first = cluster.pod(cpus(2, numa_node=1))
     box = first.run()
@@ -83,7 +87,7 @@ def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster)
     until(lambda: [top.read("cpuset.cpus.exclusive") for top in TOPS] == ["", ""], "nothing is left above")
     first.end()
     for top in TOPS:
-        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as after a backend that died meanwhile
+        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as after the death of a backend in the meantime
     again = cluster.pod(cpus(2, numa_node=1), qos="guaranteed")
     box = again.run()
     assert again.cpus == taken
@@ -91,8 +95,10 @@ def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster)
     alone((again, box))
 
 
-def test_a_shared_claim_beside_a_partition(cluster: Cluster) -> None:
-    """The shared one is kept by the pool, the other by the kernel; nobody gets what either has."""
+def test_a_shared_claim_next_to_a_partition(cluster: Cluster) -> None:
+    """The shared claim is enforced by the pool and the other one by the kernel; no other container gets the CPUs of
+    either.
+    """
     plain = cluster.node.pod("web").run()
     one = cluster.pod(cpus(2, numa_node=1))
     shared = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])
@@ -111,8 +117,10 @@ def test_a_shared_claim_beside_a_partition(cluster: Cluster) -> None:
     one.end()
 
 
-def test_a_sidecar_without_a_claim_beside_one_of_everything(cluster: Cluster) -> None:
-    """Inside a pod CPUs must not overlap, or the partition is none; a sidecar gets the reserved ones then."""
+def test_a_sidecar_without_a_claim_next_to_a_claim_for_all_cpus(cluster: Cluster) -> None:
+    """CPUs inside a pod must not overlap, because the partition would be invalid, so the sidecar gets the reserved
+    ones.
+    """
     whole = cluster.pod(
         *(cpus(len(kernel.node_cpus(n) - RESERVED), f"n{n}", numa_node=n) for n in (0, 1)), aligned=False
     )
@@ -127,8 +135,10 @@ def test_a_sidecar_without_a_claim_beside_one_of_everything(cluster: Cluster) ->
     alone((whole, box))
 
 
-def test_a_partition_that_is_made_invalid_is_made_valid_again(cluster: Cluster) -> None:
-    """A sibling that takes CPUs of the claim breaks the partition; the kernel tells, and both are put right."""
+def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
+    """A sibling that uses CPUs of the claim invalidates the partition; the kernel reports that, and both are
+    repaired.
+    """
     db = cluster.pod(cpus(2, numa_node=1))
     sidecar, box = db.run("sidecar", cdi=[]), db.run()
     assert box.partition == "root"
@@ -141,8 +151,8 @@ def test_a_partition_that_is_made_invalid_is_made_valid_again(cluster: Cluster) 
     alone((db, box))
 
 
-def test_where_no_partition_can_be_made(cluster: Cluster) -> None:
-    """An exclusive claim is kept by the pool, and says why; an isolated one never runs."""
+def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
+    """An exclusive claim is enforced by the pool and reports the reason; an isolated one never runs."""
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1))
     group = db.sandbox.cgroup
@@ -165,8 +175,10 @@ def test_where_no_partition_can_be_made(cluster: Cluster) -> None:
     until(lambda: refused.state == "exited", "nothing of it runs")
 
 
-def test_the_mode_changes_with_claims_running(cluster: Cluster) -> None:
-    """From pool to partition and back: running claims keep their CPUs, and nobody gets one of them meanwhile."""
+def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
+    """From pool to partition and back, running claims keep their CPUs, and no other container gets one of them in
+    between.
+    """
     cluster.configure({"cpuExclusivity": "pool"})
     plain = cluster.node.pod("web").run("main", BUSY)
     db = cluster.pod(cpus(2, numa_node=1))

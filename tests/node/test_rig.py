@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of the rig itself, without our services: what the other node tests rest on."""
+"""Facts about the rig itself, without the driver, that the other node tests depend on."""
 
 import json
 import subprocess
@@ -23,12 +23,12 @@ SOURCE = Path(__file__).parents[2]
 
 
 def limits(box: Container) -> list[str]:
-    """The container's two limits of 2 MiB pages."""
+    """Returns the container's two limits of 2 MiB pages."""
     return [box.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")]
 
 
 def library_version(package: str, library: str) -> str:
-    """The version of a Go library that Debian built into a package."""
+    """Returns the version of a Go library that Debian built into a package."""
     command = ["dpkg-query", "-W", "-f=${Static-Built-Using} ${Built-Using}", package]
     built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return built.split(f"{library} (= ", 1)[1].split(")", 1)[0]
@@ -36,8 +36,8 @@ def library_version(package: str, library: str) -> str:
 
 @pytest.mark.core
 @every_machine
-def test_the_machine_is_the_profile(node: Node) -> None:
-    """The guest has the NUMA nodes, CPUs, threads and hugepages that the profile promises."""
+def test_the_machine_agrees_with_the_profile(node: Node) -> None:
+    """The guest has the NUMA nodes, CPUs, threads and hugepages of the profile."""
     profile = node.profile
     assert len(kernel.numa_nodes()) == profile.numa_nodes
     assert len(kernel.online_cpus()) == profile.cpus
@@ -52,7 +52,7 @@ def test_the_machine_is_the_profile(node: Node) -> None:
 @pytest.mark.core
 @each_runtime
 def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
-    """containerd of the profile's release answers CRI and has its NRI socket."""
+    """The profile's release of containerd serves CRI and has its NRI socket."""
     name, version = node.runtime.version()
     assert name == "containerd"
     older = node.profile.name == "containerd-1.7"
@@ -69,7 +69,8 @@ def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
 def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> None:
     """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root it is.
 
-    So nothing inside writes its own cpuset, with any capability; the group of the pod, one above, can be written.
+    Therefore no process inside can write its own cpuset, with any capability; the cgroup of the pod, one level above,
+    can be written.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     (options,) = (words[3].split(",") for words in mounts if words[:2] == ["cgroup2", "/sys/fs/cgroup"])
@@ -87,8 +88,10 @@ def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> 
 
 
 @both_drivers
-def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -> None:
-    """Under both drivers a group's path is what the backend must derive from cgroup_parent and the container's id."""
+def test_a_container_runs_in_its_pods_cgroup(node: Node, cgroup_driver: Driver) -> None:
+    """With both drivers a cgroup's path is the one that the backend must derive from cgroup_parent and the container's
+    id.
+    """
     pod = node.pod(uid="0b1d-22")
     container = pod.run(resources=Resources(cpus="1-2", mems="0"))
     root = "/kubepods.slice/kubepods-burstable.slice" if cgroup_driver == "systemd" else "/kubepods/burstable"
@@ -107,7 +110,7 @@ def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -
 @each_runtime
 @both_drivers
 def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
-    """An update leaves a limit written by others alone, and writes unified keys and cpusets again as stored."""
+    """An update does not change a limit written by others, and writes unified keys and cpusets again as stored."""
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB}))
     unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
@@ -126,7 +129,7 @@ def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node,
 
 
 @each_runtime
-def test_what_becomes_of_limits_that_a_plugin_answers(node: Node, services: Services) -> None:
+def test_limits_in_a_plugins_response(node: Node, services: Services) -> None:
     """Stock containerd drops a plugin's hugepage limits; its unified keys reach the kernel."""
     plugin = services.module("answering", "tests.node.rig.answering_plugin", env={"PYTHONPATH": str(SOURCE)})
     plugin.start().wait_for_log("synchronised")
@@ -138,7 +141,9 @@ def test_what_becomes_of_limits_that_a_plugin_answers(node: Node, services: Serv
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
-    """This systemd leaves what others wrote alone at daemon-reload and daemon-reexec, not when a property is set."""
+    """This systemd does not change foreign values at daemon-reload and daemon-reexec, but does when a property is
+    set.
+    """
     container = node.pod().run(resources=Resources(cpus="1-2"))
     scope = Path(container.cgroup.path).name
     container.cgroup.write("cpuset.cpus", "4-5")

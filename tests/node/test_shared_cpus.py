@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared CPUs beside exclusive ones in one container, on the real kernel."""
+"""Shared CPUs in addition to exclusive ones in one container, on the real kernel."""
 
 from pathlib import Path
 
@@ -27,12 +27,12 @@ each_keeper = pytest.mark.parametrize(
 
 
 def threads(box: Container) -> list[frozenset[int]]:
-    """Where each thread of the container's process may run, the first one first."""
+    """Returns the CPUs of each thread of the container's process, starting with the first one."""
     return [kernel.cpus_allowed(int(task.name)) for task in sorted(Path(f"/proc/{box.process}/task").iterdir())]
 
 
 def split(pod: ClaimPod) -> Container:
-    """A container of the claim whose threads have pinned themselves."""
+    """Returns a container of the claim whose threads have pinned themselves."""
     box = pod.run("main", SPLIT, image="python")
     until(lambda: "split" in box.log(), "both threads are pinned")
     return box
@@ -40,9 +40,11 @@ def split(pod: ClaimPod) -> Container:
 
 @each_keeper
 def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Cluster, keeper: str) -> None:
-    """No thread is pinned again: the kernel keeps what each has asked for while claims of others come and go.
+    """No thread is pinned again: the kernel remembers the mask that each thread has requested while other claims start
+    and end.
 
-    Nobody else may run on the exclusive CPUs, whoever keeps the others' claims, and threads of the container not there.
+    Other processes may not run on the exclusive CPUs, however other claims are enforced, and threads of the container
+    may not run on theirs.
     """
     plain = cluster.node.pod("web").run()
     vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(poolCPUs="numa")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG elements inside a page, whose style sheet gives them their colours."""
+"""Plots as SVG elements in a page whose style sheet defines their colours."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,11 +35,11 @@ class Scale:
     unit: str
 
     def x(self, value: float) -> float:
-        """Returns the position of a value, at the right edge if it is beyond the end."""
+        """Returns the position of a value, or of the right edge if the value is beyond the end."""
         return round(_LEFT + min(value / self.end, 1.0) * _PLOT, 1)
 
     def ticks(self) -> list[float]:
-        """Returns round numbers from zero on."""
+        """Returns round numbers, starting with zero."""
         rough = self.end / _TICKS
         power = 10 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
-    """Returns an axis for the bulk of all samples, since a few much larger ones would compress the rest of the plot."""
+    """Returns an axis for most of the samples, since a few much larger ones would compress the rest of the plot."""
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1
@@ -56,7 +56,7 @@ def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
 
 
 def strips(rows: Sequence[Row], scale: Scale, title: str) -> Markup:
-    """Draws every sample, the middle half and the median of each row, in groups of the same load."""
+    """Draws every sample, the middle half and the median of each row, grouped by load."""
     parts: list[Markup] = []
     y = float(_TOP)
     loads = list(dict.fromkeys(row.load for row in rows))
@@ -142,12 +142,12 @@ def _rectangle(style: str, left: float, right: float, y: float, height: float) -
 
 @dataclass(frozen=True, slots=True)
 class RatioScale:
-    """A logarithmic axis around 1, which shows twice and half at the same distance."""
+    """A logarithmic axis around 1, on which half and twice have the same distance from 1."""
 
     limit: float
 
     def x(self, ratio: float) -> float:
-        """Returns the position of a ratio, at the edge if it is beyond the limit."""
+        """Returns the position of a ratio, or of the edge if the ratio is beyond the limit."""
         share = math.log(max(ratio, 1e-9)) / math.log(self.limit)
         return round(_RATIO_WIDTH / 2 * (1 + max(-1.0, min(1.0, share)) * 0.94), 1)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside a container with shared CPUs beside exclusive ones: pins a thread to each set that its variables name.
+"""Runs inside a container with shared CPUs in addition to exclusive ones: pins a thread to each set that its variables
+contain.
 
 The first thread is the data plane, the second one the control thread.
 """
@@ -10,14 +11,14 @@ import threading
 
 
 def pin(prefix: str) -> None:
-    """Pins the calling thread to the CPUs that the variable of this prefix names."""
+    """Pins the calling thread to the CPUs in the variable with this prefix."""
     (text,) = (value for name, value in os.environ.items() if name.startswith(prefix))
     ends = [part.partition("-") for part in text.split(",")]
     os.sched_setaffinity(0, {cpu for low, _, high in ends for cpu in range(int(low), int(high or low) + 1)})
 
 
 def control() -> None:
-    """What the control thread does."""
+    """Pins the control thread, which then sleeps."""
     pin("DRA_SHARED_CPUSET_")
     print("split", flush=True)
     threading.Event().wait()

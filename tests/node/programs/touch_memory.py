@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside a container: maps and touches memory, then tells on which NUMA nodes the pages are.
+"""Runs inside a container: maps and touches memory, then prints the NUMA nodes of the pages.
 
 touch_memory.py [--hold] SIZE:PAGES... with SIZE 4K, 2M or 1G. Prints a JSON list, one entry per mapping in order:
 {"size", "pages", "error" (errno name of mmap, or null), "nodes" {node: pages}, "page_kib"}. Mappings are held together.
-A page that cannot be had at the first touch ends the process with SIGBUS. --hold: keep the memory until killed.
+A page that cannot be allocated at the first touch ends the process with SIGBUS. --hold: keep the memory until killed.
 """
 
 import ctypes
@@ -18,8 +18,9 @@ from pathlib import Path
 BYTES = {"4K": 4096, "2M": 2 << 20, "1G": 1 << 30}
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 MAP_HUGETLB = 0x40000
-# The wanted page size is its base-2 logarithm from bit 26 on (mmap(2)); without it the kernel's default size is used.
-# Small pages are shared memory, since the kernel would merge a private mapping with its neighbours in numa_maps.
+# The requested page size is encoded as its base-2 logarithm from bit 26 on (mmap(2)); without it the kernel's default
+# size is used. Small pages are shared memory, since the kernel would merge a private mapping with its neighbours in
+# numa_maps.
 FLAGS = {
     "4K": mmap.MAP_SHARED | mmap.MAP_ANONYMOUS,
     "2M": PRIVATE | MAP_HUGETLB | 21 << 26,
@@ -28,7 +29,7 @@ FLAGS = {
 
 
 def placed(area: mmap.mmap) -> tuple[dict[str, int], int]:
-    """Pages by node and the page size in KiB, from the numa_maps lines that begin inside the area."""
+    """Returns the pages by node and the page size in KiB, from the numa_maps lines that begin inside the area."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(area))
     nodes: dict[str, int] = {}
     page_kib = 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An NRI plugin that answers a container's creation with the resources in a variable of the container, as JSON.
 
-Shows what a runtime does with an answer, apart from ours: `python -m tests.node.rig.answering_plugin`.
+It shows what a runtime does with a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ async def create(payload: bytes) -> Message:
 
 
 async def synchronize(payload: bytes) -> Message:
-    """Says when the runtime has told its state."""
+    """Prints a message when the runtime has sent its state."""
     print("synchronised", flush=True)
     return pb.SynchronizeResponse(more=pb.SynchronizeRequest.FromString(payload).more)
 
 
 async def main() -> None:
-    """Answers until it is killed."""
+    """Serves until it is killed."""
     methods = {"CreateContainer": create, "Synchronize": synchronize}
     async with other_plugin(NRI_SOCKET, name="answering", events=_CREATE_CONTAINER, **methods):
         await asyncio.Event().wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod with claims, as the kubelet brings it to the node: prepare, sandbox, containers with CDI devices, and back."""
+"""A pod with claims as the kubelet handles it: prepare, sandbox, containers with CDI devices, and the reverse."""
 
 import json
 import time
@@ -22,22 +22,22 @@ from tests.stage.pods import opaque
 if TYPE_CHECKING:
     from tests.node.rig.cluster import Cluster
 
-# What the kubelet states for a container whose spec asks for no hugepages.
+# The kubelet's limit for a container whose spec requests no hugepages.
 NO_PAGES = Resources(hugepages={"2MB": 0, "1GB": 0})
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One claim, before it is made."""
+    """The specification of a claim."""
 
     requests: Sequence[Mapping[str, Any]]
     config: Sequence[Mapping[str, Any]] = ()
     """Opaque parameters: cpu_config(), memory_config()."""
     aligned: bool = True
-    """Whether all its devices are to be on one NUMA node."""
+    """Whether all its devices must be on one NUMA node."""
 
     def spec(self) -> dict[str, Any]:
-        """The claim's spec."""
+        """Returns the claim's spec."""
         devices: dict[str, Any] = {"requests": list(self.requests), "config": list(self.config)}
         if self.aligned and len(self.requests) > 1:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
@@ -45,12 +45,12 @@ class Wish:
 
 
 def cpu_config(*requests: str, **fields: Any) -> dict[str, Any]:
-    """Parameters for dra.cpu, for some requests of the claim or for all."""
+    """Returns parameters for dra.cpu, for some requests of the claim or for all."""
     return opaque(CPU_DRIVER, "cpuConfig", fields, *requests)
 
 
 def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
-    """Parameters for dra.memory, for some requests of the claim or for all."""
+    """Returns parameters for dra.memory, for some requests of the claim or for all."""
     return opaque(MEMORY_DRIVER, "memoryConfig", fields, *requests)
 
 
@@ -61,7 +61,7 @@ def is_cpu_request(request: Mapping[str, Any]) -> bool:
 
 
 class ClaimPod:
-    """Its claims are allocated when this is built; everything else happens when it is asked for."""
+    """A pod whose claims are allocated by the constructor; its methods do everything else."""
 
     def __init__(
         self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, qos: Qos, overcommit: bool = False
@@ -81,11 +81,11 @@ class ClaimPod:
 
     @property
     def claim_uid(self) -> str:
-        """UID of the claim, or of the first one."""
+        """Returns the UID of the claim, or of the first one."""
         return str(self.claims[0]["metadata"]["uid"])
 
     def prepare(self) -> float:
-        """Lets the kubelet prepare the claims; seconds that it took. AnsweredError when it cannot."""
+        """Lets the kubelet prepare the claims and returns the seconds that it took. Raises AnsweredError."""
         began = time.monotonic()
         names = [claim["metadata"]["name"] for claim in self.claims]
         spec = {
@@ -94,17 +94,17 @@ class ClaimPod:
         }
         document = {"metadata": {"namespace": "default", "name": self.name, "uid": self.uid}, "spec": spec}
         given = self._cluster.kubelet("prepare", pod=document, claims=self.claims)
-        # A repeated Prepare appends to what the kubelet remembers; containerd takes each id once.
+        # A repeated Prepare appends to the kubelet's cache; containerd uses each id once.
         self.cdi = list(dict.fromkeys(given["main"]))
         return time.monotonic() - began
 
     def unprepare(self) -> None:
-        """Lets the kubelet take the claims back."""
+        """Lets the kubelet unprepare the claims."""
         self._cluster.kubelet("unprepare", pod_uid=self.uid)
 
     @property
     def cpus(self) -> frozenset[int]:
-        """The CPUs that the first claim's CDI file gives to all its requests; needs no service."""
+        """Returns the CPUs that the first claim's CDI file gives to all its requests; needs no service."""
         document = json.loads((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, self.claim_uid)).read_text())
         env = [entry for device in document["devices"] for entry in device["containerEdits"]["env"]]
         named = [e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))]
@@ -112,7 +112,9 @@ class ClaimPod:
 
     @property
     def sandbox(self) -> Pod:
-        """The pod's sandbox, made beside everything else. Its group allows no hugepages, as the kubelet leaves it."""
+        """Returns the pod's sandbox, which is created in the background. Its cgroup allows no hugepages, as the kubelet
+        leaves it.
+        """
         if self._sandbox is None:
             self._sandbox = self._cluster.at_once(self._make_sandbox)
         return self._sandbox.result()
@@ -121,12 +123,12 @@ class ClaimPod:
         return self._cluster.node.pod(self.name, uid=self.uid, qos=self._qos)
 
     def settle(self) -> None:
-        """Waits for the sandbox, if one is being made."""
+        """Waits for the sandbox if one is being created."""
         if self._sandbox is not None:
             self._sandbox.result()
 
     def create(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
-        """A container with the devices of all claims; CriError when it is refused."""
+        """Creates a container with the devices of all claims. Raises CriError if it is rejected."""
         self._starts += 1
         wanted: dict[str, Any] = {"cdi": self.cdi, "resources": NO_PAGES, "attempt": self._starts} | options
         return self.sandbox.create(name, command, **wanted)
@@ -134,9 +136,9 @@ class ClaimPod:
     def run(
         self, name: str = "main", command: Sequence[str] = FOREVER, *, mode: str | None = "", **options: Any
     ) -> Container:
-        """As create, and started; asserts that the kernel holds its CPUs as it should.
+        """Creates and starts a container, and asserts that the kernel isolates its CPUs as it should.
 
-        `mode`: what cpuset.cpus.partition must be; "" is what settings and claims ask for, None asserts nothing.
+        `mode` is the expected cpuset.cpus.partition; "" is what settings and claims ask for, None asserts nothing.
         """
         box = self.create(name, command, **options).start()
         if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):
@@ -145,7 +147,9 @@ class ClaimPod:
         return box
 
     def _mode(self) -> str | None:
-        """What enforces exclusive CPUs of its claims: root, isolated, or member for the pool; None without CPUs."""
+        """Returns the expected enforcement of its exclusive CPUs: root, isolated, or member for the pool; None without
+        CPUs.
+        """
         if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
             return None
         given = [one["opaque"]["parameters"].get("cpuConfig", {}) for wish in self._wishes for one in wish.config]
@@ -155,7 +159,9 @@ class ClaimPod:
         return "isolated" if any(one.get("isolation") == "isolated" for one in given) else "root"
 
     def remove_sandbox(self) -> None:
-        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new one can follow."""
+        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new sandbox can
+        follow.
+        """
         if self._sandbox is not None:
             self._sandbox.result().remove()
             self._sandbox = None
@@ -164,7 +170,7 @@ class ClaimPod:
         """Ends the pod: containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
         if self.claims:
-            # Until its containers are reported gone, what they have stays held; a kubelet would come again.
+            # Its resources stay held until its containers are reported as ended; a kubelet would retry.
             until(lambda: self.uid not in self._reported(), f"the containers of {self.name} are reported gone")
             self.unprepare()
             for claim in self.claims:
@@ -172,5 +178,5 @@ class ClaimPod:
             self.claims = []
 
     def _reported(self) -> set[str]:
-        """Pods of which the backend tells."""
+        """Returns the pods that the backend reports."""
         return {one["podUid"] for one in self._cluster.instance.state("/v1/containers")}

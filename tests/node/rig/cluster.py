@@ -36,19 +36,19 @@ _CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
 _ACCESS = Path("/run/node-test")
 _KUBECONFIG, _PORT, _CONTROL = (_ACCESS / name for name in ("kubeconfig", "port", "kubelet.sock"))
 _ADDRESS = "10.0.2.15"
-"""Of the machine, as pods reach it from their network."""
+"""Address of the machine as pods reach it from their network."""
 _RENDERER = os.environ.get("CHART", "")
-"""Where run.sh renders the chart (vm/chart.py)."""
+"""Address at which run.sh renders the chart (vm/chart.py)."""
 _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
     # A page that one test has poisoned stays lost.
     "hardwareErrors": {"uncorrected": 0},
-    # A working set that survives every pressure needs ``min``, and nearly all that a small machine has.
+    # A working set that survives any pressure needs ``min``, and nearly all memory of a small machine.
     "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
 }
-"""driverConfig of tests that ask for no other."""
+"""The driverConfig of tests that do not ask for another one."""
 T = TypeVar("T")
 
 
@@ -58,9 +58,9 @@ def _unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The chart's values: `settings` are keys of driverConfig, None leaves one out; `values` are all others.
+    """Returns the chart's values: `settings` are keys of driverConfig, and None omits one; `values` are all others.
 
-    The pod learns of the API server by a kubeconfig in a volume, since the stand-in is no service of a cluster.
+    The pod gets a kubeconfig in a volume, since the fake API server is not a service of a cluster.
     """
     config = {key: value for key, value in {**_USUAL, **settings}.items() if value is not None}
     mount = {"name": "access", "mountPath": str(_ACCESS), "readOnly": True}
@@ -73,7 +73,7 @@ def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict
 
 
 class Cluster:
-    """Stand-ins and one instance of the driver, once for many tests; more instances where a test wants them."""
+    """Fakes and one instance of the driver, shared by many tests; a test can start more instances."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -90,17 +90,19 @@ class Cluster:
         self._classes: set[str] = set()
 
     def start(self, settings: Mapping[str, Any], values: Mapping[str, Any], *, lacking: str = "") -> None:
-        """Starts everything from nothing and waits until the node can take claims; as configure()."""
+        """Starts everything from scratch and waits until the node can prepare claims; arguments are those of
+        configure().
+        """
         began = time.monotonic()
         _KUBECONFIG.parent.mkdir(exist_ok=True)
         _KUBELET_ROOT.mkdir(exist_ok=True)
-        # The kubelet's of a cluster that could not be cleaned names claims that nobody knows now.
+        # The kubelet's checkpoint of a cluster that could not be cleaned contains claims that no longer exist.
         for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
         self._render(_unusual(settings), values, lacking)
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
         self._stand_in("apiserver", *access, "--address", _ADDRESS)
-        # Twenty looks a second are half of what an emulated CPU can do.
+        # Polling twenty times a second would take half of an emulated CPU.
         kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL), "--poll-seconds", "0.5")
         self._stand_in("kubelet", *kubelet)
         instance = self.add_instance()
@@ -116,9 +118,11 @@ class Cluster:
     def configure(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> None:
-        """Replaces the driver's pod by one with other values of the chart, unless they are in force; as chart_values().
+        """Replaces the driver's pod by one with other values of the chart, unless it has them already; arguments are
+        those of chart_values().
 
-        The old pod goes first, as with maxSurge 0. `lacking`: a right to take out of the rendered pod (removal.py).
+        The old pod is removed first, as with maxSurge 0. `lacking` is a right to remove from the rendered pod
+        (removal.py).
         """
         if self.replace_pod(settings, values, lacking=lacking):
             self.wait_ready()
@@ -126,7 +130,9 @@ class Cluster:
     def replace_pod(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> bool:
-        """As configure(), without starting the new pod; returns False if the present one is as wanted."""
+        """Replaces the pod like configure(), without starting the new one. Returns False if the present one already has
+        the values.
+        """
         wanted = _unusual(settings)
         if (wanted, dict(values or {}), lacking) == self._chart:
             return False
@@ -146,7 +152,7 @@ class Cluster:
         self._chart = (dict(settings), dict(values), lacking)
 
     def _install_classes(self) -> None:
-        """Makes the DeviceClasses of the API server those that the chart renders; classes of other drivers stay."""
+        """Sets the DeviceClasses of the API server to those that the chart renders; classes of other drivers stay."""
         rendered = {one["metadata"]["name"]: one for one in self.objects if one["kind"] == "DeviceClass"}
         for name in self._classes - rendered.keys():
             self.api(f"{_DEVICE_CLASSES}/{name}", "DELETE")
@@ -156,12 +162,12 @@ class Cluster:
 
     @property
     def server(self) -> str:
-        """The API server's base URL."""
+        """Returns the API server's base URL."""
         return self._server
 
     @property
     def exclusivity(self) -> str:
-        """The setting cpuExclusivity that is in force."""
+        """Returns the active setting cpuExclusivity."""
         return str(self._chart[0].get("cpuExclusivity", _USUAL["cpuExclusivity"]))
 
     def _stand_in(self, name: str, *arguments: str) -> None:
@@ -174,7 +180,7 @@ class Cluster:
             raise AssertionError(f"{name} has ended:\n{service.log()[-2000:]}")
 
     def close(self) -> None:
-        """Notes what was measured and kills everything."""
+        """Records the measurements and kills everything."""
         try:
             for instance in self.instances:
                 instance.note_times()
@@ -196,11 +202,11 @@ class Cluster:
 
     @property
     def instance(self) -> Instance:
-        """The first instance."""
+        """Returns the first instance."""
         return self.instances[0]
 
     def add_instance(self) -> Instance:
-        """One more pod of the DaemonSet, not started."""
+        """Creates one more pod of the DaemonSet without starting it."""
         made = self._make_instance()
         self.instances.append(made)
         return made
@@ -209,12 +215,12 @@ class Cluster:
         return Instance(DriverPod(self.node, self.objects, NODE_NAME), self.times)
 
     def logs(self) -> dict[str, str]:
-        """The end of every log, for the report of a failed test."""
+        """Returns the ends of all logs, for the report of a failed test."""
         halves = [half for one in self.instances for half in one.pod.containers.values()]
         return self.services.logs() | {f"{half.name} of {half.pod_name}": half.log()[-4000:] for half in halves}
 
     def wait_ready(self) -> Instance:
-        """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
+        """Starts the missing parts of the first instance, and returns it when it enforces, serves and is registered."""
         instance = self.instance.start().wait_ready()
         until(lambda: instance.active and instance.status.get("synchronized"), "the backend enforces", within=60)
         until(lambda: instance.counter("audits") > 0, "it has looked at everybody", within=60)
@@ -226,26 +232,26 @@ class Cluster:
         return any(one["driver"] == driver and one["connected"] for one in endpoints)
 
     def asks(self, instance: Instance) -> bool:
-        """Whether the kubelet would let this instance prepare claims of both drivers."""
+        """Returns True if the kubelet would call this instance to prepare claims of both drivers."""
         newest = {one["driver"]: one for one in self.kubelet("status")["endpoints"] if one["connected"]}
         return newest.keys() == set(DRIVERS) and all(instance.pod_uid in one["path"] for one in newest.values())
 
     def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """A request to the API server; AnsweredError from status 400 on."""
+        """Sends a request to the API server. Raises AnsweredError from status 400 on."""
         return ask_http(self._server, path, method, body)
 
     def kubelet(self, call: str, **args: Any) -> Any:
-        """A call of the kubelet stand-in (tests/fakes/kubelet.py); AnsweredError when it fails."""
+        """Calls the fake kubelet (tests/fakes/kubelet.py). Raises AnsweredError."""
         return ask_line(_CONTROL, call, **args)
 
     def at_once(self, work: Callable[[], T]) -> "Future[T]":
-        """Begins something that will have to wait."""
+        """Starts an operation in the background that will take a while."""
         return self._threads.submit(work)
 
     def claim(self, name: str, wish: Wish, pod: Mapping[str, str], *, overcommit: bool = False) -> dict[str, Any]:
-        """A claim, allocated by the scheduler and reserved for a pod (`name`, `uid`).
+        """Returns a claim that is allocated by the scheduler and reserved for a pod (`name`, `uid`).
 
-        `overcommit`: by a scheduler that has forgotten every other claim.
+        With `overcommit` the scheduler ignores every other claim.
         """
         document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": wish.spec()})
         if not overcommit:
@@ -256,7 +262,7 @@ class Cluster:
         return dict(self.api(f"{_CLAIMS}/{name}/status", "PUT", allocated))
 
     def delete_claim(self, name: str) -> None:
-        """As the claim's controller does it once the pod is gone."""
+        """Deletes a claim as its controller does once the pod is gone."""
         self.api(f"{_CLAIMS}/{name}", "DELETE")
 
     def pod(
@@ -267,11 +273,13 @@ class Cluster:
         qos: Qos = "burstable",
         **wish: Any,
     ) -> ClaimPod:
-        """A pod with one claim, prepared unless told otherwise; its sandbox is being made. `wish`: as Wish."""
+        """Returns a pod with one claim, prepared by default; its sandbox is being created. `wish` contains the fields
+        of Wish.
+        """
         return self.pod_of(Wish(requests, **wish), prepare=prepare, overcommit=overcommit, qos=qos)
 
     def pod_of(self, *wishes: Wish, prepare: bool = True, overcommit: bool = False, qos: Qos = "burstable") -> ClaimPod:
-        """As pod, with several claims, all used by every container of it."""
+        """Returns a pod as pod() does, with several claims that are all used by every container."""
         self._made += 1
         pod = ClaimPod(self, f"pod-{self._made}", wishes, qos=qos, overcommit=overcommit)
         self._pods.append(pod)
@@ -280,18 +288,18 @@ class Cluster:
         return pod
 
     def settled(self) -> Node:
-        """The node, once no sandbox is being made: a restart of the runtime would cut it off."""
+        """Returns the node once no sandbox is being created, because a restart of the runtime would interrupt that."""
         for pod in self._pods:
             pod.settle()
         return self.node
 
     def devices(self) -> dict[str, Any]:
-        """What is published now: each device by its name."""
+        """Returns the published devices by name."""
         slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
         return {device["name"]: device for one in slices for device in one["spec"].get("devices") or []}
 
     def clean(self) -> None:
-        """Ends every pod and its claim, as the kubelet does; one pod of the driver runs afterwards."""
+        """Ends every pod with its claim, as the kubelet does; one pod of the driver runs afterwards."""
         for extra in self.instances[1:]:
             extra.note_times()
             extra.pod.remove()
@@ -303,7 +311,7 @@ class Cluster:
         for pod in self._pods:
             pod.end()
         self._pods.clear()
-        # A partition that does not end with its cgroup takes its CPUs from the node for good (docs/adr/0029).
+        # The CPUs of a partition that does not end with its cgroup are lost until a reboot (docs/adr/0029).
         until(
             lambda: kernel.Cgroup("/").cpus() == kernel.online_cpus(), "all CPUs are back in the root's effective set"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the Container Runtime Interface: what the kubelet says to containerd, over the same socket."""
+"""A client of the Container Runtime Interface, which calls containerd over the same socket as the kubelet."""
 
 import json
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from tests.node._pb import cri_pb2 as pb
 from tests.node._pb import cri_pb2_grpc
 
 SOCKET = "unix:///run/containerd/containerd.sock"
-CALL_LIMIT = 60.0 * PATIENCE  # seconds; a hook that hangs is the runtime's to cut off (2 s), not ours
+CALL_LIMIT = 60.0 * PATIENCE  # seconds; the runtime itself cuts off a hook that hangs (2 s)
 
 
 class CriError(Exception):
-    """The runtime refused a call; `method`, `code` (a gRPC status name) and `details` say which and why."""
+    """The runtime rejected a call: `method`, `code` (a gRPC status name) and `details`."""
 
     def __init__(self, method: str, code: str, details: str) -> None:
         super().__init__(f"{method}: {code}: {details}")
@@ -27,7 +27,7 @@ class CriError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command inside a container ended."""
+    """The result of a command inside a container."""
 
     out: str
     err: str
@@ -35,10 +35,10 @@ class ExecResult:
 
 
 class Runtime:
-    """One connection to the runtime; it reconnects by itself when containerd restarts."""
+    """A connection to the runtime; it reconnects by itself when containerd restarts."""
 
     def __init__(self, address: str = SOCKET) -> None:
-        # After a restart of containerd the default back-off (up to two minutes) would be longer than a test.
+        # After a restart of containerd the default backoff (up to two minutes) would be longer than a test.
         options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
         self._channel = grpc.insecure_channel(address, options=options)
         self._stub: Any = cri_pb2_grpc.RuntimeServiceStub(self._channel)
@@ -47,7 +47,7 @@ class Runtime:
         self._channel.close()
 
     def call(self, request: Any, limit: float = CALL_LIMIT) -> Any:
-        """The CRI method that takes such a request; CriError when the runtime refuses."""
+        """Calls the CRI method with this request type. Raises CriError if the runtime rejects the call."""
         method = str(request.DESCRIPTOR.name).removesuffix("Request")
         try:
             return getattr(self._stub, method)(request, timeout=limit, wait_for_ready=True)
@@ -55,12 +55,12 @@ class Runtime:
             raise CriError(method, error.code().name, error.details() or "") from error
 
     def version(self) -> tuple[str, str]:
-        """Name and version of the runtime."""
+        """Returns name and version of the runtime."""
         answer = self.call(pb.VersionRequest(version="v1"))
         return answer.runtime_name, answer.runtime_version
 
     def answers(self) -> bool:
-        """Whether the runtime has finished its start: until then it refuses every call as unavailable."""
+        """Returns True if the runtime has completed its start; until then every call fails as unavailable."""
         try:
             self.version()
         except CriError as error:
@@ -73,7 +73,7 @@ class Runtime:
         return str(self.call(pb.RunPodSandboxRequest(config=config)).pod_sandbox_id)
 
     def remove_pod(self, sandbox: str) -> None:
-        """Stops the sandbox with all its containers and forgets it."""
+        """Stops the sandbox with all its containers and removes it."""
         self.call(pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
         self.call(pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
 
@@ -88,14 +88,14 @@ class Runtime:
         self.call(pb.StartContainerRequest(container_id=container))
 
     def stop(self, container: str, grace: int = 0) -> None:
-        """Stops a container; `grace` seconds pass between SIGTERM and SIGKILL, 0 means SIGKILL at once."""
+        """Stops a container; `grace` seconds pass between SIGTERM and SIGKILL, and 0 means SIGKILL at once."""
         self.call(pb.StopContainerRequest(container_id=container, timeout=grace))
 
     def remove(self, container: str) -> None:
         self.call(pb.RemoveContainerRequest(container_id=container))
 
     def update(self, container: str, resources: pb.LinuxContainerResources) -> None:
-        """In-place resize, as the kubelet does it."""
+        """Updates resources as the kubelet's in-place resize does."""
         self.call(pb.UpdateContainerResourcesRequest(container_id=container, linux=resources))
 
     def state(self, container: str) -> pb.ContainerStatus:
@@ -104,7 +104,9 @@ class Runtime:
         return status
 
     def pid(self, container: str) -> int:
-        """The container's first process, from the runtime's verbose status; 0 before it starts and after it ends."""
+        """Returns the pid of the container's first process from the runtime's verbose status, or 0 before it starts and
+        after it ends.
+        """
         answer = self.call(pb.ContainerStatusRequest(container_id=container, verbose=True))
         return int(json.loads(answer.info["info"]).get("pid") or 0)
 

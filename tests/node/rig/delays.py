@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake-up delays, as Debian's cyclictest measures them: how late a thread runs that asked to be woken at a time."""
+"""Wake-up latency, measured with Debian's cyclictest: how late a thread runs after the time it asked to be woken."""
 
 import json
 import statistics
@@ -14,14 +14,16 @@ from numa_contract.cpuset import format_cpu_list
 
 from tests.node.rig.kernel import Cgroup
 
-_PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # put in by run.sh
-_LONGEST = 200_000  # microseconds that are told apart
+_PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # installed by run.sh
+_LONGEST = 200_000  # resolution in microseconds
 
 
 def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority: int = 0) -> list[str]:
-    """A command with a thread on each CPU that wakes every so many microseconds; writes JSON to its output at the end.
+    """Returns a command with a thread on each CPU that wakes up at this interval in microseconds and writes JSON at the
+    end.
 
-    `seconds`: how long, or until SIGINT. `priority`: of SCHED_FIFO, or 0 for an ordinary thread.
+    `seconds` is the duration, or None to run until SIGINT. `priority` is that of SCHED_FIFO, or 0 for an ordinary
+    thread.
     """
     policy = [f"-p{priority}"] if priority else ["--policy=other"]
     places = ["-a", format_cpu_list(cpus), "-t", str(len(cpus))]
@@ -32,7 +34,7 @@ def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority:
 
 @contextmanager
 def inside(group: Cgroup, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """A process that begins in a group and has root's rights, which cyclictest asks for; killed at the end."""
+    """Starts a process inside a cgroup with root's capabilities, which cyclictest needs; kills it at the end."""
     enter = ["sh", "-c", f'echo $$ >{group.directory}/cgroup.procs && exec "$@"', "sh", *command]
     with subprocess.Popen(enter, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -53,7 +55,7 @@ class Delays:
 
     @classmethod
     def read(cls, output: str) -> Self:
-        """From what cyclictest wrote."""
+        """Parses the output of cyclictest."""
         threads = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]["thread"].values()
         counts: Counter[int] = Counter()
         for thread in threads:
@@ -67,7 +69,7 @@ class Delays:
 
     @classmethod
     def medians(cls, rounds: Iterable[Self]) -> Self:
-        """Of several rounds, each figure for itself."""
+        """Returns the median of each figure over several rounds."""
         rounds = list(rounds)
         pick = statistics.median_low
         figures = ("wake_ups", "worst", "nearly_all")

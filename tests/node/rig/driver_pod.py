@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what kubelet_pod.py translates, as a kubelet: volumes, sandbox, containers and probes of the driver's pod."""
+"""Runs the result of kubelet_pod.py as a kubelet does: volumes, sandbox, containers and probes of the driver's pod."""
 
 import http.client
 import os
@@ -24,7 +24,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def node_facts(name: str) -> NodeFacts:
-    """What the kubelet of this node knows of it."""
+    """Returns the facts that this node's kubelet knows about the node."""
     memory = sum(kernel.node_memory_kib(number) for number in kernel.numa_nodes()) << 10
     lines = [line.split() for line in Path("/etc/resolv.conf").read_text().splitlines()]
     resolvers = tuple(words[1] for words in lines if words[:1] == ["nameserver"])
@@ -33,7 +33,7 @@ def node_facts(name: str) -> NodeFacts:
 
 
 class DriverContainer:
-    """One container of the pod. Each start makes a new one with the next attempt; the last that ended is kept."""
+    """A container of the pod. Each start creates a new one with the next attempt; the last one that ended is kept."""
 
     def __init__(self, pod: "DriverPod", plan: Container) -> None:
         self._pod = pod
@@ -47,7 +47,7 @@ class DriverContainer:
         self._pid = 0
 
     def start(self) -> "DriverContainer":
-        """Creates and starts it; returns when its process runs."""
+        """Creates and starts the container; returns when its process is running."""
         runtime, sandbox = self._pod.node.runtime, self._pod.sandbox
         self.attempt += 1
         if self._ended:
@@ -61,7 +61,7 @@ class DriverContainer:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, from the kernel's files: the runtime may be down."""
+        """Returns True if its process is running, according to the kernel's files, since the runtime may be down."""
         if not self.id:
             return False
         try:
@@ -71,22 +71,22 @@ class DriverContainer:
 
     @property
     def pid(self) -> int:
-        """Its first process; 0 before it starts and after it ends."""
+        """Returns the pid of its first process, or 0 before it starts and after it ends."""
         self._pid = self._pid or self._pod.node.runtime.pid(self.id)
         return self._pid
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to its process, from the node."""
+        """Sends a signal to its process from the node."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Lets its process die as by SIGKILL of the kernel, and waits until the runtime knows."""
+        """Kills its process with SIGKILL and waits until the runtime has noticed."""
         if self.alive:
             self.send(signal.SIGKILL)
             self._wait_exited()
 
     def stop(self, within: float = 30.0) -> int:
-        """Stops it as the kubelet does, SIGTERM and SIGKILL after the grace period; returns the exit status."""
+        """Stops it as the kubelet does, with SIGTERM and SIGKILL after the grace period; returns the exit status."""
         if self.alive:
             self.send(signal.SIGCONT)
         self._pod.node.runtime.stop(self.id, int(within * PATIENCE))
@@ -104,32 +104,34 @@ class DriverContainer:
         until(ended, f"the runtime knows that {self.name} has ended", every=0.2)
 
     def probe(self, kind: str) -> str:
-        """Makes one probe of a kind (startup, liveness, readiness); returns why it failed, "" if it did not.
+        """Runs one probe (startup, liveness, readiness) and returns why it failed, or "" if it succeeded.
 
-        A container without a probe of that kind counts as one whose probe succeeds, as for a kubelet.
+        A container without that probe counts as one whose probe succeeds, as in a kubelet.
         """
         probe = self.plan.probes.get(kind)
         return "" if probe is None else probed(self._pod.address, probe)
 
     def log(self) -> str:
-        """What this start wrote."""
+        """Returns the log of this start."""
         return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Waits until this start has written a text."""
+        """Waits until the log of this start contains a text."""
         until(lambda: text in self.log(), f"{text!r} in the log of {self.name}", within)
 
     def status(self, field: str) -> str:
-        """A field of /proc/PID/status, e.g. CapEff."""
+        """Returns a field of /proc/PID/status, such as CapEff."""
         return kernel.status(self.pid, field)
 
     def mebibytes(self, field: str) -> float:
-        """A field of /proc/PID/smaps_rollup, e.g. Rss, Pss (pages shared by several processes count in part)."""
+        """Returns a field of /proc/PID/smaps_rollup, such as Rss or Pss (which divides shared pages by the number of
+        processes).
+        """
         return int(Path(f"/proc/{self.pid}/smaps_rollup").read_text().split(f"{field}:")[1].split()[0]) / 1024
 
 
 class DriverPod:
-    """One pod of the rendered DaemonSet. Its sandbox is made at the first start and kept by resets of the node."""
+    """A pod of the rendered DaemonSet. Its sandbox is created at the first start and kept when the node is reset."""
 
     def __init__(self, node: Node, objects: Sequence[Document], node_name: str) -> None:
         self.node = node
@@ -144,14 +146,16 @@ class DriverPod:
 
     @property
     def sandbox(self) -> str:
-        """The sandbox's id."""
+        """Returns the sandbox's id."""
         if not self._sandbox:
             self._make()
         return self._sandbox
 
     @property
     def address(self) -> str:
-        """Where its ports are: the pod's address in the pod network, or the node's loopback with hostNetwork."""
+        """Returns the address of its ports: the pod's address in the pod network, or the node's loopback with
+        hostNetwork.
+        """
         if not self._address:
             status = self.node.runtime.call(pb.PodSandboxStatusRequest(pod_sandbox_id=self.sandbox)).status
             self._address = str(status.network.ip) or "127.0.0.1"
@@ -176,7 +180,7 @@ class DriverPod:
         return f"127.0.0.1\tlocalhost\n{self.address}\t{self.config.hostname}\n"
 
     def remove(self) -> None:
-        """Ends the containers and the sandbox, and removes what the kubelet has made for them."""
+        """Ends the containers and the sandbox, and removes what the kubelet has created for them."""
         if self._sandbox:
             self.node.kept.discard(self._sandbox)
             self.node.runtime.remove_pod(self._sandbox)
@@ -185,7 +189,7 @@ class DriverPod:
 
 
 def make_volume(volume: Volume) -> None:
-    """Creates a volume as the kubelet does before it starts a pod. Raises NotADirectoryError as its type check does."""
+    """Creates a volume as the kubelet does before it starts a pod. Raises NotADirectoryError like its type check."""
     path = Path(volume.path)
     if volume.host_type == "Directory" and not path.is_dir():
         raise NotADirectoryError(f"hostPath type check failed: {path} is not a directory")
@@ -196,7 +200,7 @@ def make_volume(volume: Volume) -> None:
 
 
 def probed(address: str, probe: Probe) -> str:
-    """Makes one HTTP probe as the kubelet does; returns why it failed, "" if it did not."""
+    """Runs one HTTP probe as the kubelet does; returns why it failed, or "" if it succeeded."""
     connection = http.client.HTTPConnection(address, probe.port, timeout=probe.timeout * PATIENCE)
     try:
         connection.request("GET", probe.path, headers={"User-Agent": "kube-probe/1.36", "Connection": "close"})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured values that run.sh prints after the tests. Inside an emulated machine they show order, not size."""
+"""Measured values that run.sh prints after the tests. In an emulated machine only their order of magnitude is
+meaningful.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -21,9 +23,9 @@ def note(name: str, value: str) -> None:
 
 
 class HookTimes:
-    """Times of the runtime's calls, from the backend's histograms in the frontend's /metrics, over all its starts.
+    """Durations of the runtime's calls, from the backend's histograms in the frontend's /metrics, over all its starts.
 
-    Sums of histograms; a percentile is the upper edge of the bucket it falls in.
+    They are sums of histograms; a percentile is the upper edge of its bucket.
     """
 
     def __init__(self) -> None:
@@ -32,19 +34,21 @@ class HookTimes:
         """Calls by hook and outcome (ok, refused, timeout, error)."""
 
     def add(self, metrics: str) -> None:
-        """Adds one scrape of a process that will be asked no more."""
+        """Adds the last scrape of a process."""
         for hook, edge, count in _BUCKET.findall(metrics):
             self._below[hook][float(edge)] += int(float(count))
         for hook, outcome, count in _OUTCOME.findall(metrics):
             self.outcomes[hook, outcome] += int(float(count))
 
     def percentile(self, hook: str, share: float) -> float:
-        """Seconds within which this share (0 to 1) of the calls was answered; infinite beyond the last bucket."""
+        """Returns the seconds within which this share (0 to 1) of the calls was answered, or infinity beyond the last
+        bucket.
+        """
         edges = self._below[hook]
         return next((edge for edge in sorted(edges) if edges[edge] >= share * edges[float("inf")]), float("inf"))
 
     def note(self) -> None:
-        """Writes the figures of each hook."""
+        """Records the figures of each hook."""
         for hook in sorted(self._below):
             count = self._below[hook][float("inf")]
             times = [f"{name} <= {1000 * self.percentile(hook, share):g} ms" for name, share in _SHARES.items()]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRA drivers of other hardware, for claims that join their devices with ours: they register and prepare any claim."""
+"""DRA drivers of other hardware, for claims that join their devices with this driver's: they register and prepare any
+claim.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ Document = dict[str, Any]
 
 
 def slice_document(driver: str, node: str, attribute: str, numa_node: int) -> Document:
-    """A ResourceSlice with one device of a driver, which is near a NUMA node."""
+    """Returns a ResourceSlice with one device of a driver, which is near a NUMA node."""
     device = {"name": "one", "attributes": {attribute: {"int": numa_node}}}
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     return {
@@ -27,14 +29,14 @@ def slice_document(driver: str, node: str, attribute: str, numa_node: int) -> Do
 
 
 def class_document(driver: str) -> Document:
-    """The DeviceClass of a driver."""
+    """Returns the DeviceClass of a driver."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     return {"metadata": {"name": driver}, "spec": {"selectors": [selector]}}
 
 
 @contextmanager
 def registered(driver: str, root: Path) -> Iterator[None]:
-    """Serves a driver to the kubelet with this root directory; in the block the kubelet has registered it."""
+    """Serves a driver to the kubelet with this root directory; inside the block the kubelet has registered it."""
     socket = root / f"plugins_registry/{driver}.sock"
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
@@ -67,7 +69,7 @@ class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
 
 
 class _Plugin(dra_v1_pb2_grpc.DRAPluginServicer):
-    """Every claim is prepared with no device."""
+    """Prepares every claim with no device."""
 
     def NodePrepareResources(self, request: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
         answer = dra_v1_pb2.NodePrepareResourcesResponse()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod of the DaemonSet as tests use it: a frontend and a backend, each a container that can be killed."""
+"""One pod of the DaemonSet as tests use it: a frontend and a backend, each in a container that can be killed."""
 
 import http.client
 from contextlib import suppress
@@ -12,12 +12,12 @@ from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_unix
 
 RUN_DIRECTORY = Path("/run/dra-driver-numa")
-STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emulated CPUs, with neighbours
+STARTING = 90.0  # seconds; two interpreters import gRPC and FastAPI on emulated CPUs, next to other work
 _UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
 
 
 class Instance:
-    """Both containers of one pod; building it starts nothing."""
+    """Both containers of one pod. The constructor starts nothing."""
 
     def __init__(self, pod: DriverPod, times: HookTimes) -> None:
         self.pod = pod
@@ -28,14 +28,14 @@ class Instance:
         self._killed = ""
 
     def start(self) -> "Instance":
-        """Starts what does not run, in the order of the pod."""
+        """Starts the containers that are not running, in the order of the pod."""
         for service in self.pod.containers.values():
             if not service.alive:
                 service.start()
         return self
 
     def wait_ready(self, within: float = STARTING) -> "Instance":
-        """Until the kubelet would call it ready; an instance of which something has died is none."""
+        """Waits until the kubelet would consider it ready. An instance with a dead process is not ready."""
         why = ""
 
         def ready() -> bool:
@@ -53,7 +53,7 @@ class Instance:
         return self
 
     def unready(self) -> str:
-        """Why a probe of a container fails, or a claim would not be prepared now; "" if neither is the case."""
+        """Returns why a probe of a container fails or why a claim would not be prepared now, or ""."""
         try:
             for container in self.pod.containers.values():
                 for kind in ("startup", "readiness"):
@@ -64,12 +64,14 @@ class Instance:
             return str(error) or type(error).__name__
 
     def state(self, path: str) -> Any:
-        """A GET on its own state socket."""
+        """Sends a GET to its own state socket."""
         return ask_unix(RUN_DIRECTORY / self.pod_uid / "state.sock", path)
 
     @property
     def status(self) -> dict[str, Any]:
-        """The backend's lease as this frontend has it; empty without one, or if it is that of a backend we killed."""
+        """Returns the backend's lease that this frontend has, or an empty one if there is none or if it belongs to a
+        killed backend.
+        """
         try:
             answer = self.state("/v1/backend")
         except _UNREACHABLE:
@@ -78,16 +80,16 @@ class Instance:
         return {} if lease.get("instance") == self._killed else lease
 
     def lease(self) -> dict[str, Any]:
-        """The backend's lease, waited for: on emulated CPUs one may end between two looks."""
+        """Waits for the backend's lease and returns it; on emulated CPUs a lease may expire between two checks."""
         return until(lambda: self.status, "a live lease")
 
     @property
     def active(self) -> bool:
-        """Whether its backend holds the lock and enforces."""
+        """Returns True if its backend holds the lock and enforces."""
         return bool(self.status.get("active"))
 
     def held(self) -> dict[str, frozenset[int]]:
-        """The CPUs of each claim, by its UID, as the state endpoint shows them."""
+        """Returns the CPUs of each claim by UID, as the state endpoint shows them."""
         found: dict[str, set[int]] = {}
         for cpu in self.state("/v1/cpus"):
             if uid := cpu.get("claimUid"):
@@ -95,33 +97,33 @@ class Instance:
         return {uid: frozenset(cpus) for uid, cpus in found.items()}
 
     def counter(self, name: str) -> float:
-        """One of the counters in the backend's lease, e.g. repaired_cpus; 0 before the first."""
+        """Returns a counter in the backend's lease, such as repaired_cpus, or 0 before the first lease."""
         return float((self.lease().get("counters") or {}).get(name, 0))
 
     def wait_audited(self) -> None:
-        """Until it has looked at everybody once more; before that a claim's start may be put off."""
+        """Waits for the next full audit; before that, the start of a claim container may be delayed."""
         before = self.counter("audits")
         until(lambda: self.counter("audits") > before, "an audit", every=0.25)
 
     def kill_backend(self) -> None:
-        """SIGKILL; what it has measured is kept. Its lease outlives it by up to ten seconds."""
+        """Kills the backend with SIGKILL and keeps its measurements. Its lease outlives it by up to ten seconds."""
         self.note_times()
         self._note_killed()
         self.backend.kill()
 
     def stop_backend(self) -> int:
-        """SIGTERM; the exit status. Its lease outlives it as that of one that was killed."""
+        """Stops the backend with SIGTERM and returns the exit status. Its lease outlives it, as after a kill."""
         self.note_times()
         self._note_killed()
         return self.backend.stop()
 
     def _note_killed(self) -> None:
-        # Of the lease itself: one that is not live just now may be, by a report on its way.
+        # The lease itself is compared, because a lease that is not live may become live with a report on its way.
         with suppress(*_UNREACHABLE):
             self._killed = str((self.state("/v1/backend")["status"] or {}).get("instance", ""))
 
     def note_times(self) -> None:
-        """Adds what the backend has measured since its start, as told two seconds ago, to the times of all hooks."""
+        """Adds the backend's measurements since its start, as reported two seconds ago, to the times of all hooks."""
         if self.backend.alive:
             with suppress(*_UNREACHABLE):
                 self._times.add(self.state("/metrics"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel itself says: processes, control groups, NUMA nodes and hugepages. Reads only."""
+"""Reading the kernel's own files about processes, cgroups, NUMA nodes and hugepages."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ PAGE_KIB = {"2MB": 2048, "1GB": 1048576}  # the kernel's names in hugetlb.<size>
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """One control group (v2), by its path below the root."""
+    """A cgroup (v2), given by its path below the root."""
 
     path: str
 
@@ -25,7 +25,9 @@ class Cgroup:
         return CGROUPS / self.path.lstrip("/")
 
     def read(self, file: str) -> str:
-        """The file's content without the line end; FileNotFoundError when group or controller is not there."""
+        """Returns the file's content without the line end. Raises FileNotFoundError if cgroup or controller do not
+        exist.
+        """
         return (self.directory / file).read_text().strip()
 
     def write(self, file: str, value: object) -> None:
@@ -38,7 +40,9 @@ class Cgroup:
         return parse_cpu_list(self.read(file))
 
     def hugetlb(self, size: str) -> Mapping[str, str]:
-        """`max`, `rsvd.max`, `current` and `rsvd.current` of a page size ("2MB", "1GB"), as written by the kernel."""
+        """Returns `max`, `rsvd.max`, `current` and `rsvd.current` of a page size ("2MB", "1GB"), as written by the
+        kernel.
+        """
         return {what: self.read(f"hugetlb.{size}.{what}") for what in ("max", "rsvd.max", "current", "rsvd.current")}
 
     @property
@@ -51,20 +55,22 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class MappedPages:
-    """One line of numa_maps: where the pages of a mapping are."""
+    """One line of numa_maps: the NUMA nodes of a mapping's pages."""
 
     page_kib: int
     pages: Mapping[int, int]  # NUMA node -> pages
 
 
 def cgroup_of(pid: int) -> Cgroup:
-    """The group of a process, from its only v2 line."""
+    """Returns the cgroup of a process, from its only v2 line."""
     text = Path(f"/proc/{pid}/cgroup").read_text()
     return Cgroup(next(line[3:] for line in text.splitlines() if line.startswith("0::")))
 
 
 def status(pid: int, field: str) -> str:
-    """A field of /proc/<pid>/status, e.g. Mems_allowed_list. Raises FileNotFoundError if the process has ended."""
+    """Returns a field of /proc/<pid>/status, such as Mems_allowed_list. Raises FileNotFoundError if the process has
+    ended.
+    """
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except ProcessLookupError as error:  # it has ended between open and read
@@ -81,12 +87,12 @@ def mems_allowed(pid: int) -> frozenset[int]:
 
 
 def environment(pid: int) -> list[str]:
-    """The variables (K=V) that a process was started with."""
+    """Returns the variables (K=V) that a process was started with."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 def numa_maps(pid: int) -> list[MappedPages]:
-    """Every mapping of a process with the NUMA nodes its pages are on."""
+    """Returns every mapping of a process with the NUMA nodes of its pages."""
     found = []
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         size = re.search(r"kernelpagesize_kB=(\d+)", line)
@@ -108,13 +114,13 @@ def online_cpus() -> frozenset[int]:
 
 
 def isolated_cpus() -> frozenset[int]:
-    """CPUs without load balancing, by boot parameters and by isolated partitions."""
+    """Returns the CPUs without load balancing, by boot parameters and by isolated partitions."""
     return parse_cpu_list((CGROUPS / "cpuset.cpus.isolated").read_text())
 
 
 @contextmanager
 def offline(*cpus: int) -> Iterator[None]:
-    """Some CPUs are gone for the length of a block."""
+    """Takes some CPUs offline for the duration of a block."""
     try:
         for cpu in cpus:
             _switch(cpu, online=False)
@@ -129,19 +135,19 @@ def _switch(cpu: int, *, online: bool) -> None:
 
 
 def siblings(cpu: int) -> frozenset[int]:
-    """The threads of the core that `cpu` belongs to."""
+    """Returns the threads of the core that `cpu` belongs to."""
     return parse_cpu_list(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
 
 
 def below_l3(cpu: int) -> frozenset[int]:
-    """The online CPUs that share the level 3 cache of `cpu`."""
+    """Returns the online CPUs that share the L3 cache of `cpu`."""
     caches = Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")
     cache = next(one for one in caches if (one / "level").read_text().strip() == "3")
     return parse_cpu_list((cache / "shared_cpu_list").read_text())
 
 
 def hugepages(node: int, size: str, what: str = "nr_hugepages") -> int:
-    """Pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
+    """Returns the pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
     return int((NODES / f"node{node}/hugepages/hugepages-{PAGE_KIB[size]}kB/{what}").read_text())
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates a rendered DaemonSet into what a kubelet asks of the runtime: pod sandbox, containers, volumes, cgroup.
+"""Translates a rendered DaemonSet into the kubelet's calls of the runtime: pod sandbox, containers, volumes, cgroup.
+Pure.
 
-Pure. Each field of the pod template is translated, or named in OTHERS with the component to which it belongs; any other
-field raises UnknownFieldError, so that chart and rig cannot drift apart.
-
-The rules are those of Kubernetes 1.34 to 1.36 with cgroup v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and
-pkg/securitycontext.
+Each field of the pod template is translated, or listed in OTHERS with the component that reads it; any other field
+raises UnknownFieldError, so that chart and rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with
+cgroup v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and pkg/securitycontext.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ OTHERS_OF_CONTAINERS: Final = {
     "imagePullPolicy": "image pull: the images are in the runtime",
 }
 
-# pkg/securitycontext/util_linux.go: what a container without procMount: Unmasked does not see or write.
+# pkg/securitycontext/util_linux.go: the paths that a container without procMount: Unmasked does not see or write.
 MASKED_PATHS: Final = (
     *(f"/proc/{name}" for name in ("asound", "acpi", "interrupts", "kcore", "keys", "latency_stats")),
     *(f"/proc/{name}" for name in ("timer_list", "timer_stats", "sched_debug", "scsi")),
@@ -46,12 +45,12 @@ _PROPAGATION: Final = {
     "Bidirectional": pb.PROPAGATION_BIDIRECTIONAL,
 }
 _DNS_POLICIES: Final = ("ClusterFirst", "ClusterFirstWithHostNet", "Default")
-"""Alike on a node whose kubelet has no clusterDNS: the node's own resolvers."""
+"""Equivalent policies on a node whose kubelet has no clusterDNS: the node's own resolvers."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a kubelet knows of its node and of the pod's place there."""
+    """The kubelet's knowledge of its node and of the pod's environment."""
 
     name: str
     memory: int
@@ -71,20 +70,20 @@ class Identity:
     name: str
     uid: str
     attempt: int = 0
-    """Of the sandbox."""
+    """Attempt of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A directory that exists before the containers do."""
+    """A directory that exists before the containers."""
 
     name: str
     path: str
-    """On the node."""
+    """Path on the node."""
     host_type: str | None = None
     """Type of a hostPath volume, "" without a check; None for a volume that the kubelet creates."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """What the kubelet writes into it."""
+    """Files that the kubelet writes into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +104,13 @@ class Container:
 
     name: str
     config: pb.ContainerConfig
-    """As of the first start; started() gives that of another one."""
+    """Configuration of the first start; started() returns that of another one."""
     probes: Mapping[str, Probe]
-    """By kind: startup, liveness, readiness."""
+    """Probes by kind: startup, liveness, readiness."""
     hosts_file: str
-    """On the node; the kubelet writes it when it knows the pod's address."""
+    """Path on the node; the kubelet writes the file when it knows the pod's address."""
     termination_log: str
-    """On the node."""
+    """Path on the node."""
 
     def started(self, attempt: int) -> pb.ContainerConfig:
         """Returns the configuration of a start: a restarted container is a new one with a higher attempt."""
@@ -125,10 +124,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPod:
-    """Everything that a kubelet makes of a pod."""
+    """Everything that a kubelet creates for a pod."""
 
     sandbox: pb.PodSandboxConfig
-    """Without the cgroup's path, which depends on the cgroup driver."""
+    """Sandbox configuration without the cgroup's path, which depends on the cgroup driver."""
     group: PodGroup
     volumes: Sequence[Volume]
     init: Sequence[Container]
@@ -165,7 +164,7 @@ class _Pod:
             self._spec.take(name)
         whole = self._spec
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
-        whole.take("enableServiceLinks")  # The one service of the rig's cluster is in the environment either way.
+        whole.take("enableServiceLinks")  # the only service of the cluster is in either case in the environment
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))
@@ -251,18 +250,20 @@ class _Pod:
             return Volume(name, self._own("projected", name), files=self._projected(volume.inside("projected")))
         if volume.has("emptyDir"):
             return Volume(name, self._own("empty-dir", name))
-        return Volume(name, "")  # Its type is left, and finish() names it.
+        return Volume(name, "")  # its type is left, so finish() reports it
 
     def _own(self, kind: str, name: str) -> str:
         return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"
 
     def _projected(self, volume: Fields) -> dict[str, str]:
-        """Returns the files; what the API server would give is a placeholder, since the stand-in asks for no token."""
+        """Returns the files of a projected volume. Data of the API server is a placeholder, since the fake needs no
+        token.
+        """
         found = {}
         for source in volume.each("sources"):
             if source.has("serviceAccountToken"):
                 token = source.inside("serviceAccountToken")
-                token.take("expirationSeconds")  # The API server's: when to ask for a new one.
+                token.take("expirationSeconds")  # used by the API server: when to request a new one
                 found[str(token.take("path"))] = "token"
             elif source.has("configMap"):
                 config = source.inside("configMap")
@@ -358,7 +359,7 @@ class _Pod:
             container_path=mount.take("mountPath"),
             host_path=f"{volume.path}/{below}" if below else volume.path,
             readonly=mount.take("readOnly", False),
-            # The kubelet labels what it makes; host paths keep their labels.
+            # The kubelet labels what it creates; host paths keep their labels.
             selinux_relabel=volume.host_type is None,
             propagation=_PROPAGATION[propagation],
         )

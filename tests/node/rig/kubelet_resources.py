@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes what a kubelet makes of resources and priority: limits of containers and of the pod's cgroup, OOM scores.
+"""Computes the kubelet's limits from resources and priority: those of containers and of the pod's cgroup, and OOM
+scores. Pure.
 
-Pure. The rules are those of pkg/kubelet/cm, pkg/kubelet/kuberuntime and pkg/kubelet/qos with cgroup v2, without swap.
+The rules are those of pkg/kubelet/cm, pkg/kubelet/kuberuntime and pkg/kubelet/qos with cgroup v2, without swap.
 """
 
 import math
@@ -16,9 +17,9 @@ from tests.node.rig.pod_cgroups import Qos
 from tests.node.rig.template import Fields
 
 PERIOD: Final = 100_000
-"""Microseconds of a CFS period."""
+"""CFS period in microseconds."""
 CRITICAL: Final = {"system-node-critical": -997}
-"""oom_score_adj of classes whose priority protects them as static pods are (pkg/kubelet/qos/policy.go)."""
+"""oom_score_adj of priority classes that protect a pod like a static pod (pkg/kubelet/qos/policy.go)."""
 _SUFFIXES: Final[Mapping[str, Decimal]] = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -28,11 +29,11 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {
 
 
 class UntranslatableError(Exception):
-    """A field has a value for which this kubelet has no rule."""
+    """A field has a value that this kubelet has no rule for."""
 
 
 def quantity(text: object) -> Decimal:
-    """Returns a resource quantity as a number, e.g. 256Mi, 100m. Raises UntranslatableError."""
+    """Returns a resource quantity such as 256Mi or 100m as a number. Raises UntranslatableError."""
     words = str(text)
     number = words.rstrip("".join(_SUFFIXES)) if words[-1:].isalpha() else words
     suffix = words[len(number) :]
@@ -74,18 +75,18 @@ class PodResources:
     def __init__(
         self, init: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], priority: str, memory: int
     ) -> None:
-        """Takes the containers' `resources`, the name of the priority class and the node's memory in bytes.
+        """Parses the containers' `resources`, the name of the priority class and the node's memory in bytes.
 
         Raises UnknownFieldError or UntranslatableError.
         """
-        # Init containers run alone, one after another: of each resource the larger need counts.
+        # Init containers run alone, one after another, so the larger need of each resource counts.
         self._alone = [_amounts(given) for given in init]
         self._together = [_amounts(given) for given in containers]
         self._priority = priority
         self._memory = memory
 
     def group(self) -> PodGroup:
-        """Returns the limits of the pod's cgroup; those that one container lacks, the pod lacks."""
+        """Returns the limits of the pod's cgroup; a limit that one container lacks is missing for the pod."""
         limits = [limits for _, limits in self._together]
         memory = int(self._limit("memory")) if limits and all("memory" in one for one in limits) else 0
         quota = _quota(self._limit("cpu")) if limits and all("cpu" in one for one in limits) else 0
@@ -98,7 +99,7 @@ class PodResources:
         return _needed(together, alone, resource)
 
     def of(self, given: Mapping[str, Any]) -> pb.LinuxContainerResources:
-        """Returns the resources of one of the containers, as the runtime gets them."""
+        """Returns the resources of a container as the runtime gets them."""
         requests, limits = _amounts(given)
         memory = int(limits.get("memory", 0))
         return pb.LinuxContainerResources(
@@ -106,7 +107,7 @@ class PodResources:
             cpu_quota=_quota(limits.get("cpu", Decimal(0))),
             cpu_shares=cpu_shares(requests.get("cpu", Decimal(0))),
             memory_limit_in_bytes=memory,
-            memory_swap_limit_in_bytes=memory,  # No swap: both together are the memory alone.
+            memory_swap_limit_in_bytes=memory,  # without swap, the sum of both is the memory alone
             oom_score_adj=self._oom_score(requests),
             hugepage_limits=[
                 pb.HugepageLimit(page_size=size, limit=int(limits.get(f"hugepages-{size.removesuffix('B')}i", 0)))
@@ -139,7 +140,7 @@ def _qos(every: list[tuple[dict[str, Decimal], dict[str, Decimal]]]) -> Qos:
 
 
 def _amounts(given: Mapping[str, Any]) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
-    """Returns requests and limits; a request that is missing is the limit, as the API server completes it."""
+    """Returns requests and limits; a missing request equals the limit, as the API server sets it."""
     fields = Fields.of(given)
     limits = {name: quantity(text) for name, text in (fields.take("limits") or {}).items()}
     requests = {name: quantity(text) for name, text in (fields.take("requests") or {}).items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of manifests on the node: what controllers, scheduler and kubelet make of them, up to running containers.
+"""Pods from manifests on the node, as controllers, scheduler and kubelet process them, up to running containers.
 
-The images that manifests name cannot be pulled here: every container runs busybox, and its own command if it is one of
+The images in manifests cannot be pulled here: every container runs busybox, with its own command if that is part of
 busybox.
 """
 
@@ -27,11 +27,11 @@ from tests.node.rig.wait import until
 Document = dict[str, Any]
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the extended resource that each class serves without a name of its own."""
+"""Prefix of the extended resource name of a class without its own name."""
 
 
 def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
-    """Returns the metadata and spec of each pod that the objects describe or from which one is made."""
+    """Returns metadata and spec of each pod that is described by the objects or created from them."""
     for document in documents:
         if document["kind"] == "Pod":
             yield document
@@ -42,7 +42,7 @@ def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _templates(value: Any) -> Iterator[Document]:
-    """Yields the pod templates in a part of an object, at whatever depth, as of a JobSet or a LeaderWorkerSet."""
+    """Yields the pod templates in a part of an object, at any depth, as in a JobSet or a LeaderWorkerSet."""
     if isinstance(value, list):
         for one in value:
             yield from _templates(one)
@@ -61,24 +61,24 @@ def read_manifest(path: Path) -> list[Document]:
 
 @dataclass
 class ManifestPod:
-    """One pod with its claims; start() brings it up as a kubelet does, end() removes it."""
+    """A pod with its claims; start() starts it as a kubelet does, end() removes it."""
 
     cluster: Cluster
     document: Document
     objects: list[Document]
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     claims: dict[str, Document] = field(default_factory=dict)
-    """By the name of the pod's own list."""
+    """Claims by their names in the pod's own list."""
     boxes: dict[str, Container] = field(default_factory=dict)
     sandbox: Pod | None = None
 
     @property
     def name(self) -> str:
-        """The pod's name."""
+        """Returns the pod's name."""
         return str(self.document["metadata"]["name"])
 
     def start(self) -> "ManifestPod":
-        """Makes claims, has them allocated and prepared, and starts every container of the pod."""
+        """Creates the claims, has them allocated and prepared, and starts every container of the pod."""
         for entry in self.document["spec"].get("resourceClaims") or []:
             self.claims[entry["name"]] = self._allocated(entry)
         status = [{"name": n, "resourceClaimName": c["metadata"]["name"]} for n, c in self.claims.items()]
@@ -102,7 +102,7 @@ class ManifestPod:
         return self._scheduled(name, spec)
 
     def _extended(self) -> Document:
-        """Makes the claim for extended resources that classes serve, as the scheduler does (KEP-5004)."""
+        """Creates the claim for extended resources that classes serve, as the scheduler does (KEP-5004)."""
         classes = {
             one["spec"]["extendedResourceName"]: one["metadata"]["name"]
             for one in self.cluster.objects
@@ -191,7 +191,7 @@ class ManifestPod:
 
 
 def resources_of(container: Document) -> Resources:
-    """Returns what a kubelet puts into the runtime's request for requests and limits of a container."""
+    """Returns the resources in the kubelet's request to the runtime for requests and limits of a container."""
     given = container.get("resources") or {}
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
     cpu = limits.get("cpu")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node under test: its runtime, its kubelet's control groups and its cgroup driver."""
+"""The node under test: its runtime, its kubelet's cgroups and its cgroup driver."""
 
 import signal
 import subprocess
@@ -20,13 +20,13 @@ CONTAINERD_CONFIG = Path("/etc/containerd/config.toml")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
 CDI_DIRECTORY = Path("/var/run/cdi")
 _NRI_TABLE = "io.containerd.nri.v1.nri"
-_NRI_SECONDS = 2  # the runtime's default patience with a plugin
-MARKER = Path("/opt/numa/profile.env")  # written by run.sh: only the virtual machine has it
+_NRI_SECONDS = 2  # the runtime's default timeout for a plugin
+MARKER = Path("/opt/numa/profile.env")  # written by run.sh; exists only in the virtual machine
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The machine that run.sh asked QEMU for."""
+    """The machine that run.sh has started with QEMU."""
 
     name: str
     numa_nodes: int
@@ -52,7 +52,7 @@ class Profile:
 
 
 class Node:
-    """One machine with containerd; the tests are its kubelet."""
+    """A machine with containerd on which the tests act as kubelet."""
 
     def __init__(self) -> None:
         self.profile = Profile.read()
@@ -72,9 +72,10 @@ class Node:
         annotations: Mapping[str, str] | None = None,
         privileged: bool = False,
     ) -> Pod:
-        """A new pod on the host's network. `hugetlb` is what its spec requests (bytes by size); other sizes get 0.
+        """Returns a new pod on the host's network.
 
-        `privileged`: so are all its containers.
+        `hugetlb` is what its spec requests (bytes by size); other sizes get 0. With `privileged` all its containers are
+        privileged.
         """
         uid = uid or str(uuid.uuid4())
         group = self.cgroups.make(qos, uid, hugetlb or {})
@@ -92,10 +93,10 @@ class Node:
         return Pod(self.runtime, config, group)
 
     def be_patient(self) -> None:
-        """On a host that is busy with other work the runtime waits longer for plugins, too."""
+        """On a busy host the runtime also waits longer for plugins."""
         if PATIENCE == 1:
             return
-        # A machine that was kept has been patient before.
+        # A machine that was kept from an earlier run has this setting already.
         lines = [line for line in CONTAINERD_CONFIG.read_text().splitlines() if "plugin_request_timeout" not in line]
         if not any(_NRI_TABLE in line for line in lines):
             lines.append(f"[plugins.'{_NRI_TABLE}']")
@@ -105,7 +106,7 @@ class Node:
         self.restart_containerd()
 
     def reset(self) -> None:
-        """Removes every pod that is not kept, the pods' groups and all CDI files: the node as it was."""
+        """Resets the node: removes every pod that is not kept, the pods' cgroups and all CDI files."""
         self.remove_pods()
         if not self.kept:
             self.cgroups.remove_all()
@@ -118,7 +119,7 @@ class Node:
             list(threads.map(self.runtime.remove_pod, set(self.runtime.pods()) - self.kept))
 
     def use_driver(self, driver: Driver) -> None:
-        """Switches containerd (and our kubelet's part) to a cgroup driver; removes all pods when it changes."""
+        """Switches containerd (and the kubelet of the rig) to a cgroup driver; removes all pods if it changes."""
         if driver == self.cgroups.driver:
             return
         self.reset()
@@ -129,12 +130,12 @@ class Node:
         self.cgroups = PodCgroups(driver)
 
     def restart_containerd(self) -> None:
-        """Stops and starts containerd (running containers live on) and waits until CRI and NRI answer."""
+        """Restarts containerd, while containers keep running, and waits until CRI and NRI respond."""
         subprocess.run(["systemctl", "restart", "containerd"], check=True)
         self.wait_for_containerd()
 
     def kill_containerd(self) -> None:
-        """SIGKILL, then waits until systemd has started it again."""
+        """Kills containerd with SIGKILL and waits until systemd has restarted it."""
         pid = self._containerd_pid()
         subprocess.run(["kill", f"-{signal.SIGKILL.value}", pid], check=True)
         until(lambda: self._containerd_pid() not in {pid, "0"}, "containerd started again")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's part of the control groups: the kubepods root, the QoS groups and one group per pod.
+"""The kubelet's part of the cgroups: the kubepods root, the QoS cgroups and one cgroup per pod.
 
-Made as the kubelet's library (opencontainers/cgroups) makes them: with the systemd driver a transient slice over
-D-Bus, with the cgroupfs driver a folder; in both cases every controller is switched on down to the pod, then limits
-are written.
+They are created as by the kubelet's library (opencontainers/cgroups): with the systemd driver as transient slices over
+D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to the pod, and then
+limits are written.
 """
 
 import subprocess
@@ -22,32 +22,33 @@ _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freede
 
 
 def names(qos: Qos, uid: str) -> list[str]:
-    """The kubelet's name of a pod's group, one part per level: ["kubepods", "burstable", "pod<uid>"]."""
+    """Returns the kubelet's name of a pod's cgroup, one part per level: ["kubepods", "burstable", "pod<uid>"]."""
     return ["kubepods", *([] if qos == "guaranteed" else [qos]), *([f"pod{uid}"] if uid else [])]
 
 
 def slice_path(parts: list[str]) -> str:
-    """The systemd form: each level repeats the levels above it, and dashes inside a part become underscores."""
+    """Returns the systemd form: each level repeats the levels above it, and dashes inside a part become underscores."""
     escaped = [part.replace("-", "_") for part in parts]
     return "".join(f"/{'-'.join(escaped[: level + 1])}.slice" for level in range(len(escaped)))
 
 
 class PodCgroups:
-    """Makes and removes groups for one cgroup driver."""
+    """Creates and removes cgroups for one cgroup driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._making = threading.Lock()  # two pods at once share the levels above them
+        self._making = threading.Lock()  # two concurrent pods share the levels above them
 
     def path(self, qos: Qos, uid: str = "") -> str:
-        """What the kubelet passes as cgroup_parent."""
+        """Returns the path that the kubelet passes as cgroup_parent."""
         parts = names(qos, uid)
         return slice_path(parts) if self.driver == "systemd" else "/" + "/".join(parts)
 
     def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int], weight: int = 0, memory: int = 0) -> Cgroup:
-        """The group of a pod. Page sizes missing in `hugetlb` (bytes by size) get 0, as kubelets before 1.37 do.
+        """Creates the cgroup of a pod.
 
-        `weight` (cpu.weight) and `memory` (bytes): 0 means the kernel's default.
+        Page sizes missing in `hugetlb` (bytes by size) get 0, as with kubelets before 1.37. `weight` (cpu.weight) and
+        `memory` (bytes): 0 means the kernel's default.
         """
         group = Cgroup(self.path(qos, uid))
         limits = {file: value for file, value in (("cpu.weight", weight), ("memory.max", memory)) if value}
@@ -69,7 +70,7 @@ class PodCgroups:
             group.directory.rmdir()
 
     def remove_all(self) -> None:
-        """Everything of the kubelet's, deepest first; no container may be left."""
+        """Removes all of the kubelet's cgroups, deepest first; no container may be left."""
         root = Cgroup(self.path("guaranteed"))
         if self.driver == "systemd":
             subprocess.run(["systemctl", "stop", "kubepods.slice"], check=False)
@@ -81,7 +82,7 @@ class PodCgroups:
     def _make_one(self, group: Cgroup, limits: Mapping[str, int]) -> None:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name, limits)
-            # The call returns when the job is queued; the kubelet's library waits for its end too.
+            # The call returns when the job is queued; the kubelet's library also waits for its end.
             until(group.exists, f"systemd made {group.path}", every=0.02)
         else:
             group.directory.mkdir()
@@ -89,7 +90,7 @@ class PodCgroups:
 
 
 def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
-    """Starts a slice. systemd must know its limits, since it writes them again when something starts below."""
+    """Starts a slice. systemd must know its limits, since it writes them again when a unit below starts."""
     properties = ["DefaultDependencies", "b", "false"]
     for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
         properties += [name, "b", "true"]
@@ -101,7 +102,9 @@ def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
 
 
 def _switch_on_controllers(group: Cgroup) -> None:
-    """In a group and in all above it, as the library does: systemd alone would leave hugetlb and cpuset off."""
+    """Enables them in a cgroup and in all above it, as the library does: systemd alone would leave hugetlb and cpuset
+    disabled.
+    """
     controllers = (CGROUPS / "cgroup.controllers").read_text().split()
     levels = [Cgroup("/"), *(Cgroup(f"/{parent}") for parent in reversed(Path(group.path.lstrip("/")).parents)), group]
     for level in levels:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as the kubelet makes them, as values that tests can hold."""
+"""Pods and containers as the kubelet creates them, as objects that tests use."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ FOREVER = ("sleep", "2147483647")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kubelet writes into LinuxContainerResources; "" and 0 mean not given."""
+    """The values that a kubelet writes into LinuxContainerResources; "" and 0 mean not given."""
 
     cpus: str = ""
     mems: str = ""
@@ -43,7 +43,7 @@ class Resources:
 
 
 def cri_log(path: Path) -> str:
-    """What a container wrote, without the time and the stream that the runtime puts before each line; "" at first."""
+    """Returns a container's output without the time and the stream that the runtime adds to each line; "" at first."""
     lines = path.read_text().splitlines() if path.exists() else []
     return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
 
@@ -75,7 +75,9 @@ class Container:
         return self._runtime.exec(self.id, list(command), limit)
 
     def touch_memory(self, *mappings: str) -> list[dict[str, Any]]:
-        """Runs programs/touch_memory.py inside (python image only), e.g. ("2M:3", "4K:100"); its JSON answer."""
+        """Runs programs/touch_memory.py inside (python image only), with arguments such as ("2M:3", "4K:100"); returns
+        its JSON output.
+        """
         result = self.exec("python3", "-IS", "/programs/touch_memory.py", *mappings)
         if result.code != 0:
             raise AssertionError(f"touch_memory.py ended with {result.code}: {result.err}")
@@ -84,7 +86,7 @@ class Container:
 
     @property
     def state(self) -> str:
-        """created, running, exited or unknown."""
+        """Returns created, running, exited or unknown."""
         name: str = pb.ContainerState.Name(self._runtime.state(self.id).state)
         return name.removeprefix("CONTAINER_").lower()
 
@@ -94,11 +96,11 @@ class Container:
 
     @property
     def reason(self) -> str:
-        """Why it ended, in the runtime's word, e.g. OOMKilled."""
+        """Returns the runtime's reason for its end, such as OOMKilled."""
         return str(self._runtime.state(self.id).reason)
 
     def wait_exited(self, within: float = 30.0) -> int:
-        """The exit code, once the container has ended."""
+        """Waits for its end and returns the exit code."""
         until(lambda: self.state == "exited", f"container {self.name} exited", within)
         return self.exit_code
 
@@ -108,18 +110,22 @@ class Container:
 
     @property
     def process(self) -> int:
-        """As pid, asked for once: the runtime takes a tenth of a second to answer, the kernel's files none."""
+        """Returns the process like pid, queried once: the runtime takes a tenth of a second to respond, the kernel's
+        files no time.
+        """
         self._process = self._process or self.pid
         return self._process
 
     @property
     def cgroup(self) -> Cgroup:
-        """The group the kernel has the first process in; only while it lives."""
+        """Returns the cgroup of its first process, which exists only while it is running."""
         return kernel.cgroup_of(self.process)
 
     @property
     def partition(self) -> str:
-        """What the kernel says that its group is: member, root, isolated, or why it is not."""
+        """Returns the kernel's partition type of its cgroup: member, root, isolated, or the reason why it is
+        invalid.
+        """
         return self.cgroup.read("cpuset.cpus.partition")
 
     @property
@@ -131,12 +137,12 @@ class Container:
         return kernel.mems_allowed(self.process)
 
     def log(self) -> str:
-        """What the container wrote to its standard output and error so far."""
+        """Returns the output of the container so far."""
         return cri_log(self._log)
 
 
 class Pod:
-    """A pod sandbox on the host's network, in a pod group that the kubelet's part of the rig made."""
+    """A pod sandbox on the host's network, in a pod cgroup that the rig's kubelet has created."""
 
     def __init__(self, runtime: Runtime, config: pb.PodSandboxConfig, cgroup: Cgroup) -> None:
         self._runtime = runtime
@@ -158,9 +164,9 @@ class Pod:
         mounts: Mapping[str, str] | None = None,
         attempt: int = 0,
     ) -> Container:
-        """A container that is not started yet; CriError when the runtime or a plugin refuses it.
+        """Creates a container without starting it. Raises CriError if the runtime or a plugin rejects it.
 
-        `mounts` maps a path of the node to a path in the container, read only. `attempt` counts restarts.
+        `mounts` maps a path of the node to a path in the container, read-only. `attempt` counts restarts.
         """
         places = {str(PROGRAMS): "/programs", **(mounts or {})}
         log = f"{name}/{attempt}.log"
@@ -181,22 +187,22 @@ class Pod:
         return Container(self._runtime, created, name, Path(self.config.log_directory, log))
 
     def _rights(self) -> pb.LinuxContainerSecurityContext:
-        # A privileged container sees the node's tree of cgroups, and may write there. The namespaces are named again,
-        # as the kubelet does it: without them the container shares the sandbox's processes, and /proc/1 is the pause.
+        # A privileged container sees the node's cgroup tree and may write to it. The namespaces are set again, as the
+        # kubelet does: without them the container shares the sandbox's processes, and /proc/1 is the pause process.
         pod = self.config.linux.security_context
         return pb.LinuxContainerSecurityContext(privileged=pod.privileged, namespace_options=pod.namespace_options)
 
     def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
-        """As create, and started."""
+        """Creates and starts a container."""
         return self.create(name, command, **options).start()
 
     def remove(self) -> None:
-        """Stops all its containers (SIGKILL) and removes the sandbox; the pod's group stays."""
+        """Stops all its containers (SIGKILL) and removes the sandbox; the pod's cgroup stays."""
         self._runtime.remove_pod(self.id)
 
 
 def labels(uid: str, name: str, namespace: str) -> dict[str, str]:
-    """The labels by which the kubelet, and every NRI plugin, recognises a pod."""
+    """Returns the labels by which the kubelet, and every NRI plugin, recognizes a pod."""
     return {
         "io.kubernetes.pod.uid": uid,
         "io.kubernetes.pod.name": name,

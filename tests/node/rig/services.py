@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the test as child processes with log files: our services, several of each if need be, and stand-ins."""
+"""Programs of the test as child processes with log files: the services, several of each if necessary, and fakes."""
 
 import os
 import signal
@@ -16,35 +16,37 @@ LOGS = Path("/var/log/numa-node")
 
 
 class Service(Process):
-    """One program that can be started, killed and started again; its log is kept over restarts."""
+    """A program that can be started, killed and started again; its log is kept across restarts."""
 
     _seen = 0
-    """Where the log of this start begins."""
+    """Position in the log at which this start begins."""
 
     def start(self) -> Self:
-        """Starts it; returns at once."""
+        """Starts it and returns at once."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         return super().start()
 
     def send(self, number: signal.Signals) -> None:
-        """E.g. SIGSTOP to make it hang and SIGCONT to let it go on."""
+        """Sends a signal, such as SIGSTOP to make it hang and SIGCONT to let it continue."""
         os.kill(self.pid, number)
 
     def stop(self, within: float = 30.0) -> int:
-        """SIGTERM, also to one that hangs; the exit status. StageError when it does not leave in time."""
+        """Stops it with SIGTERM, even if it hangs, and returns the exit status. Raises StageError if it does not end in
+        time.
+        """
         self.ask_to_stop()
         self.ask_to_stop(signal.SIGCONT)
         return self.wait(within * PATIENCE)
 
     def log(self) -> str:
-        """What it wrote since its latest start."""
+        """Returns its output since the latest start."""
         with self.log_file.open("rb") as file:
             file.seek(self._seen)
             return file.read().decode(errors="replace")
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Until `text` is in the log of this start; fails at once when the process has ended without writing it."""
+        """Waits until the log of this start contains `text`; fails at once if the process ends before that."""
 
         def there() -> bool:
             ended = not self.alive
@@ -58,7 +60,7 @@ class Service(Process):
 
 
 class Services:
-    """All programs of one test; leaving the context kills what still runs."""
+    """All programs of one test; at the end of the context, those that still run are killed."""
 
     def __init__(self, test: str) -> None:
         self._logs = LOGS / test
@@ -72,19 +74,19 @@ class Services:
             service.kill()
 
     def add(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Service:
-        """A program that is not started yet; the name is unique within the test."""
+        """Adds a program that is not started yet; the name is unique within the test."""
         if name in self._all:
             raise RuntimeError(f"{name} is already a service of this test")
         self._all[name] = Service(name, command, self._logs / f"{name}.log", env or {})
         return self._all[name]
 
     def module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Service:
-        """As add, for a Python module: module("frontend-2", "dra_frontend", "--config", "/etc/x.yaml")."""
+        """Adds a Python module like add(): module("frontend-2", "dra_frontend", "--config", "/etc/x.yaml")."""
         return self.add(name, [sys.executable, "-m", module, *arguments], env)
 
     def __getitem__(self, name: str) -> Service:
         return self._all[name]
 
     def logs(self) -> dict[str, str]:
-        """The end of every log, for the report of a failed test."""
+        """Returns the ends of all logs, for the report of a failed test."""
         return {name: service.log()[-4000:] for name, service in self._all.items() if service.log_file.exists()}

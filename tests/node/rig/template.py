@@ -11,16 +11,16 @@ class UnknownFieldError(Exception):
 
 
 class Fields:
-    """A mapping whose fields are read once each; a field that was never read is one that the rig does not know."""
+    """A mapping whose fields are read once each; a field that was never read is unknown to the rig."""
 
     def __init__(self, content: dict[str, Any], path: str = "") -> None:
-        """Takes the fields out of this very mapping; use of() for a document that is to stay as it is."""
+        """Removes the fields from this mapping as they are read; of() is for a document that must stay unchanged."""
         self._content = content
         self._path = path
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Reads a copy of a document."""
+        """Returns the fields of a copy of a document."""
         return cls(copy.deepcopy(dict(document)))
 
     def take(self, key: str, default: Any = None) -> Any:

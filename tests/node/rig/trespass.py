@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may run, and who does run, on CPUs that are somebody else's: all processes of the machine, not pods alone."""
+"""Processes that may run, or have run, on CPUs of a claim that is not theirs: all processes of the machine, not only
+pods.
+"""
 
 import time
 from collections.abc import Collection
@@ -11,7 +13,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
 def _stat(directory: Path) -> tuple[str, list[str]]:
-    """The name of a process and the fields of /proc/<pid>/stat after it."""
+    """Returns the name of a process and the following fields of /proc/<pid>/stat."""
     name, _, fields = (directory / "stat").read_text().rpartition(") ")
     return name.partition("(")[2], fields.split()
 
@@ -25,9 +27,9 @@ def _is_kernels(fields: list[str]) -> bool:
 
 
 def allowed_on(cpus: frozenset[int], cgroups: Collection[str]) -> dict[str, str]:
-    """Processes outside these cgroups whose Cpus_allowed_list has one of the CPUs. Threads of the kernel are left out:
+    """Returns the processes outside these cgroups whose Cpus_allowed_list contains one of the CPUs.
 
-    those that it binds to a CPU belong there.
+    Kernel threads are left out, since those bound to a CPU belong there.
     """
     found = {}
     for directory in _processes():
@@ -45,9 +47,9 @@ def allowed_on(cpus: frozenset[int], cgroups: Collection[str]) -> dict[str, str]
 
 
 def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> dict[str, int]:
-    """Threads outside these cgroups that were seen to have run on one of the CPUs, with the CPU.
+    """Returns the threads outside these cgroups that have run on one of the CPUs, with the CPU.
 
-    A sleeping thread shows the CPU that it last ran on; so only one counts whose CPU time has grown.
+    A sleeping thread shows the CPU that it last ran on, so a thread counts only if its CPU time has grown.
     """
     found: dict[str, int] = {}
     spent: dict[str, int] = {}
@@ -69,7 +71,9 @@ def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> di
 
 
 def _grown(who: str, fields: list[str], spent: dict[str, int]) -> bool:
-    """Whether CPU time was used since the last look; a first look tells nothing of one thread, all of a process."""
+    """Returns True if CPU time was used since the last reading. A first reading shows nothing for a thread, but
+    everything for a process.
+    """
     ticks, before = int(fields[11]) + int(fields[12]), spent.get(who)
     spent[who] = ticks
     return "/" not in who if before is None else ticks > before

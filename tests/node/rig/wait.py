@@ -11,7 +11,9 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, within: float = 30.0, every: float = 0.1) -> T:
-    """Asks again until the answer is true and returns it; TimeoutError names `what` after `within` seconds."""
+    """Repeats the call until its result is true and returns the result. Raises TimeoutError with `what` after `within`
+    seconds.
+    """
     within *= PATIENCE
     deadline = time.monotonic() + within
     while True:

@@ -14,10 +14,10 @@ from tests.chart.helm import HelmError, render
 
 
 class Answer(BaseHTTPRequestHandler):
-    """The rendered objects, or why there are none (status 422)."""
+    """Responds with the rendered objects, or with the error (status 422)."""
 
     def do_POST(self) -> None:
-        """Renders."""
+        """Renders the chart with the values in the body."""
         values = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             status, text = 200, json.dumps(render(values))
@@ -31,11 +31,11 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Prints nothing: the port is all that is read of the output."""
+        """Prints nothing, because the port is the only expected output."""
 
 
 def main() -> None:
-    """Serves."""
+    """Serves requests."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)

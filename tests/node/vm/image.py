@@ -25,7 +25,7 @@ def owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def layer(pairs: list[tuple[Path, str]]) -> bytes:
-    """One tar with every source at its destination; the same input gives the same bytes."""
+    """Returns a tar with every source at its destination; the same input gives the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for source, destination in pairs:

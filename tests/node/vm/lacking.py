@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what a containerd lacks of an image: lacking.py ARCHIVE CONTENT OUT
+"""Writes the layers of an image that a containerd does not have: lacking.py ARCHIVE CONTENT OUT
 
-ARCHIVE is a docker archive with uncompressed layers, CONTENT the output of `ctr images ls` and `ctr content ls -q`,
-OUT an OCI archive without the layers that are listed there, or empty if the image itself is.
+ARCHIVE is a docker archive with uncompressed layers, CONTENT the output of `ctr images ls` and `ctr content ls -q`, OUT
+an OCI archive without the layers that are listed there, or empty if the image itself is.
 """
 
 import json

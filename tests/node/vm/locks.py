@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints one hashed requirement list for the guest's Python, made from several locks.
 
-``locks.py [--all] PYTHON_VERSION LOCK...``. A marker is judged for the guest (CPython of the version given, Linux,
-x86_64), not for the Python that runs this. Of the test lock only what the node tests import is taken, with ``--all``
-everything. Later locks must agree with earlier ones.
+``locks.py [--all] PYTHON_VERSION LOCK...``. A marker is evaluated for the guest (CPython of the given version, Linux,
+x86_64), not for the Python that runs this. Of the test lock only packages that the node tests import are included, with
+``--all`` everything. Later locks must agree with earlier ones.
 """
 
 import sys
@@ -15,7 +15,7 @@ TEST_PACKAGES = {"pytest", "pytest-timeout", "iniconfig", "packaging", "pluggy",
 
 
 def entries(lock: Path) -> list[str]:
-    """Every requirement of a lock with its hashes, each on one line."""
+    """Returns every requirement of a lock with its hashes, each on one line."""
     joined = lock.read_text().replace("\\\n", " ")
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 

@@ -141,7 +141,7 @@ def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
     """The container is on its CPUs, no other process is, and what enforces it is what the mode promises."""
-    beside = any(record.shared_cpus for record in records)
+    beside = any(record.pool_cpus for record in records)
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed
     assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)

@@ -63,7 +63,7 @@ def _from_tomorrow(part: Any) -> Any:
 
 
 # Dictionaries whose keys are request names or capacity names have no fields, so they have no unknown ones.
-_BY_NAME = ("parameters", "memoryParameters", "metadata", "sharedCpus")
+_BY_NAME = ("parameters", "memoryParameters", "metadata", "poolCpus")
 
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:

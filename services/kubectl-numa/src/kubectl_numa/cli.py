@@ -371,7 +371,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_passed_flags(parser: argparse.ArgumentParser, **options: str) -> None:
+def _add_passed_flags(parser: argparse.ArgumentParser, **options: Any) -> None:
     for flag, (metavar, text) in _PASSED.items():
         parser.add_argument(f"--{flag}", dest=flag, metavar=metavar, help=text, **options)
 

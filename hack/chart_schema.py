@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from numa_contract.names import FORMER_SETTINGS
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -63,6 +64,24 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
     return result
 
 
+def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a configuration that also allows the former names of settings and of their values."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_with_former_names(one) for one in schema["anyOf"]]}
+    if "properties" not in schema:
+        return schema
+    properties = dict(schema["properties"])
+    for name in FORMER_SETTINGS:
+        present = properties[name.new]
+        if name.old == name.new:
+            properties[name.old] = {**present, "enum": [*present["enum"], *name.words]}
+            continue
+        former = {**present, "description": f"Former name of {name.new}."}
+        group = {"additionalProperties": False, "properties": {name.inside: former}, "type": "object"}
+        properties[name.old] = group if name.inside else former
+    return {**schema, "properties": properties}
+
+
 def _with_nulls(schema: Any) -> Any:
     """Returns the schema of a configuration in which every optional key may also be null, as the services accept it."""
     if isinstance(schema, list):
@@ -94,7 +113,7 @@ def values_schema() -> dict[str, Any]:
     properties = schema["properties"]
     group = properties["groups"]["items"]["properties"]
     for owner in (properties, group):
-        owner["driverConfig"] = _with_nulls(owner["driverConfig"])
+        owner["driverConfig"] = _with_nulls(_with_former_names(owner["driverConfig"]))
     properties |= {name: {} for name in _PEER_VALUES}
     properties["driverConfig"]["properties"][_PEER_KEY] = {}
     return schema

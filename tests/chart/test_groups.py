@@ -110,7 +110,7 @@ def test_a_group_has_its_own_configuration() -> None:
     """Each key takes the place of the common one, false and 0 as well, and what is mounted follows."""
     common = {"reservedCPUs": "0", "hugepageGuard": True, "reservedMemory": [{"numaNode": 0, "limits": {"memory": 1}}]}
     pages = {"enabled": True, "pages": [{"size": "1Gi", "count": 2}]}
-    own = {"hugepageGuard": False, "minSharedCPUs": 0, "kubeletRootDir": "/var/lib/k0s/kubelet"}
+    own = {"hugepageGuard": False, "withheldCPUs": 0, "kubeletRootDir": "/var/lib/k0s/kubelet"}
     values = {"driverConfig": common, "groups": [group("a", driverConfig=own, hugepageProvision=pages)]}
     documents = render(values)
     files = {d["metadata"]["name"]: d["data"] for d in documents if d["kind"] == "ConfigMap"}

@@ -58,6 +58,7 @@ def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> 
     neither = notes(tmp_path, {"reservedCPUs": "0-1"})
     assert neither
     assert "reservedCPUs" not in neither
+    assert "former" not in neither
     assert "observe" not in neither
 
 
@@ -93,3 +94,16 @@ def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
     group = {"name": "canary", "driverConfig": {"enforcement": "enforce"}}
     shown = notes(tmp_path, {"enforcement": "observe"}, [group])
     assert 'enforcement is "observe" on nodes of no group: ' in shown
+
+
+def test_the_notes_warn_of_former_names(tmp_path: Path) -> None:
+    """Each warning names the present name, also if the value is zero or belongs to a group."""
+    text = notes(
+        tmp_path,
+        {"minSharedCPUs": 0, "sharedPool": {"grow": "lazy"}},
+        [{"name": "a", "driverConfig": {"irqs": "leave"}}],
+    )
+    for former, present in (("minSharedCPUs", "withheldCPUs"), ("sharedPool", "poolGrowth")):
+        assert f"driverConfig.{former} is the former name of driverConfig.{present}" in text
+    assert 'driverConfig.irqs: "leave" is the former word for "keep"' in text
+    assert "former" not in notes(tmp_path, {"withheldCPUs": 0, "sharedPool": {"grow": None}, "irqs": "keep"})

@@ -40,10 +40,12 @@ hugepageGuard: off
 hugepageGuard: no
 hugepageGuard: n
 deviceMetadata: ~
-minSharedCPUs: 0
-minSharedCPUs: 010
-minSharedCPUs: 1.0
-minSharedCPUs: 1_0
+withheldCPUs: 0
+withheldCPUs: 010
+withheldCPUs: 1.0
+withheldCPUs: 1_0
+withheldCPUs: ~
+minSharedCPUs: 2
 minSharedCPUs: ~
 maxClaimFraction: 1
 maxClaimFraction: 5e-1
@@ -54,8 +56,16 @@ hostnameOverride: "off"
 hostnameOverride: n1
 cpuQuota: keep
 cpuQuota: ~
+poolGrowth: lazy
+poolGrowth: ~
+sharedPool: {grow: lazy}
 sharedPool: {grow: ~}
+sharedPool: {}
 sharedPool: ~
+irqs: keep
+irqs: leave
+{minSharedCPUs: 2, withheldCPUs: ~}
+{sharedPool: {grow: ~}, poolGrowth: lazy}
 memoryProtection: {allowed: [], maxFraction: 0}
 memoryProtection: {allowed: ~}
 hardwareErrors: {uncorrected: 0, correctedPerHour: 1e3}
@@ -86,10 +96,18 @@ hostSlices: "true"
 hostSlices: "off"
 hostSlices: 1
 hugepageGuard: 0
+withheldCPUs: "1"
+withheldCPUs: 1.5
+withheldCPUs: -1
+withheldCPUs: on
 minSharedCPUs: "1"
-minSharedCPUs: 1.5
 minSharedCPUs: -1
-minSharedCPUs: on
+sharedPool: lazy
+sharedPool: {grow: on}
+sharedPool: {grwo: lazy}
+poolGrowth: {grow: lazy}
+{minSharedCPUs: 2, withheldCPUs: 2}
+{sharedPool: {grow: lazy}, poolGrowth: immediate}
 maxClaimFraction: 0
 maxClaimFraction: "0.5"
 maxClaimFraction: 1.5

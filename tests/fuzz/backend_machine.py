@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from nri_backend.limits.runtime import cgroup_directory
 from nri_backend.node.cgroups import EXCLUSIVE, PARTITION
 from nri_backend.nri.model import RejectedError, Resources
-from numa_contract.config import Config, SharedPool
+from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import Owner, PodReference
 
@@ -369,7 +369,7 @@ class Machine:
 def _config(bits: int) -> Config:
     return Config(
         reserved_cpus=frozenset({0} if bits & 0x10 else ()),
-        shared_pool=SharedPool(grow="lazy" if bits & 8 else "immediate"),
+        pool_growth="lazy" if bits & 8 else "immediate",
         hugepage_guard=bool(bits & 0x20),
         cpu_exclusivity=_EXCLUSIVITY[bits >> 1 & 3],
     )

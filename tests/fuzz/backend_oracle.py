@@ -210,7 +210,7 @@ def _check_pool(world: World, box: Box) -> None:
     records = [c.record for c in world.claims.values() if c.present and c.record is not None]
     taken = _cpus(records) | _cpus(r for one in world.living() for r in held_records(one))
     pool = world.online - world.config.reserved_cpus - taken or world.online & world.config.reserved_cpus
-    right = shown <= pool if world.config.shared_pool.grow == "lazy" else shown == pool
+    right = shown <= pool if world.config.pool_growth == "lazy" else shown == pool
     assert doubtful or world.errors or right, f"{box.id} runs on {_text(shown)}; the shared pool is {_text(pool)}"
 
 
@@ -243,7 +243,7 @@ def check_end(world: World) -> None:
         if box.pod.uid == OWN_POD:
             continue
         shown, path = world.cpus(box), cgroup_directory(box.pod.cgroup_parent)
-        lazy = world.config.shared_pool.grow == "lazy"
+        lazy = world.config.pool_growth == "lazy"
         right = shown and shown <= left if lazy else shown == left
         assert right, f"{box.id} runs on {_text(shown)} after all claims, and on {_text(left)} before"
         limit, text = world.limits[path], world.kernel.get(path, PAGES)

@@ -104,14 +104,14 @@ _CONFIG = {
     "groupBy": "l3",
     "reservedCPUs": "0-3",
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": 0}}],
-    "minSharedCPUs": 2,
+    "withheldCPUs": 2,
     "maxClaimFraction": 0.5,
     "memoryProtection": {"allowed": ["low"], "maxFraction": 0.5},
     "sharedPool": {"grow": "lazy"},
     "cdiDir": "/var/run/cdi",
 }
 _ALIASES = b"".join(b"%c: &%c [%s]\n" % (k, k, b"*%c," % (k - 1) * 9) for k in range(ord("b"), ord("t")))
-_YAML_NUMBERS = (b"0x" + b"f" * 4000 + b": 1\n", b"minSharedCPUs: 0x" + b"f" * 4000, b"a: " + b"1:" * 2000 + b"1\n")
+_YAML_NUMBERS = (b"0x" + b"f" * 4000 + b": 1\n", b"withheldCPUs: 0x" + b"f" * 4000, b"a: " + b"1:" * 2000 + b"1\n")
 _YAML = (
     *_YAML_NUMBERS,
     b"a: &a [1]\n" + _ALIASES,

@@ -493,6 +493,7 @@ def observing(play: Play) -> None:
     with StagePod(play.stage, "web") as pod:
         pod.run()
         play.warns(StatusCode.OBSERVE_MODE)
+        play.warns(StatusCode.SETTING_RENAMED)
         play.counts("dra_numa_backend_enforcement", mode="observe")
         play.counts("dra_numa_backend_observed_changes")
         play.counts("dra_numa_backend_observed_cgroup_files")
@@ -629,7 +630,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
         ),
     ),
     ({"config": {"cpuExclusivity": "pool"}}, True, (moved, unrepaired, refused_claim)),
-    ({"reserved_cpus": "0", "config": {"enforcement": "observe"}}, True, (observing,)),
+    ({"reserved_cpus": "0", "config": {"enforcement": "observe", "irqs": "leave"}}, True, (observing,)),
     ({"gates_off": ("DRAConsumableCapacity",)}, False, (gate_off,)),
     ({"reserved_cpus": "99"}, False, (nothing_offered,)),
     ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server, no_partitions)),

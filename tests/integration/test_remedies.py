@@ -168,9 +168,9 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
     assert remedy in cause_of(problem.code_text).remedy
 
 
-@pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("leave", False)])
+@pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("keep", False)])
 def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
-    irqs: Literal["move", "leave"], reported: bool, tmp_path: Path
+    irqs: Literal["move", "keep"], reported: bool, tmp_path: Path
 ) -> None:
     """The configuration asks for interrupts to be moved; otherwise only the log of the start would mention it."""
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})

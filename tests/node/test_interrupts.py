@@ -115,11 +115,11 @@ def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
 
 
 def test_an_operator_can_disable_the_moving_of_interrupts(cluster: Cluster) -> None:
-    """With irqs: leave all affinities are restored, even while the claim's container is running."""
+    """With irqs: keep all affinities are restored, even while the claim's container is running."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
     until(lambda: masks() == CPUS - db.cpus, "they have left")
-    cluster.configure({"irqs": "leave"})
+    cluster.configure({"irqs": "keep"})
     until(lambda: everything() == before, "all is as before")
     assert box.cpus_allowed == db.cpus

@@ -72,7 +72,7 @@ def turns(on: Collection[int]) -> int:
 @pytest.mark.parametrize(
     ("name", "claim"),
     [
-        mode("pool, host daemons and interrupts left alone", cpuExclusivity="pool", irqs="leave"),
+        mode("pool, host daemons and interrupts left alone", cpuExclusivity="pool", irqs="keep"),
         mode("pool, both moved", cpuExclusivity="pool", hostSlices=True),
         mode("partition, exclusive", cpuExclusivity="partition"),
         mode("partition, isolated", {"isolation": "isolated"}, cpuExclusivity="partition"),

@@ -7,7 +7,7 @@ from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from nri_backend.problems import Problem
 from numa_contract.backend_codes import BackendCode
-from numa_contract.config import Config, SharedPool
+from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
@@ -28,10 +28,13 @@ def config(
     exclusivity: Literal["auto", "partition", "pool"] = "auto",
 ) -> Config:
     """Returns the operator's configuration."""
-    pool = SharedPool(grow="lazy" if lazy else "immediate")
     cpus = parse_cpu_list(reserved)
     return Config(
-        reserved_cpus=cpus, shared_pool=pool, hugepage_guard=guard, cpu_quota=quota, cpu_exclusivity=exclusivity
+        reserved_cpus=cpus,
+        pool_growth="lazy" if lazy else "immediate",
+        hugepage_guard=guard,
+        cpu_quota=quota,
+        cpu_exclusivity=exclusivity,
     )
 
 

@@ -20,9 +20,7 @@ from tests.stage.wires import AnsweredError, ask_unix
 
 _MOST = 64
 """Different values of a field, and samples of a metric, that are remembered."""
-_DATA = re.compile(
-    r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$"
-)
+_DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
 """Objects whose keys are data."""
 _EMPTY: tuple[Any, ...] = (None, "", 0, False, [], {})
 Labels = Mapping[str, str]

@@ -89,9 +89,33 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- fail (printf "%sdriverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $in $key $path) -}}
 {{- end -}}
 {{- end -}}
+{{- include "numa.checkFormerNames" . -}}
 {{- include "numa.checkDirectories" . -}}
 {{- include "numa.checkSockets" . -}}
 {{- include "numa.checkFiles" . -}}
+{{- end -}}
+
+{{/* Former names of settings, which are still accepted. The program has the same ones, in numa_contract/names.py. */}}
+{{- define "numa.formerSettings" -}}
+minSharedCPUs: withheldCPUs
+sharedPool: poolGrowth
+{{- end -}}
+
+{{/* The value of a former setting, or nothing: sharedPool was a map with one key. Takes (list DRIVERCONFIG KEY). */}}
+{{- define "numa.formerValue" -}}
+{{- $value := get (index . 0) (index . 1) -}}
+{{- if kindIs "map" $value -}}{{- $value = get $value "grow" -}}{{- end -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $value -}}{{- end -}}
+{{- end -}}
+
+{{/* A group inherits driverConfig, so it may have the one name and driverConfig the other. */}}
+{{- define "numa.checkFormerNames" -}}
+{{- range $former, $present := include "numa.formerSettings" . | fromYaml -}}
+{{- $value := get $.Values.driverConfig $present -}}
+{{- if and (include "numa.formerValue" (list $.Values.driverConfig $former)) (hasKey $.Values.driverConfig $present) (not (kindIs "invalid" $value)) -}}
+{{- fail (printf "%sdriverConfig.%s: is the former name of driverConfig.%s, and both are given; remove %s" (include "numa.inGroup" $) $former $present $former) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Each path lies below one of the parents where such things are: a slip must not mount /boot or /root into the pod. */}}

@@ -7,7 +7,8 @@ model.
 
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -26,7 +27,7 @@ from pydantic.alias_generators import to_camel
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import ContractError, described, shown
 from numa_contract.models import BaseModel
-from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
+from numa_contract.names import CDI_DIRECTORY, FORMER_SETTINGS, RUN_DIRECTORY, present_names
 from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
@@ -48,8 +49,13 @@ _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input sh
 """Replacements for pydantic's texts, which name Python types."""
 
 
-def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
-    """Returns all faults of a document with their paths in the file. ``known`` are the top-level keys."""
+def faults_of(
+    error: ValidationError, known: Collection[str] = (), former: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Returns all faults of a document with their paths in the file.
+
+    ``known`` are the top-level keys, and ``former`` the keys that the file contains instead of present ones.
+    """
     found = []
     for fault in error.errors(include_url=False, include_context=False):
         text = fault["msg"].removeprefix("Value error, ")
@@ -59,7 +65,8 @@ def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
         elif fault["type"] not in ("missing", "value_error"):
             text = _TYPES.get(fault["type"], f"{text[:1].lower()}{text[1:]}")
             text = f"got {described(fault['input'])}; {text}"
-        found.append(f"{'.'.join(map(str, fault['loc'])) or 'file'}: {text}")
+        first, *inner = fault["loc"] or ("file",)
+        found.append(f"{'.'.join(map(str, (former.get(str(first), first), *inner)))}: {text}")
     return found
 
 
@@ -159,13 +166,6 @@ class ReservedMemory(Section):
         return limits
 
 
-class SharedPool(Section):
-    """Treatment of containers without a CPU claim."""
-
-    grow: Literal["immediate", "lazy"] = "immediate"
-    """Whether running containers get released CPUs at once, or with their next change."""
-
-
 class MemoryProtection(Section):
     """Limits of the memory that claims can protect from reclaim (``memoryConfig.protect``)."""
 
@@ -225,14 +225,15 @@ class Config(Section):
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
     """Isolation of claimed CPUs. ``partition``: by the kernel, else claims are refused. ``pool``: by cpusets of other
     containers. ``auto``: by the kernel if possible, else as ``pool``."""
-    shared_pool: SharedPool = SharedPool()
-    min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="minSharedCPUs")
+    pool_growth: Literal["immediate", "lazy"] = "immediate"
+    """Whether running containers without a CPU claim get released CPUs at once, or with their next change."""
+    withheld_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="withheldCPUs")
     """Minimum number of unreserved CPUs that claims leave to other containers; by default 1 if no CPU is reserved."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Maximum share of this node's CPUs that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
     """Effect of a claim on the CPU limit of its pod: raised by the claimed CPUs, lifted, or unchanged."""
-    irqs: Literal["move", "leave"] = "move"
+    irqs: Literal["move", "keep"] = "move"
     """Handling of interrupts and unbound workqueues on CPUs of running claims, if /proc/irq is writable."""
     host_slices: bool = False
     """True if system.slice, user.slice and init.scope are kept off claimed CPUs."""
@@ -262,6 +263,16 @@ class Config(Section):
     socket."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    _former_names: tuple[str, ...] = ()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Stores the texts about former names, which parse_config gives as context."""
+        self._former_names = tuple(context or ())
+
+    @property
+    def former_names(self) -> tuple[str, ...]:
+        """A text for each former name of a setting or of its value that the file contains."""
+        return self._former_names
 
     @field_validator("reserved_memory")
     @classmethod
@@ -306,8 +317,13 @@ def parse_config(document: Any, source: str) -> Config:
     misspelt = {key: right for key in document for right in known if str(key).lower() == right.lower() and key != right}
     if misspelt:
         raise ConfigError(source, [f"{key}: wrong spelling, use {right}" for key, right in sorted(misspelt.items())])
+    present = present_names(document, FORMER_SETTINGS)
+    faults = [f"{key}: {reason}" for key, reason in present.faults]
     try:
         # By alias only: the names of the model's fields are not valid in the file.
-        return Config.model_validate(document, by_alias=True, by_name=False)
+        config = Config.model_validate(present.document, by_alias=True, by_name=False, context=present.warnings)
     except ValidationError as error:
-        raise ConfigError(source, faults_of(error, known)) from error
+        raise ConfigError(source, faults + faults_of(error, known, present.former)) from error
+    if faults:
+        raise ConfigError(source, faults)
+    return config

@@ -33,7 +33,17 @@ def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
             "cpuQuota: got the boolean false (YAML reads off, no and n as false); input should be 'raise'",
         ),
         ({"hostSlices": "off"}, "hostSlices: got the text 'off'; input should be a valid boolean"),
+        ({"withheldCPUs": "1"}, "withheldCPUs: got the text '1'; input should be a valid integer"),
         ({"minSharedCPUs": "1"}, "minSharedCPUs: got the text '1'; input should be a valid integer"),
+        (
+            {"sharedPool": {"grow": "fast"}},
+            "sharedPool.grow: got the text 'fast'; input should be 'immediate' or 'lazy'",
+        ),
+        ({"minSharedCPUs": 1, "withheldCPUs": 1}, "minSharedCPUs: is the former name of withheldCPUs, and both are gi"),
+        (
+            {"sharedPool": {"grow": "lazy"}, "poolGrowth": "lazy"},
+            "sharedPool.grow: is the former name of poolGrowth, and both are given; remove sharedPool.grow",
+        ),
         (
             {"memoryProtection": {"allowed": "low"}},
             "memoryProtection.allowed: got the text 'low'; input should be a list",
@@ -72,6 +82,24 @@ def test_errors_contain_file_and_key(document: object, named: str) -> None:
 def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
     """At every level, a key without a value, such as ``grow:``, has its default."""
     assert parse_config(document, "f") == Config()
+
+
+@pytest.mark.parametrize(
+    ("former", "present", "warning"),
+    [
+        ({"minSharedCPUs": 3}, {"withheldCPUs": 3}, "minSharedCPUs: is the former name of withheldCPUs"),
+        ({"sharedPool": {"grow": "lazy"}}, {"poolGrowth": "lazy"}, "sharedPool.grow: is the former name of poolGrowth"),
+        ({"irqs": "leave"}, {"irqs": "keep"}, "irqs: leave is the former word for keep"),
+    ],
+)
+def test_a_former_name_means_the_present_one(
+    former: dict[str, object], present: dict[str, object], warning: str
+) -> None:
+    """The configuration is the same, and contains a warning that names both."""
+    read, expected = parse_config(former, "f"), parse_config(present, "f")
+    assert read.model_dump() == expected.model_dump() != Config().model_dump()
+    assert (read.former_names, expected.former_names) == ((warning,), ())
+    assert read.model_copy(update={"log_level": "debug"}).former_names == (warning,)
 
 
 def test_a_single_cpu_needs_no_quotes() -> None:

@@ -396,6 +396,8 @@ async def _serve(settings: Settings) -> None:
         return
     for fault in faults:
         _log.warning("pod warning", extra={"warning": str(fault)})
+    for text in settings.config.former_names:
+        _log.warning("configuration warning", extra={"warning": text})
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))

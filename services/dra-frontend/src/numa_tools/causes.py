@@ -34,7 +34,7 @@ _DAC_OVERRIDE: Final = Cause(
 _INTERRUPTS: Final = Cause(
     "mount the directory of the named file read-write into the container backend: the chart's volumes irq "
     "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
-    "or set irqs: leave"
+    "or set irqs: keep"
 )
 _HOST_DAEMONS: Final = Cause("see docs/exclusive.md, hostSlices; or set it to false")
 _OWN_CLAIM: Final = Cause("give the named pod its own claim, or remove the driver's environment variables from it")
@@ -99,7 +99,7 @@ CAUSES: Final = {
     BackendCode.NOT_ENFORCED: Cause("run dra-frontend doctor: see driver.status"),
     BackendCode.NODE_OBSERVES: Cause(_ENFORCE),
     BackendCode.CLAIMED_CPUS_OFFLINE: Cause("bring the CPUs online: echo 1 > /sys/devices/system/cpu/cpuN/online"),
-    BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or minSharedCPUs, or delete a pod with a CPU claim"),
+    BackendCode.NO_SHARED_CPUS: Cause("set reservedCPUs or withheldCPUs, or delete a pod with a CPU claim"),
     BackendCode.CLAIM_IN_USE: _OWN_CLAIM,
     BackendCode.CLAIM_NOT_RESERVED: _OWN_CLAIM,
     BackendCode.VARIABLES_FORGED: _OWN_CLAIM,
@@ -183,6 +183,7 @@ _REMEDIES: Final = {
         "log of the container hugepages (docs/memory.md)"
     ),
     StatusCode.OBSERVE_MODE: _ENFORCE,
+    StatusCode.SETTING_RENAMED: "use the present name in driverConfig, since a later release may refuse the former one",
     StatusCode.TASK_FAILING: _FRONTEND_LOG,
 }
 

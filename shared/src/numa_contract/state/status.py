@@ -101,6 +101,8 @@ class StatusCode(StrEnum):
     """``enforcement`` is ``observe``: the driver changes nothing on the node, and refuses claims."""
     NO_RESERVED_CPUS = "NoReservedCPUs"
     """``reservedCPUs`` is empty, so claims may get the CPUs on which the system runs."""
+    SETTING_RENAMED = "SettingRenamed"
+    """The configuration contains the former name of a setting or of its value. It is still accepted."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 

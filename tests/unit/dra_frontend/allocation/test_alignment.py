@@ -48,7 +48,7 @@ def with_far(machine: Machine, **nearest: Sequence[int]) -> Machine:
 
 def node(group_by: Any = "socket", machine: Machine = NPS4, **more: Any) -> Inventory:
     """Returns the devices of a machine whose PCIe roots are published."""
-    settings = {"group_by": group_by, "min_shared_cpus": 0, "expose_pcie_roots": True, **more}
+    settings = {"group_by": group_by, "withheld_cpus": 0, "expose_pcie_roots": True, **more}
     config = Config.model_validate(settings)
     return build_inventory(replace(machine, pcie_roots=ROOTS if machine is NPS4 else machine.pcie_roots), config, NODE)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.claims.backend import BackendView, read_state
-from numa_contract.config import Config
+from numa_contract.config import Config, parse_config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, Observation
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
 
@@ -263,6 +263,12 @@ def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> No
     seen = view_of(config=Config(enforcement="observe"), observation=Observation(total=7))
     assert "7 of its files would change" in seen.configured[0].text
     assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configured == ()
+
+
+def test_a_former_name_in_the_configuration_is_a_warning() -> None:
+    """It names the present name."""
+    (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
+    assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 
 
 def test_an_observation_that_a_report_leaves_out_remains(view: BackendView) -> None:

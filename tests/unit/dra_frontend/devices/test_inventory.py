@@ -189,8 +189,8 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
     [
         ({"reservedCPUs": "0,7"}, ["reservedCPUs: CPU 7 is offline; online are 0-6"], [ABSENT]),
         ({"reservedCPUs": "0,9"}, ["reservedCPUs: CPU 9 is not present; online are 0-6"], [ABSENT]),
-        ({"reservedCPUs": "0-6"}, [f"reservedCPUs, minSharedCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
-        ({"minSharedCPUs": 64}, [f"reservedCPUs, minSharedCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
+        ({"reservedCPUs": "0-6"}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
+        ({"withheldCPUs": 64}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
         (
             {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
             ["reservedMemory: NUMA node 2 is not there; there are 0-1"],
@@ -258,15 +258,15 @@ def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("keys", "withheld"),
     [
-        ({"minSharedCPUs": 0}, set()),
-        ({"minSharedCPUs": 1}, {2}),
-        ({"minSharedCPUs": 2}, {2, 6}),
-        ({"minSharedCPUs": 3}, {2, 3, 6}),
-        ({"minSharedCPUs": 6}, {0, 2, 3, 4, 6, 7}),
-        ({"minSharedCPUs": 1, "reservedCPUs": "0"}, {2}),
-        ({"minSharedCPUs": 4, "reservedCPUs": "2,6"}, {0, 3, 4, 7}),
-        ({"minSharedCPUs": 2, "cpuDeviceMode": "individual"}, {3, 7}),
-        ({"minSharedCPUs": 1, "cpuDeviceMode": "individual"}, {7}),
+        ({"withheldCPUs": 0}, set()),
+        ({"withheldCPUs": 1}, {2}),
+        ({"withheldCPUs": 2}, {2, 6}),
+        ({"withheldCPUs": 3}, {2, 3, 6}),
+        ({"withheldCPUs": 6}, {0, 2, 3, 4, 6, 7}),
+        ({"withheldCPUs": 1, "reservedCPUs": "0"}, {2}),
+        ({"withheldCPUs": 4, "reservedCPUs": "2,6"}, {0, 3, 4, 7}),
+        ({"withheldCPUs": 2, "cpuDeviceMode": "individual"}, {3, 7}),
+        ({"withheldCPUs": 1, "cpuDeviceMode": "individual"}, {7}),
         ({"reservedCPUs": "0"}, set()),
         ({}, {2}),
     ],
@@ -285,7 +285,7 @@ def test_claims_leave_others_what_is_configured(keys: dict[str, Any], withheld: 
 def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
     """Previously withheld CPUs stay withheld if possible, and claims lose none while others are free."""
     held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
-    settings = Config(min_shared_cpus=count, **data.draw(st.sampled_from(MODES)))
+    settings = Config(withheld_cpus=count, **data.draw(st.sampled_from(MODES)))
     first = build_inventory(found, settings, "n").withheld_cpus
     later = build_inventory(found, settings, "n", held=held, withheld=first).withheld_cpus
     assert len(first) == len(later) == min(count, len(found.online))

@@ -46,7 +46,7 @@ def test_a_list_that_no_server_takes_is_left_out() -> None:
     spread = {cpu: replace(TWO.cpus[cpu % 8], id=cpu, core=cpu, numa_node=cpu) for cpu in range(64)}
     node = TWO.numa_nodes[0]
     many = replace(TWO, cpus=spread, numa_nodes={n: replace(node, id=n, cpus=frozenset({n})) for n in range(64)})
-    assert nodes(many, groupBy="machine", minSharedCPUs=0) == {"cpudevmachine": None}
+    assert nodes(many, groupBy="machine", withheldCPUs=0) == {"cpudevmachine": None}
 
 
 def aligned(gpu: dict[str, object], **config: object) -> str:

@@ -122,7 +122,7 @@ async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
 
 def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
     """Only for claimed CPUs does ``/v1/node`` distinguish more uses. A withheld CPU has the same word in both."""
-    config = Config(reserved_cpus=frozenset({0}), min_shared_cpus=2)
+    config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()
     inventory = build_inventory(WATCH.machine, config, NODE, held=books.held_cpus())
     backend = BackendView(lambda: 0.0)

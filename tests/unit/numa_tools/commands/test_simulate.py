@@ -494,7 +494,7 @@ def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The scheduler knows only the sum of the device, so it accepts the third claim, which Prepare rejects."""
-    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "minSharedCPUs": 0})
+    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "withheldCPUs": 0})
     document = documented_claim()
     for one in document["spec"]["devices"]["requests"]:
         if one["name"] == "hbm":

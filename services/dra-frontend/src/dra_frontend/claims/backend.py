@@ -58,7 +58,7 @@ _OBSERVES: Final = (
     "GET /v1/backend); set enforcement: enforce in driverConfig"
 )
 _NO_RESERVE: Final = (
-    "reservedCPUs is empty: claims may be allocated all CPUs except minSharedCPUs, including those "
+    "reservedCPUs is empty: claims may be allocated all CPUs except withheldCPUs, including those "
     "on which the kubelet, the runtime and host daemons run; set reservedCPUs in driverConfig (docs/node-tuning.md)"
 )
 _log = logging.getLogger(__name__)
@@ -350,6 +350,7 @@ class BackendView:
             found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVES.format(total)))
         if not self.config.reserved_cpus:
             found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE))
+        found += [Notice(code=StatusCode.SETTING_RENAMED, text=text) for text in self.config.former_names]
         return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:

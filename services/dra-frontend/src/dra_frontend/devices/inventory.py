@@ -90,7 +90,7 @@ class Inventory:
     pools: tuple[Pool, ...]
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
-    """Never given to a claim: the least that the shared pool always has (``minSharedCPUs``)."""
+    """Never given to a claim: the least that the shared pool always has (``withheldCPUs``)."""
     misfits: tuple[Misfit, ...] = ()
     """What does not fit at present, or leaves nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
@@ -203,7 +203,7 @@ def _withheld(
     Those that were withheld before come first, and those that claims hold last.
     """
     reserved = config.reserved_cpus & machine.online
-    count = config.min_shared_cpus if config.min_shared_cpus is not None else 0 if reserved else 1
+    count = config.withheld_cpus if config.withheld_cpus is not None else 0 if reserved else 1
     offered = machine.online - reserved
     cores: defaultdict[int, set[int]] = defaultdict(set)
     for cpu in machine.cpus.values():
@@ -277,7 +277,7 @@ def _cpu_misfits(machine: Machine, config: Config, pool: Pool, refused: Mapping[
         text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online are {online}"
         yield Misfit(MisfitKind.ABSENT, text)
     if not pool.devices and CPU_DRIVER not in refused:
-        text = f"reservedCPUs, minSharedCPUs: no CPU is left for claims; online are {online}"
+        text = f"reservedCPUs, withheldCPUs: no CPU is left for claims; online are {online}"
         yield Misfit(MisfitKind.NOTHING_LEFT, text)
     for fact, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):

@@ -62,8 +62,9 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def _inspect(arguments: argparse.Namespace) -> str:
-    inventory = read_node(load_settings(arguments), _NODE, empty=True).inventory
-    check(inventory)
+    settings = load_settings(arguments)
+    inventory = read_node(settings, _NODE, empty=True).inventory
+    check(inventory, settings.config)
     if arguments.output in _PEOPLE:
         return f"{machine_table(inventory.machine, wide=_wide(arguments))}\n\n{claimable_table(inventory)}"
     return structured(report(inventory.machine) | claimable(inventory), arguments.output)
@@ -72,7 +73,7 @@ def _inspect(arguments: argparse.Namespace) -> str:
 def _slices(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
     inventory = read_node(settings, settings.node_name, empty=True).inventory
-    check(inventory)
+    check(inventory, settings.config)
     counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
     items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
     return object_list(items, arguments.output)
@@ -90,7 +91,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
     # A test machine may have been captured under a name that is not valid.
     node = read_node(settings, _NODE, empty=arguments.empty)
-    check(node.inventory, node.claims)
+    check(node.inventory, settings.config, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
     outcome = simulate(*asked, arguments.times)
     text = outcome_table(outcome) if arguments.output in _PEOPLE else structured(outcome, arguments.output)

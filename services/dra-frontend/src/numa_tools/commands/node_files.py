@@ -91,11 +91,11 @@ def claim_files(settings: Settings) -> DirectoryView:
     return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
 
 
-def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
+def check(inventory: Inventory, config: Config, claims: DirectoryView | None = None) -> None:
     """Prints warnings to standard error. Raises InventoryError if a driver cannot offer anything."""
     for text in inventory.refused.values():
         raise InventoryError(text)
-    for text in (*inventory.warnings, *(claims.problems.values() if claims else ())):
+    for text in (*config.former_names, *inventory.warnings, *(claims.problems.values() if claims else ())):
         print(f"dra-frontend: warning: {text}", file=sys.stderr)
 
 

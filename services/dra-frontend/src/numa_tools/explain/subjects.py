@@ -181,7 +181,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
     if reserved:
         return f"{cpu_use('reserved')} (reservedCPUs)"
     if number in known.inventory.withheld_cpus:
-        return f"{cpu_use('withheld')} (minSharedCPUs)"
+        return f"{cpu_use('withheld')} (withheldCPUs)"
     return cpu_use("pool")
 
 

@@ -417,7 +417,7 @@ class NodeState:
     @property
     def lazy(self) -> bool:
         """True if running members of the pool are not given released CPUs until their cpuset is written anyway."""
-        return self.config.shared_pool.grow == "lazy" and not (self.pool.by_kernel and self.pool.held)
+        return self.config.pool_growth == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.

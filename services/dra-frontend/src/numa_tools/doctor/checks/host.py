@@ -53,7 +53,7 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
 def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service, without_kept=True)
     there = [number for number, cpus in kernel.interrupts.items() if cpus & ours]
-    # With irqs: leave, the driver does not move kernel workers either.
+    # With irqs: keep, the driver does not move kernel workers either.
     workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
     evidence = []
     if there:
@@ -72,7 +72,7 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
 
 def _remedy(config: Config, *, managed: bool) -> str:
     """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if only unmovable interrupts remain."""
-    if config.irqs == "leave":
+    if config.irqs == "keep":
         return "set irqs: move in driverConfig"
     if managed:
         return (

@@ -168,7 +168,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "kubelet, runtime and daemons only have the CPUs that claims leave over, at least one (minSharedCPUs)",
+            "kubelet, runtime and daemons only have the CPUs that claims leave over, at least one (withheldCPUs)",
             "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
             "docs/node-tuning.md",
         )

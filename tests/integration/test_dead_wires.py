@@ -254,7 +254,7 @@ def running(play: Play) -> None:
         play.until("isolated", lambda: "isolated" in play.witness.values["/v1/containers[].exclusivity"])
     with play.pod("vpp", cpus(2), poolCPUs="numa") as pod:
         pod.run()
-        play.sees("/v1/containers[].poolRequested")
+        play.sees("/v1/containers[].poolRequestedBy")
         play.sees("/v1/containers[].claims[].cpus")
     with play.pod("many", cpus(14, numa_node=0), irqs="move") as pod:
         pod.run()
@@ -269,8 +269,8 @@ def refused_partition(play: Play) -> None:
         exclusive.unlink()
         exclusive.mkdir()
         pod.run()
-        play.sees("/v1/cpus[].pooled")
-        play.sees("/v1/containers[].pooledCode")
+        play.sees("/v1/cpus[].fallback_reason")
+        play.sees("/v1/containers[].fallbackCode")
         play.counts("dra_numa_backend_pooled_containers")
         play.hears("CPUsKeptByPool")
 

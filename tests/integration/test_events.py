@@ -74,9 +74,9 @@ def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None
         def report() -> dict[str, str]:
             return next((one for one in partitions.state("/v1/containers") if one["id"] == box.id), {})
 
-        wait_for("the report", lambda: report().get("poolRequested"), 20)
-        assert (report()["exclusivity"], report()["pooled"]) == ("pool", "")
-        assert {one.get("pooled") for one in partitions.state("/v1/cpus")} == {None}
+        wait_for("the report", lambda: report().get("poolRequestedBy"), 20)
+        assert (report()["exclusivity"], report()["fallbackReason"]) == ("pool", "")
+        assert {one.get("fallbackReason") for one in partitions.state("/v1/cpus")} == {None}
         assert metric(partitions, "dra_numa_backend_pooled_containers 0.0")
         assert metric(partitions, 'dra_numa_backend_exclusivity{configured="auto",mode="partition"} 1.0')
         # An Event about this pod would precede one about a pod that starts later.

@@ -164,7 +164,7 @@ def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
     assert box.cpus_allowed == db.cpus
     assert plain.cpus_allowed == ALL - RESERVED - db.cpus
     report = next(one for one in cluster.instance.state("/v1/containers") if one["podUid"] == db.uid)
-    assert (report["exclusivity"], "cpuset.cpus" in report["pooled"]) == ("pool", True)
+    assert (report["exclusivity"], "cpuset.cpus" in report["fallbackReason"]) == ("pool", True)
     quiet = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(isolation="isolated")])
     block = Path(quiet.sandbox.cgroup.directory / "blocked")
     block.mkdir()

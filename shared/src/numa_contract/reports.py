@@ -132,11 +132,11 @@ class ContainerReport(Document):
     """Mechanism that keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
     driver); empty without a claim.
     """
-    pooled: Text = ""
+    fallback_reason: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
-    pooled_code: Code = ""
+    fallback_code: Code = ""
     """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
-    pool_requested: Text = ""
+    pool_requested_by: Text = ""
     """Setting of its claims that requests the pool, if the kernel could enforce them without it; empty otherwise."""
     mems: CpuSet = frozenset()
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list

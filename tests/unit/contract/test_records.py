@@ -174,9 +174,14 @@ def test_long_texts_of_a_report_are_cut() -> None:
     assert {len(code) for code in (status.exclusivity_code, *status.problem_codes)} == {64}
     for text in (status.exclusivity_reason, status.software, status.runtime, *status.problems, *status.kubelet_pins):
         assert 500 < len(text.encode()) <= 1024
-    words = ("name", "podNamespace", "podName", "exclusivity", "pooled", "poolRequested", "refused")
+    words = ("name", "podNamespace", "podName", "exclusivity", "fallbackReason", "poolRequestedBy", "refused")
     report = ContainerReport.model_validate(
-        {**REPORT, **dict.fromkeys((*words, "pooledCode", "refusedCode"), long), "cgroup": long, "limits": {"f": long}}
+        {
+            **REPORT,
+            **dict.fromkeys((*words, "fallbackCode", "refusedCode"), long),
+            "cgroup": long,
+            "limits": {"f": long},
+        }
     )
     assert len(report.cgroup) == 4096
     assert len(report.model_dump_json().encode()) < 8 * 1024 + 2 * 4096 + 1024

@@ -59,9 +59,9 @@ class CpuDocument(StateDocument):
     """Mechanism that keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver).
     Left out if no container of the claim runs.
     """
-    pooled: str | None = None
+    fallback_reason: str | None = None
     """Reason why the shared pool enforces the claim although the kernel could. Left out otherwise."""
-    pool_requested: str | None = None
+    pool_requested_by: str | None = None
     """Setting of the claim that requests the shared pool, if there is one. Left out otherwise."""
 
 

@@ -54,7 +54,7 @@ def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
     record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
         ({}, f"the shared pool excludes its CPUs: {reason}"),
-        ({"pooled": "x has CPU 2"}, "the shared pool excludes its CPUs: x has CPU 2"),
+        ({"fallbackReason": "x has CPU 2"}, "the shared pool excludes its CPUs: x has CPU 2"),
         ({"exclusivity": "partition"}, BY_KERNEL.message),
     ):
         ledger = Ledger(files_of(record), containers=(report(claims=[USE], cpus="1-2", **more),))

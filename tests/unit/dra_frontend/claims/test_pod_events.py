@@ -93,9 +93,9 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
     """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),
-        report("r", BURSTABLE, exclusivity="pool", poolRequested="cpuConfig.poolCPUs"),
+        report("r", BURSTABLE, exclusivity="pool", poolRequestedBy="cpuConfig.poolCPUs"),
         report("s", BURSTABLE, exclusivity="pool"),
-        report("p", BURSTABLE, exclusivity="pool", pooled="the kernel refused"),
+        report("p", BURSTABLE, exclusivity="pool", fallbackReason="the kernel refused"),
     )
     assert [(one.regarding.uid, one.reason) for one in pods.observed] == [("p", KEPT_BY_POOL)]
     assert pods.observed[0].note.startswith("Container work has weaker CPU isolation: ")
@@ -109,7 +109,7 @@ def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
     for number in range(5):
         container = f"{number:02x}" * 32
         why = f"{BURSTABLE}/cri-containerd-{container}.scope/cpuset.cpus.partition says root invalid"
-        pods.see(report("p", BURSTABLE, id=container, exclusivity="pool", pooled=why))
+        pods.see(report("p", BURSTABLE, id=container, exclusivity="pool", fallbackReason=why))
     assert len({one.condition for one in pods.observed}) == 1
     assert len({(one.source, one.total) for one in pods.observed}) == 5
 

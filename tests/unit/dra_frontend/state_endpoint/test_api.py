@@ -113,7 +113,7 @@ async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
     is none.
     """
     assert "exclusivity" not in (await endpoint.get("/v1/cpus"))[1]
-    for fields in ({"exclusivity": "partition"}, {"exclusivity": "pool", "pooled": "the kernel refused"}):
+    for fields in ({"exclusivity": "partition"}, {"exclusivity": "pool", "fallbackReason": "the kernel refused"}):
         user = report("c", claims=[{"uid": "u", "driver": "dra.cpu"}], **fields)
         endpoint.backend.containers = {"c": user}
         shown = (await endpoint.get("/v1/cpus"))[1]

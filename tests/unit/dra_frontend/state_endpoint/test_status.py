@@ -49,7 +49,10 @@ def test_a_node_on_which_everything_works(state: NodeState) -> None:
 
 @pytest.mark.parametrize(
     ("container", "code"),
-    [({"refused": "CPU 3 is gone"}, StatusCode.CONTAINER_REFUSED), ({"pooled": "EBUSY"}, StatusCode.CPUS_KEPT_BY_POOL)],
+    [
+        ({"refused": "CPU 3 is gone"}, StatusCode.CONTAINER_REFUSED),
+        ({"fallbackReason": "EBUSY"}, StatusCode.CPUS_KEPT_BY_POOL),
+    ],
 )
 @pytest.mark.parametrize(
     ("reported", "cause"), [("PermissionDenied", "PermissionDenied"), ("OfALaterRelease", ""), ("BackendSilent", "")]
@@ -58,7 +61,7 @@ def test_containers_have_problems(
     state: NodeState, container: dict[str, Any], code: StatusCode, reported: str, cause: str
 ) -> None:
     """The subject is the container, and the cause is one of the codes that this release knows."""
-    fields = {**container, "refusedCode": reported, "pooledCode": reported}
+    fields = {**container, "refusedCode": reported, "fallbackCode": reported}
     state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **fields)}
     state.hold()
     (found,) = status_view(state).problems

@@ -221,12 +221,12 @@ async def test_a_partition_that_was_refused_because_its_cpus_went_offline_is_mad
         node.kernel.online = "0-1,4-7"
         node.kernel.settle(POD)
         auditor.partitions._add_changed({db})
-        await eventually(lambda: "due to hotplug" in node.reports["db"].pooled)
+        await eventually(lambda: "due to hotplug" in node.reports["db"].fallback_reason)
         set_online(node, "0-1,4-7")
         auditor._next.tick = 0
         await node.until(lambda: node.cpus(db) == "1,4-7")
         set_online(node, "0-7")
-        await node.until(lambda: (node.partition(db), node.reports["db"].pooled) == ("root", ""))
+        await node.until(lambda: (node.partition(db), node.reports["db"].fallback_reason) == ("root", ""))
 
 
 def set_online(node: Node, cpus: str) -> None:

@@ -40,8 +40,8 @@ async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_th
         shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
         db = await node.run("db", *node.claim(shared), *node.claim(unshared))
         assert (node.cpus(db), node.cpus(plain)) == ("2-5", "1,6-7")
-        assert "shared in its pod" in node.reports["db"].pool_requested
-        assert node.reports["db"].pooled == "", "the claims ask for it, so it is not a warning"
+        assert "shared in its pod" in node.reports["db"].pool_requested_by
+        assert node.reports["db"].fallback_reason == "", "the claims ask for it, so it is not a warning"
 
 
 async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_shared_claim(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_sha
         await node.run("both", *unshared, *node.claim(cpu_record("s", "r=4-5", pool=True)))
         await node.stop("both")
         assert node.partition(await node.run("alone", *unshared)) == "root"
-        assert (node.reports["alone"].exclusivity, node.reports["alone"].pooled) == ("partition", "")
+        assert (node.reports["alone"].exclusivity, node.reports["alone"].fallback_reason) == ("partition", "")
 
 
 async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
         await node.run("db", *env)
         node.kernel.make(f"{POD}/blocked")
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2-4")
-        await node.until(lambda: node.reports["db"].pooled)
+        await node.until(lambda: node.reports["db"].fallback_reason)
         node.kernel.written.clear()
         await asyncio.sleep(0.5)
         while any(name == PARTITION for _, name, _ in node.kernel.written):  # until the failed attempt has ended
@@ -341,7 +341,7 @@ async def test_a_fallback_is_stored_if_each_attempt_is_passed_by(tmp_path: Path)
         await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.make(f"{POD}/blocked")
         node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2-4")
-        await node.until(lambda: node.reports["db"].pooled)
+        await node.until(lambda: node.reports["db"].fallback_reason)
         assert node.enforcer.state.pool.held == {2, 3}
 
 

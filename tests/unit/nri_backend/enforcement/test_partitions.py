@@ -50,7 +50,7 @@ async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_w
         assert node.enforcer.state.pool.shared == parse_cpu_list("1-7")
         assert {path for path, *_ in node.kernel.written} == {db, POD, PODS, TOP}
         reported = node.reports["db"]
-        assert (reported.exclusivity, reported.pooled, reported.cpus) == ("partition", "", {2, 3})
+        assert (reported.exclusivity, reported.fallback_reason, reported.cpus) == ("partition", "", {2, 3})
         await node.stop("db")
         assert node.cpus(plain) == "1-7"
         await node.until(lambda: not node.kernel.get(TOP, EXCLUSIVE))
@@ -102,11 +102,11 @@ async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_pa
         assert node.kernel.get(db, EXCLUSIVE) == ""
         reported = node.reports["db"]
         assert reported.exclusivity == "pool"
-        assert "cpuset.cpus.exclusive: Invalid argument when 2-3 was written" in reported.pooled
+        assert "cpuset.cpus.exclusive: Invalid argument when 2-3 was written" in reported.fallback_reason
         node.kernel.remove(f"{POD}/blocked")
         await node.until(lambda: node.partition(db) == "root")
         await node.until(lambda: node.kernel.get(plain, "cpuset.cpus") == "1-7")
-        assert node.reports["db"].pooled == ""
+        assert node.reports["db"].fallback_reason == ""
         await node.stop("db")
         await node.until(lambda: node.cpus(plain) == "1-7")
 

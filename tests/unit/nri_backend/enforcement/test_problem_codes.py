@@ -90,11 +90,11 @@ async def test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer(
         node.kernel.answer = answer
         await node.run("db", *node.claim(ONE))
         report = node.reports["db"]
-        assert (report.pooled_code, answer in report.pooled) == (code, True)
+        assert (report.fallback_code, answer in report.fallback_reason) == (code, True)
         tracked = node.enforcer.state.containers.get("db")
         assert tracked is not None
         stored = await node.enforcer.reconciler.recorder.fallback(tracked)
-        assert (stored, stored.code) == (report.pooled, code)
+        assert (stored, stored.code) == (report.fallback_reason, code)
 
 
 async def test_a_partition_without_its_controller_has_the_code_of_the_missing_file(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_pa
         assert (node.partition(vpp), node.cpus(vpp)) == ("member", "1-7")
         reported = node.reports["vpp"]
         assert (reported.exclusivity, reported.cpus, reported.claims[0].cpus) == ("pool", parse_cpu_list("1-7"), {2, 3})
-        assert ("cpuConfig.poolCPUs" in reported.pool_requested, reported.pooled) == (True, "")
+        assert ("cpuConfig.poolCPUs" in reported.pool_requested_by, reported.fallback_reason) == (True, "")
 
 
 async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_p
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
-        with pytest.raises(RejectedError, match="CPUs of the shared pool .poolCPUs. and for isolation: isolated"):
+        with pytest.raises(RejectedError, match=r"CPUs of the shared pool \(poolCPUs\) and for isolation: isolated"):
             await node.create("vpp", *env)
 
 

@@ -66,7 +66,7 @@ async def test_problems_are_shown(node: AilingNode) -> None:
     """Each problem of the service, its backend or a container is shown on one line and only once."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
-    node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
+    node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")
     node.containers.append(report("r", "unknown", refused="no CPU is free").model_dump())
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))
@@ -104,7 +104,7 @@ async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
 async def test_text_from_others_stays_on_its_line(node: AilingNode) -> None:
     """Text from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
-    node.containers[0].update(pooled="x\nno problems", exclusivity="\x1b[31mpool")
+    node.containers[0].update(fallbackReason="x\nno problems", exclusivity="\x1b[31mpool")
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))
     assert all(line.isprintable() for line in screen.split("\n"))

@@ -264,7 +264,7 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "claims.refused": lambda node: node.containers.append(
         report("r", "unknown", refused="no CPU is free").model_dump()
     ),
-    "claims.kept-by-kernel": _container(exclusivity="pool", pooled="cpuset.cpus.exclusive of x has CPU 2"),
+    "claims.kept-by-kernel": _container(exclusivity="pool", fallbackReason="cpuset.cpus.exclusive of x has CPU 2"),
     "claims.best-effort": _container(cgroup="kubepods.slice/kubepods-besteffort.slice/x"),
     "claims.memory-kills": _container(memoryKills=2),
     "claims.pinned": _container(cpus="2-5"),

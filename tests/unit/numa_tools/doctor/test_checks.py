@@ -293,7 +293,7 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": "KernelTooOld"}
-    node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
+    node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")
     ILLNESSES["kernel.release/partitions"](node)
     ILLNESSES["host.daemons"](node)
     found = await verdicts(node)

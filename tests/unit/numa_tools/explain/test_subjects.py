@@ -130,7 +130,7 @@ def test_the_enforcement_of_a_claim_is_explained() -> None:
     the record.
     """
     (record,) = prepared(asked(2))
-    said = {"cpus": _listed(record), "exclusivity": "pool", "pooled": "the kernel is too old"}
+    said = {"cpus": _listed(record), "exclusivity": "pool", "fallbackReason": "the kernel is too old"}
     found, problems = told(knowing([record], user(record, **said)), "pod/ns/p")
     assert problems == []
     (container,) = found["containers"]
@@ -138,7 +138,7 @@ def test_the_enforcement_of_a_claim_is_explained() -> None:
     assert container["why"] == "the kernel is too old"
     status = {"instance": "i", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     backend = read_backend({"live": True, "problem": "", "status": status})
-    whole_node = knowing([record], user(record, **{**said, "pooled": ""}), backend=backend)
+    whole_node = knowing([record], user(record, **{**said, "fallbackReason": ""}), backend=backend)
     (container,) = told(whole_node, "pod/ns/p")[0]["containers"]
     assert container["why"] == "nri-backend lacks the capability SYS_ADMIN"
 
@@ -203,7 +203,9 @@ def test_missing_enforcement_and_missing_reports_are_findings() -> None:
 def test_text_from_others_stays_on_its_line() -> None:
     """Text from a pod or an archive can neither forge a line nor send control sequences to the terminal."""
     (record,) = prepared(asked(2))
-    odd = user(record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", pooled="a\nPROBLEM  b")
+    odd = user(
+        record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", fallbackReason="a\nPROBLEM  b"
+    )
     kernel = {"c": {"cpuset.cpus.partition": "member\n\u202e"}}
     found = explain_known(knowing([record], odd, kernel=kernel), "u0")
     assert found is not None

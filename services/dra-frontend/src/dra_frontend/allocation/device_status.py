@@ -216,7 +216,7 @@ def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Conditio
     """Returns the condition that names the mechanism of exclusivity, with the reason if it is the shared pool."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
-    why = next(filter(None, (*(one.pooled or one.pool_requested for one in running), node_reason)), "")
+    why = next(filter(None, (*(one.fallback_reason or one.pool_requested_by for one in running), node_reason)), "")
     text = "the shared pool excludes its CPUs" + (f": {why}" if why else "")
     return Condition("True", "Exclusive", cut_answer(text))
 

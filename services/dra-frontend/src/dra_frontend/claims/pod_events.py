@@ -36,8 +36,8 @@ def _observations(report: ContainerReport) -> Iterator[Observation]:
     pod = pod_of(report)
     if _BEST_EFFORT_CGROUP.search(report.cgroup):
         yield Observation(pod, BEST_EFFORT, _BEST_EFFORT_NOTE, source=report.pod_uid, total=1)
-    if report.pooled:
-        note = _KEPT_BY_POOL_NOTE.format(report.name, report.pooled)
+    if report.fallback_reason:
+        note = _KEPT_BY_POOL_NOTE.format(report.name, report.fallback_reason)
         yield Observation(pod, KEPT_BY_POOL, note, source=report.id, total=1)
 
 

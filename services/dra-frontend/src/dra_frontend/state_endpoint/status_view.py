@@ -104,7 +104,7 @@ def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notic
             text = f"container {name} was refused: {one.refused}"
             cause = known_code(one.refused_code)
             yield Notice(code=StatusCode.CONTAINER_REFUSED, cause=cause, subject=subject, text=text)
-        elif one.pooled:
-            text = f"the kernel does not keep the CPUs of {name}: {one.pooled}"
-            cause = known_code(one.pooled_code)
+        elif one.fallback_reason:
+            text = f"the kernel does not keep the CPUs of {name}: {one.fallback_reason}"
+            cause = known_code(one.fallback_code)
             yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, cause=cause, subject=subject, text=text)

@@ -126,7 +126,9 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
         use = "claimed" if holder else "withheld" if cpu.id in inventory.withheld_cpus else "pool"
         use = "reserved" if cpu.id in inventory.reserved_cpus else use
         user = users.get(holder["claim_uid"]) if holder else None
-        kept = {"exclusivity": user.exclusivity, **_reasons(user.pooled, user.pool_requested)} if user else {}
+        kept = (
+            {"exclusivity": user.exclusivity, **_reasons(user.fallback_reason, user.pool_requested_by)} if user else {}
+        )
         yield CpuDocument(cpu=cpu.id, use=use, **_place(cpu), **holder, **kept)
     for number in sorted(holders.keys() - inventory.machine.online):
         yield CpuDocument(cpu=number, use="offline", **holder_of(number))
@@ -156,8 +158,8 @@ def _place(cpu: Cpu) -> dict[str, Any]:
     return {"core": cpu.core, "numa_node": cpu.numa_node, "l3": cpu.l3_id}
 
 
-def _reasons(pooled: str, requested: str) -> dict[str, Any]:
-    return {"pooled": pooled or None, "pool_requested": requested or None}
+def _reasons(fallback: str, requested: str) -> dict[str, Any]:
+    return {"fallback_reason": fallback or None, "pool_requested_by": requested or None}
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:

@@ -48,7 +48,7 @@ def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
     if report.exclusivity:
         found["keptBy"] = kept_by(report.exclusivity)
     node_reason = known.exclusivity_reason if report.exclusivity == "pool" else ""
-    why = report.pooled or report.pool_requested or node_reason
+    why = report.fallback_reason or report.pool_requested_by or node_reason
     shown = {"why": why, "refused": report.refused, "limits": dict(report.limits)}
     return found | {key: value for key, value in shown.items() if value} | _kernel(known, report)
 

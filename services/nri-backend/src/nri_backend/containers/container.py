@@ -176,7 +176,7 @@ class Tracked:
         return self.fallback if self.entitlement.partition else NO_PROBLEM
 
     @property
-    def pool_requested(self) -> str:
+    def pool_requested_by(self) -> str:
         """Setting of its claims that makes the pool enforce them; empty without one."""
         return "" if self.entitlement.partition else self.fallback
 

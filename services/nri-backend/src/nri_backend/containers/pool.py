@@ -104,9 +104,9 @@ class NodeClaims(Claims):
         that uses the claim may become a partition.
         """
         ended = [one.key for one in before.entitlement.claims if self.fallbacks.get(one.key) == before.fallback]
-        for key in ended if before.pool_requested else ():
+        for key in ended if before.pool_requested_by else ():
             del self.fallbacks[key]
-        return bool(ended and before.pool_requested)
+        return bool(ended and before.pool_requested_by)
 
 
 def _cpus_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:

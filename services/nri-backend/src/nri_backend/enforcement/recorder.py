@@ -87,9 +87,9 @@ class EnforcementRecord(BaseModel):
     answered: bool = False
     """True if the limits in the runtime include the claimed hugepages, which an answer of this plugin has added."""
     claims: tuple[Held, ...] = ()
-    pooled: str = ""
+    fallback_reason: str = ""
     """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
-    pooled_code: str = ""
+    fallback_code: str = ""
     """Code of the cause of that reason; empty in a record of an older release."""
 
 
@@ -98,8 +98,8 @@ class _Content(NamedTuple):
 
     claims: tuple[Held, ...]
     answered: bool
-    pooled: str
-    pooled_code: str
+    fallback_reason: str
+    fallback_code: str
 
 
 @dataclass(slots=True)
@@ -357,7 +357,7 @@ class Recorder:
         self._answered.update(i for i, record in found.items() if record.answered)
         claims = {i: tuple(map(self._shared, record.claims)) for i, record in found.items()}
         self._written |= {
-            i: _Content(claims[i], record.answered, record.pooled, record.pooled_code)
+            i: _Content(claims[i], record.answered, record.fallback_reason, record.fallback_code)
             for i, record in found.items()
             if record.inode
         }
@@ -375,7 +375,7 @@ class Recorder:
         """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or NO_PROBLEM."""
         found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
         record = found.get(tracked.id)
-        return read_problem(record.pooled, record.pooled_code) if record else NO_PROBLEM
+        return read_problem(record.fallback_reason, record.fallback_code) if record else NO_PROBLEM
 
     async def forget_others(self) -> None:
         """Removes the records of containers that are not tracked any more.

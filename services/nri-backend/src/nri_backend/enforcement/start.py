@@ -41,7 +41,7 @@ from nri_backend.problems import Problem
 _log = logging.getLogger(__name__)
 
 
-def _why_pooled(tracked: Tracked) -> Problem:
+def _fallback_of(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
         text = "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.poolCPUs)"
         return Problem(text, None)
@@ -78,7 +78,7 @@ class Starter:
         if self._state.pool.by_kernel and tracked.entitlement.cpus and not tracked.entitlement.partition:
             # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
             # enforces all of them.
-            tracked = replace(tracked, fallback=_why_pooled(tracked))
+            tracked = replace(tracked, fallback=_fallback_of(tracked))
             self._state.put(tracked)
         return await self._cleared(tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until)
 

@@ -20,7 +20,7 @@ export function cpuDetails(view, number) {
   if (cpu.claimUid) rows.push(["Claim", cpu.claim || `${cpu.claimUid} (no record)`]);
   if (claim) rows.push(["Enforced", enforcedOf(claim)]);
   if (cpu.exclusivity) rows.push(["Kept by", KEPT_BY[cpu.exclusivity] ?? cpu.exclusivity]);
-  if (cpu.pooled) rows.push(["Why", cpu.pooled]);
+  if (cpu.fallbackReason) rows.push(["Why", cpu.fallbackReason]);
   rows.push(["Place", placeOf(view, cpu)]);
   rows.push(["Containers", containerList(containersOn(view, cpu))]);
   return [make("p", { className: "subject" }, `CPU ${number}`), facts(rows)];

@@ -167,11 +167,11 @@ def _started(service: Service) -> Iterator[Finding]:
 
 def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
     daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay"
-    for one in [one for one in _running(service) if one.pooled][:_MOST_SHOWN]:
+    for one in [one for one in _running(service) if one.fallback_reason][:_MOST_SHOWN]:
         yield problem(
-            f"The kernel does not isolate the CPUs of {_pod(one)}: {one.pooled}.",
+            f"The kernel does not isolate the CPUs of {_pod(one)}: {one.fallback_reason}.",
             f"the shared pool keeps containers off them; {daemons}",
-            f"{cause_of(one.pooled_code).remedy}. The driver retries every minute",
+            f"{cause_of(one.fallback_code).remedy}. The driver retries every minute",
         )
 
 

@@ -306,6 +306,16 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
     assert f"enforced: yes: {text}\n" in (await plugin.run("explain", "p", "-n", "ns"))[1]
 
 
+async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_parameter(plugin: Plugin) -> None:
+    """The status of the claim contains ``poolCPUs`` beside the isolation of its own CPUs."""
+    document = prepared(INVENTORY.machine, "pool")
+    document["metadata"]["name"] = "vpp"
+    next(one["data"] for one in document["status"]["devices"] if "cpus" in one["data"])["poolCPUs"] = "numa"
+    plugin.server.store.create(CLAIMS, "ns", document)
+    plugin.add_pod("p", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "vpp"}]})
+    assert ": CPUs 1,5, exclusive, poolCPUs: numa\n" in (await plugin.run("explain", "p", "-n", "ns"))[1]
+
+
 async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plugin) -> None:
     """A claim waits for the pod, too: memory requests and taints are in the pod's condition alone."""
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}

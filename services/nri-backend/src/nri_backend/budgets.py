@@ -41,6 +41,8 @@ plan during a job. Repetitions for other reasons are not counted.
 
 JOB_SECONDS: Final = 0.01
 """Time after which a job of the audit leaves its remaining steps to the next job."""
+HOLD_SECONDS: Final = 0.002
+"""Time for which the event loop waits for the job of a hook and does nothing else. A start takes half of it."""
 PASS_BY_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that hangs in the kernel."""
 MAX_STUCK: Final = 4

@@ -66,6 +66,23 @@ async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> No
     assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
 
 
+async def test_the_event_loop_waits_for_the_job_of_a_hook_for_a_moment(hanging: HangingSteps) -> None:
+    """Its result takes no other turn of the loop. A job that hangs keeps the loop only for HOLD_SECONDS."""
+    worker, loop, turns = CgroupWorker(lambda: None), asyncio.get_running_loop(), list[float]()
+    for _ in range(int(10 * patience())):
+        loop.call_soon(turns.append, 0.0)
+        before = len(turns)
+        assert await worker.finish("a", lambda: hanging.step("a")) == "a"
+        if len(turns) == before:
+            break
+        await asyncio.sleep(0.01)
+    assert len(turns) == before, "each of these jobs took longer, or the loop did not wait"
+    waiting = asyncio.create_task(worker.finish("b", lambda: hanging.step("b", hangs=True)))
+    await eventually(lambda: worker.stuck.keys() == {"b"})
+    hanging.gate.set()
+    assert await waiting == "b"
+
+
 async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung_step_late(
     hanging: HangingSteps,
 ) -> None:

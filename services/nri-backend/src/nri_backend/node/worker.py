@@ -5,7 +5,11 @@ A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup 
 the event loop never writes one. Two jobs never write at the same time, so that the value written last is also the one
 requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
 comes. A job of the audit ends after JOB_SECONDS, with the rest of its steps left to a later job; this is the longest
-time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
+longest time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
+
+The job of a hook usually takes less time than the way of its result through the executor and the event loop, several
+turns of which the hook would need. So the event loop itself waits for the end of such a job, for HOLD_SECONDS at most.
+It could do little else in this time, since nearly all of the job is Python code, which runs in one thread at a time.
 
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
 a call cannot be cancelled. After PASS_BY_SECONDS its job is passed by: the thread stays with the call, the next job
@@ -19,13 +23,14 @@ its own deadline.
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from nri_backend.budgets import JOB_SECONDS, MAX_STUCK, PASS_BY_SECONDS
+from nri_backend.budgets import HOLD_SECONDS, JOB_SECONDS, MAX_STUCK, PASS_BY_SECONDS
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
@@ -44,17 +49,22 @@ class _Job(Generic[Result]):
     current: str = ""
     """Name of the step at work."""
     passed_by: bool = False
+    at_work: threading.Lock = field(default_factory=threading.Lock)
+    """Locked before the job is started, and released when run() has ended."""
 
     def run(self) -> None:
         """Takes at least one step, unless the job was passed by before it began."""
         end = self.clock() + JOB_SECONDS
-        for name, step in self.steps:
-            self.current = name
-            if self.passed_by:
-                break
-            self.results.append(step())
-            if self.clock() >= end:
-                break
+        try:
+            for name, step in self.steps:
+                self.current = name
+                if self.passed_by:
+                    break
+                self.results.append(step())
+                if self.clock() >= end:
+                    break
+        finally:
+            self.at_work.release()
 
     def take_results(self) -> list[Result]:
         """Returns the results so far; a later call returns those that have been added since."""
@@ -112,7 +122,7 @@ class CgroupWorker:
             while name in self.stuck:
                 await asyncio.wait({self.stuck[name][0]})
             job, running = await self._run(lambda: [plan()], self._hooks)
-            if not running.cancelled():
+            if not (job.results or running.cancelled()):
                 await asyncio.shield(running)
             if job.results:
                 return job.results[0]
@@ -128,8 +138,11 @@ class CgroupWorker:
             while len(self.stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
             job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock, late)
+            job.at_work.acquire()
             # Not to_thread: if the caller is cancelled, the job goes on.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
+            if queue is self._hooks and job.at_work.acquire(timeout=HOLD_SECONDS):
+                return job, running
             try:
                 await asyncio.wait({running}, timeout=PASS_BY_SECONDS)
             finally:

@@ -137,13 +137,10 @@ class ChangeLog:
         self._ids = deque[str](maxlen=MAX_TOUCHED)
         """Ids of the containers and attempts of the latest changes, oldest first."""
 
-    def add(self, *ids: str) -> None:
-        """Stores the ids of containers and attempts that have changed."""
+    def report(self, *ids: str) -> None:
+        """Reports a change of the state, and stores the ids of the containers and attempts that have changed."""
         self.count += len(ids)
         self._ids.extend(ids)
-
-    def report(self) -> None:
-        """Calls the functions that are to be called after a change of the state."""
         self._changed()
         if self.end_idle is not None:
             self.end_idle()
@@ -216,12 +213,11 @@ class NodeState:
         weight_before = self.containers.weights.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
-        self.change_log.add(container_id)
-        self.change_log.report()
+        self.change_log.report(container_id)
         alive = tracked.phase in ALIVE
         # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
         if attempt is not None and (alive or attempt.id == container_id):
-            self.change_log.add(attempt.id)
+            self.change_log.report(attempt.id)
             del self.rejected[identity.user]
         if alive:
             users = self.claims.first_users
@@ -244,8 +240,7 @@ class NodeState:
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
-            self.change_log.add(container_id)
-            self.change_log.report()
+            self.change_log.report(container_id)
             if weighs:
                 self._recompute()
                 self._exclude_in_pod(before)
@@ -260,18 +255,17 @@ class NodeState:
         that it names again. Its evidence is dropped, since that of MAX_REJECTED attempts may be megabytes.
         """
         if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
-            self.change_log.add(earlier.id)
+            self.change_log.report(earlier.id)
         identity = replace(tracked.identity, evidence=NO_EVIDENCE)
         self.rejected[identity.user] = replace(tracked, phase=Phase.ABSENT, identity=identity)
         if len(self.rejected) > MAX_REJECTED:
-            self.change_log.add(self.rejected.pop(next(iter(self.rejected))).id)
-        self.change_log.add(tracked.id)
-        self.change_log.report()
+            self.change_log.report(self.rejected.pop(next(iter(self.rejected))).id)
+        self.change_log.report(tracked.id)
 
     def forget_rejected(self, pod_uid: str) -> None:
         """Forgets the rejected attempts of a pod that is gone."""
         for attempt in [attempt for attempt in self.rejected if attempt.pod_uid == pod_uid]:
-            self.change_log.add(self.rejected.pop(attempt).id)
+            self.change_log.report(self.rejected.pop(attempt).id)
         self.change_log.report()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
@@ -284,7 +278,7 @@ class NodeState:
         unlisted = [known.after(Event.UNLISTED) for known in self if known.id not in listed]
         lingering = [one for one in unlisted if one.phase is not Phase.ABSENT]
         before = {tracked.id: tracked for tracked in self}
-        self.change_log.add(*before, *(one.id for one in self.rejected.values()))
+        self.change_log.report(*before, *(one.id for one in self.rejected.values()))
         self.containers = ContainerIndex()
         self.rejected.clear()
         self.told = True

@@ -76,6 +76,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/lint-imports --no-cache
 	PYTHONPATH=services/kubectl-numa/src $(BIN)/lint-imports --no-cache --config services/kubectl-numa/.importlinter
 	$(BIN)/python -m hack.house
+	$(BIN)/python -m hack.commits
 	hack/proto.sh --check
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the subjects of commits: ``area: verb object``, see CONTRIBUTING.md. Reads the local repository only.
+
+Commits before BASE are not checked. A clone that is too shallow to contain BASE has its own commits checked, which are
+newer. Without git, or outside of a repository, there is nothing to check. Merge commits have their own form.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+BASE: Final = "5f30846ed18bcac2bbe97a29b6c74d758f7d94bb"
+MAX_LENGTH: Final = 71
+AREAS: Final = frozenset(
+    {"all", "backend", "build", "chart", "contract", "docs", "examples", "frontend", "fuzz", "kubectl-numa", "node"}
+    | {"numa_tools", "proto", "shared", "tests"}
+)
+ROOT: Final = Path(__file__).parents[1]
+_SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
+_SUBJECT: Final = re.compile(r"(?P<areas>[a-z][a-z0-9_-]*(, [a-z][a-z0-9_-]*)*): (?P<text>\S.*)", re.ASCII)
+
+
+def packages(root: Path) -> frozenset[str]:
+    """Returns the names of the packages of the product, which are areas as well."""
+    inits = (init for source in _SOURCES for init in (root / source).rglob("__init__.py"))
+    return frozenset(init.parent.name for init in inits)
+
+
+def fault(subject: str, areas: frozenset[str]) -> str:
+    """Returns what is wrong with a subject, or an empty text."""
+    found = _SUBJECT.fullmatch(subject)
+    if found is None:
+        return 'is not "area: verb object"'
+    if unknown := sorted({*found["areas"].split(", ")} - areas):
+        return f"the area {unknown[0]} is neither a package nor one of {', '.join(sorted(AREAS))}"
+    if not re.match("[a-z]", found["text"]):
+        return "the verb begins with a lower-case letter"
+    if re.match(r"(add|chang|fix|remov|renam|updat|us|mak)(s|es|ed|d|ing)\b", found["text"]):
+        return 'the verb is imperative: "add", not "added" or "adds"'
+    if found["text"].endswith("."):
+        return "ends with a full stop"
+    return f"has {len(subject)} characters, at most {MAX_LENGTH}" if len(subject) > MAX_LENGTH else ""
+
+
+def subjects(root: Path) -> list[tuple[str, str]]:
+    """Returns the abbreviated hash and the subject of each commit to check."""
+    if _git(root, "rev-parse", "--git-dir") is None:
+        return []
+    base = _git(root, "rev-parse", "--quiet", "--verify", f"{BASE}^{{commit}}")
+    if base is None and (_git(root, "rev-parse", "--is-shallow-repository") or "").strip() != "true":
+        return []  # another history, for example of a tree that was imported
+    log = _git(root, "log", "--no-merges", "--format=%h %s", f"{BASE}..HEAD" if base else "HEAD")
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in (log or "").splitlines()]
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        ran = subprocess.run(  # noqa: S603 - the arguments are constants
+            ["git", "-C", str(root), *arguments],  # noqa: S607 - the git of the developer
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    except OSError:
+        return None
+    return ran.stdout if ran.returncode == 0 else None
+
+
+def faults(root: Path) -> list[str]:
+    """Returns a line for each commit whose subject is wrong."""
+    areas = AREAS | packages(root)
+    found = ((commit, subject, fault(subject, areas)) for commit, subject in subjects(root))
+    return [f"{commit} {subject}: {why}" for commit, subject, why in found if why]
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(faults(ROOT)) or 0)

@@ -3,10 +3,13 @@
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.machine.discovery import discover
 from dra_frontend.settings import add_run_arguments
 from nri_backend.settings import build_parser
 from numa_contract.config import Config, parse_config
@@ -14,6 +17,7 @@ from numa_contract.config import Config, parse_config
 from hack.chart_values import ChartValues
 from tests.chart.helm import CHART
 from tests.chart.test_values import DEFAULTS, given, keys
+from tests.rigs.trees import small_machine
 
 ROOT = CHART.parents[1]
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
@@ -42,6 +46,19 @@ def test_the_default_is_told(key: str) -> None:
     value = None if told == "none" else yaml.safe_load(told) if is_value else told
     assert parse_config({key: value}, "docs") == Config()
     assert told != "none" or Config().model_dump(by_alias=True)[key] in ("", (), None)
+
+
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
+def test_the_page_names_every_attribute(group_by: str) -> None:
+    """An author of claims finds each attribute that a selector can use, also those that few machines or modes have."""
+    page = (ROOT / "docs/devices.md").read_text()
+    modes = ({"groupBy": group_by, "allocator": "external"}, {"cpuDeviceMode": "individual"})
+    for mode in modes:
+        config = parse_config({**mode, "exposePCIeRoots": True}, "docs")
+        machine = replace(discover(small_machine()), pcie_roots={"pci0000:17": frozenset({0})})
+        devices = build_inventory(machine, config, "n").devices
+        names = {name for device in devices.values() for name in device.attributes}
+        assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_flags_exist() -> None:

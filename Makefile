@@ -15,7 +15,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema state-api command-reference metrics-tables manifests docs kind-up kind-down clean
+.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check check-fast bench lock proto chart-schema state-api command-reference metrics-tables manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,23 +69,25 @@ release-check: .venv/.done ## Make a release twice from nothing; the digests mus
 fuzz: .venv/.done ## Fuzz parsers of hostile input and traces of a node for MINUTES=60; failing inputs go to build/fuzz
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-check: .venv/.done ## Linters, types, import law, drift of generated code and locks
+check: .venv/.done check-fast ## Linters, types, import law, drift of generated code and locks
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
+	hack/proto.sh --check
+	tests/node/cri.sh --check
+	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
+	UV=$(BIN)/uv locks/compile.sh --check
+
+check-fast: .venv/.done ## Of these what takes seconds and needs all files; pre-commit runs it
 	$(BIN)/lint-imports --no-cache
 	PYTHONPATH=services/kubectl-numa/src $(BIN)/lint-imports --no-cache --config services/kubectl-numa/.importlinter
 	$(BIN)/python -m hack.house
 	$(BIN)/python -m hack.commits
-	hack/proto.sh --check
-	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check
 	$(BIN)/python -m hack.state_api --check
 	$(BIN)/python -m hack.command_reference --check
 	$(BIN)/python -m hack.metrics_tables --check
-	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
 	$(BIN)/python -m hack.version --check
-	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure the driver: bench.html, bench.json; AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..." beside it; QUICK=1
 	@$(BIN)/python -m tests.bench $(OPTIONS) $(if $(QUICK),--quick) $(if $(DRIVERS),--drivers '$(DRIVERS)') \

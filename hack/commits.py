@@ -75,5 +75,14 @@ def faults(root: Path) -> list[str]:
     return [f"{commit} {subject}: {why}" for commit, subject, why in found if why]
 
 
+def main(arguments: list[str]) -> str | int:
+    """Checks the history, or with ``--message FILE`` the message of a commit that is about to be made."""
+    if arguments[:1] == ["--message"]:
+        subject = Path(arguments[1]).read_text().partition("\n")[0]
+        why = fault(subject, AREAS | packages(ROOT))
+        return f"{subject}: {why}" if why else 0
+    return "\n".join(faults(ROOT)) or 0
+
+
 if __name__ == "__main__":
-    sys.exit("\n".join(faults(ROOT)) or 0)
+    sys.exit(main(sys.argv[1:]))

@@ -89,3 +89,12 @@ def test_a_tree_without_this_history_is_not_checked(tree: Path, tmp_path: Path) 
     git(imported, "init", "-q")
     git(imported, "commit", "-q", "--allow-empty", "-m", "Import")
     assert commits.faults(imported) == []
+
+
+def test_the_message_of_a_new_commit_can_be_checked(tmp_path: Path) -> None:
+    """A hook for messages passes the file; only its first line is the subject."""
+    message = tmp_path / "COMMIT_EDITMSG"
+    message.write_text("docs: add a page\n\nBecause it was missing.\n")
+    assert commits.main(["--message", str(message)]) == 0
+    message.write_text("Add a page\n")
+    assert commits.main(["--message", str(message)]) == 'Add a page: is not "area: verb object"'

@@ -193,7 +193,7 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
         ({"withheldCPUs": 64}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online are 0-6"], [NOTHING_LEFT]),
         (
             {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
-            ["reservedMemory: NUMA node 2 is not there; there are 0-1"],
+            ["reservedMemory: NUMA node 2 does not exist; this machine has 0-1"],
             [ABSENT],
         ),
         (
@@ -247,7 +247,7 @@ def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     told = (
         "/sys/map: odd; the CPUs whose files disagree have no L3 cache here",
-        "/sys/mask: odd; sockets are told apart by their ids",
+        "/sys/mask: odd; sockets are distinguished by their IDs",
     )
     for keys in ({}, {"cpuDeviceMode": "individual", "groupBy": "l3"}):
         inventory = offered(found, **keys)

@@ -94,7 +94,7 @@ def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
     """This applies to the operator's reserve and to the kubelet's."""
     inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
     (warning,) = inventory.warnings
-    assert warning.startswith("memory: none is left for claims; reserved is what the kubelet reserves")
+    assert warning.startswith("memory: none is left for claims; the reserve is the kubelet's reserve")
 
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))

@@ -57,7 +57,7 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
         (Answer(error=""), "unknown error"),
         (Answer(error="file \udcff.json"), "file "),
         (Answer(error="x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000), r"x\n2026 ERROR forged\r\x1b[2J"),
-        (Answer((BAD,)), "cannot be written"),
+        (Answer((BAD,)), "cannot be encoded"),
     ],
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )

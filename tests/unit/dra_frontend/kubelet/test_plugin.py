@@ -117,7 +117,7 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
         answers = await prepare(paths.dra, "a", "b", "a")
         assert sorted(answers) == ["a", "b"]
         assert answers["a"].devices[0].device_name == "cpudevnuma000"
-        assert "no answer to prepare" in answers["b"].error
+        assert "no result for prepare" in answers["b"].error
         gone = await unprepare(paths.dra, "a", "b")
         assert sorted(gone) == ["a", "b"]
         assert gone["a"].error == ""

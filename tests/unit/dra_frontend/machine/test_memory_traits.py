@@ -44,7 +44,7 @@ def doubts(found: Machine) -> str:
     misfits = build_inventory(found, Config(), "n").misfits
     doubt = found.doubts.get("memory", "")
     assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (
-        [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are not known"] if doubt else []
+        [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are unknown"] if doubt else []
     )
     return doubt
 

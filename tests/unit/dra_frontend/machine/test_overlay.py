@@ -29,7 +29,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
 @pytest.mark.parametrize(
     ("document", "fault"),
     [
-        ({"/a": "", "/sys/b": 1}, "doubled or trailing '/'; /sys/b: its content must be a text"),
+        ({"/a": "", "/sys/b": 1}, "doubled or trailing '/'; /sys/b: its content must be a string"),
         ([], "must be a map from paths below /sys to contents"),
         ({"/proc/cpuinfo": ""}, "'/proc/cpuinfo': must be a path below /sys"),
         ({"/sys": ""}, "'/sys': must be a path below /sys"),
@@ -38,8 +38,8 @@ def over(base: MemoryTree, **files: str) -> Machine:
         ({"/sys/a//b": ""}, "must be a path below /sys without"),
         ({"/sys/a/": ""}, "must be a path below /sys without"),
         ({3: "x"}, "'3': must be a path below /sys"),
-        ({"/sys/a": 0}, "/sys/a: its content must be a text"),
-        ({"/sys/a": None}, "/sys/a: its content must be a text"),
+        ({"/sys/a": 0}, "/sys/a: its content must be a string"),
+        ({"/sys/a": None}, "/sys/a: its content must be a string"),
         ({"/sys/a": "é"}, "/sys/a: its content must be ASCII"),
         ({"/sys/a/b/c": "", "/sys/a": ""}, "/sys/a: cannot be a file and the directory of /sys/a/b/c"),
     ],

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node offers, from the machine and the configuration. Pure; who holds it is not known here."""
+"""Computes the devices of this node from the machine and the configuration. Pure; does not depend on allocations."""

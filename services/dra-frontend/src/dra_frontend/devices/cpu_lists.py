@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs there are, as texts for a scheduler that chooses them itself: attributes in the form of the CPU peer."""
+"""Publishes CPU lists and the SMT layout as attributes, for schedulers that choose CPUs themselves, as dra-driver-cpu
+does.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,24 +13,26 @@ from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
 
 CPU_IDS: Final = "dra.cpu/cpuIDs"
-"""The CPUs that a device offers, in the kernel's list format."""
+"""Attribute with the CPUs that a device offers, in the kernel's list format."""
 SMT_LAYOUT: Final = "dra.cpu/smtLayout"
-"""Which CPUs of the machine are threads of one core: as :func:`smt_layout` says it."""
+"""Attribute that shows which CPUs are threads of one core, in the format of :func:`smt_layout`."""
 _MOST_BYTES: Final = 64
 """Maximum length of a string attribute (DeviceAttributeMaxValueLength)."""
 _THREADS: Final = 2
 
 
 def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
-    """Returns the attributes of a device that the server would take: one that is too long is left out."""
+    """Returns the attributes of a device, without those that are too long for the server."""
     texts = {CPU_IDS: format_cpu_list(device.cpus), SMT_LAYOUT: smt_layout(machine)}
     return {name: text for name, text in texts.items() if 0 < len(text) <= _MOST_BYTES}
 
 
 def smt_layout(machine: Machine) -> str:
-    """Returns which threads share a core. ``0-7>4;8-11``: 0 and 4, 1 and 5, 2 and 6, 3 and 7; 8 to 11 are alone.
+    """Returns which threads share a core. In ``0-7>4;8-11``, CPUs 0 and 4, 1 and 5, 2 and 6, 3 and 7 share; 8 to 11 do
+    not.
 
-    By the distance of the two, ascending; those alone last. Empty where a core has more than two.
+    Entries are ordered by the distance between two threads, with single threads last. Empty if a core has more than
+    two.
     """
     cores: defaultdict[int, list[int]] = defaultdict(list)
     for cpu in sorted(machine.cpus):
@@ -44,10 +48,10 @@ def smt_layout(machine: Machine) -> str:
 
 
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
-    """Returns what a scheduler is not told, in words."""
+    """Yields a text about each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
         yield f"{', '.join(long)}: the CPUs do not fit into {_MOST_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
     if any(SMT_LAYOUT not in device.attributes for device in devices):
         layout = smt_layout(machine)
-        reason = f"does not fit into {_MOST_BYTES} bytes" if layout else f"knows cores of up to {_THREADS} threads"
-        yield f"allocator: external: {SMT_LAYOUT} is left out, since it {reason}"
+        reason = f"does not fit into {_MOST_BYTES} bytes" if layout else f"supports cores of up to {_THREADS} threads"
+        yield f"allocator: external: {SMT_LAYOUT} is omitted, since it {reason}"

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature gates of Kubernetes on which the published devices depend, and the fields of a device behind each gate.
+"""Kubernetes feature gates that published devices depend on, and the device fields behind each gate.
 
-A server whose gate is off drops the fields, or refuses the slice. Every text and every comparison of the driver takes
-the names from here.
+If a gate is disabled, the server drops the fields or rejects the slice. All texts and comparisons of the driver use
+these names.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 SHARING: Final = "DRAConsumableCapacity"
-"""Several claims share a device. Alpha in Kubernetes 1.34, on by default from 1.36 on."""
+"""Lets several claims share a device. Alpha in Kubernetes 1.34, enabled by default from 1.36."""
 SHARING_FIELDS: Final = ("allowMultipleAllocations", "requestPolicy")
 TAINTS: Final = "DRADeviceTaints"
 TAINTS_FIELD: Final = "taints"
@@ -17,9 +17,11 @@ LISTS: Final = "DRAListTypeAttributes"
 """Attributes with several values (KEP-5491)."""
 BINDING: Final = "DRADeviceBindingConditions"
 COUNTING: Final = "DRANodeAllocatableResources"
-"""Claims count against the node, and the kubelet adds them to limits (KEP-5517, from Kubernetes 1.37 on; ADR 20)."""
+"""Counts claims against the node; the kubelet adds them to pod limits (KEP-5517, from Kubernetes 1.37;
+docs/adr/0020).
+"""
 ALLOCATABLE: Final = "nodeAllocatableResources"
-"""The field of a device by which claims are counted against the node, in the form of Kubernetes 1.37."""
+"""Device field that counts claims against the node, in the form of Kubernetes 1.37."""
 
 
 def kubelet_counts_claims(node: Mapping[str, Any]) -> bool:

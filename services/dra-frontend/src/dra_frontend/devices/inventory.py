@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node offers: pools of devices from the machine and the configuration.
+"""Computes everything that this node offers: pools of devices from the machine and the configuration.
 
-A configuration that does not fit the machine is never the end: what is offline or absent at present is a warning, and a
-driver whose setting can never be right on this machine offers nothing. Claims can be taken back in any case.
+A configuration that does not fit the machine never ends the service, since claims must be released in any case. CPUs or
+NUMA nodes that are offline or absent at present cause a warning. A driver whose setting can never be right on this
+machine offers nothing.
 """
 
 import re
@@ -45,13 +46,13 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
-"""Lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
+"""Attribute that lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
-    "socket": "sockets are told apart by their ids",
+    "socket": "sockets are distinguished by their IDs",
     "l3": "the CPUs whose files disagree have no L3 cache here",
-    "memory": "kind, bandwidth, latency or nearest CPUs of some memory are not known",
+    "memory": "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
 }
 
 
@@ -59,53 +60,53 @@ class MisfitKind(StrEnum):
     """Kinds of mismatches between machine and configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
-    """A setting names CPUs that are offline or not present, or such a NUMA node."""
+    """A setting names CPUs or a NUMA node that are offline or absent."""
     NOTHING_LEFT = "nothing left"
-    """Settings leave nothing for claims."""
+    """The settings leave nothing for claims."""
     DOUBT = "doubt"
-    """Files of sysfs contradict each other or are missing."""
+    """Files in sysfs are missing or contradict each other."""
     NO_PAGE_SIZE = "no page size"
-    """A setting names a size of hugepages that the kernel does not have."""
+    """A setting names a hugepage size that the kernel does not support."""
     TOO_LONG = "too long"
-    """An attribute would be too long for a ResourceSlice, so it is left out or cut."""
+    """An attribute would be too long for a ResourceSlice and is omitted or cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A mismatch between the present machine and the configuration."""
+    """A mismatch between the current machine and the configuration."""
 
     kind: MisfitKind
     text: str
 
 
 class InventoryError(Exception):
-    """A name or a setting with which nothing can be offered; names the setting and the remedy."""
+    """Raised for a name or setting with which nothing can be offered. The text names the setting and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything this node offers."""
+    """Everything that this node offers."""
 
     machine: Machine
     pools: tuple[Pool, ...]
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
-    """Never given to a claim: the least that the shared pool always has (``withheldCPUs``)."""
+    """CPUs that no claim gets, which guarantee the minimum size of the shared pool (``withheldCPUs``)."""
     misfits: tuple[Misfit, ...] = ()
-    """What does not fit at present, or leaves nothing to offer."""
+    """Mismatches at present, including settings that leave nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a driver publishes no devices, by driver: a setting that does not fit this machine."""
+    """Reasons why drivers publish no devices, by driver: a setting does not fit this machine."""
     observes: bool = False
-    """The node refuses every claim, since ``enforcement`` is ``observe``."""
+    """True if the node refuses every claim because ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
-    """Devices by driver, pool and name, as an allocation result contains them."""
+    """Devices by driver, pool and name, as in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """Attributes of the devices in the form of the API, by the same keys. Equal values are one object."""
+    """Attributes of the devices in the form of the API, by the same keys. Equal values are the same object."""
 
     def __post_init__(self) -> None:
-        """Computes the indexes: a claim may have hundreds of results, each with one of hundreds of devices."""
+        """Computes the indexes, since a claim may have hundreds of results, each on one of hundreds of devices."""
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
         api_value = lru_cache(typed=True)(attribute_document)
         attributes = {
@@ -117,7 +118,7 @@ class Inventory:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The texts of the misfits."""
+        """Texts of the misfits."""
         return tuple(one.text for one in self.misfits)
 
 
@@ -131,10 +132,11 @@ def build_inventory(
     withheld: frozenset[int] = frozenset(),
     kubelet_reserve: int | None = None,
 ) -> Inventory:
-    """Returns what the node offers, the same for the same arguments. Raises InventoryError for unusable names.
+    """Returns what the node offers. The result is deterministic. Raises InventoryError for unusable names.
 
-    Of a running machine: ``held`` CPUs are in claims, ``host_pages`` in use by host processes, ``withheld`` are the
-    CPUs that were withheld before, and ``kubelet_reserve`` are the bytes that its kubelet reserves.
+    The optional arguments are the state of a running machine: ``held`` CPUs belong to claims, ``host_pages`` are in use
+    by host processes, ``withheld`` CPUs were withheld before, and ``kubelet_reserve`` is the number of bytes that its
+    kubelet reserves.
     """
     refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
@@ -159,9 +161,9 @@ def build_inventory(
 
 
 def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
-    """Returns True if a device of a driver belongs to a node by the names of its pool and its own.
+    """Returns True if a device belongs to a node, judging by the names of its pool and the device.
 
-    The answer does not depend on what the node offers now.
+    The result does not depend on what the node offers now.
     """
     if driver == CPU_DRIVER:
         return pool == node_name
@@ -182,7 +184,9 @@ def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
-    """Returns the drivers that must offer nothing, with the reason: the operator meant another machine."""
+    """Yields drivers that must offer nothing, with the reason: the configuration was written for a different
+    machine.
+    """
     possible = machine.possible | machine.online | machine.offline
     nodes = machine.possible_nodes.union(machine.numa_nodes)
     if missing := config.reserved_cpus - possible:
@@ -198,9 +202,9 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
 def _withheld(
     machine: Machine, config: Config, groups: Sequence[CpuDevice], held: frozenset[int], before: frozenset[int]
 ) -> frozenset[int]:
-    """Returns the CPUs that no claim may have: of the last groups, lowest first, whole cores where they fit.
+    """Returns the CPUs that no claim gets: from the last groups, lowest first, whole cores where possible.
 
-    Those that were withheld before come first, and those that claims hold last.
+    CPUs that were withheld before are preferred, and CPUs held by claims are used last.
     """
     reserved = config.reserved_cpus & machine.online
     count = config.withheld_cpus if config.withheld_cpus is not None else 0 if reserved else 1
@@ -223,7 +227,7 @@ def _withheld(
 def _offered(
     machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]], *, listed: bool
 ) -> CpuDevice:
-    """Returns the device of a group, with the CPUs of it that are offered, and with their numbers if ``listed``.
+    """Returns the device of a group with the offered CPUs, including their numbers as attributes if ``listed``.
 
     Adds the attributes that depend on which CPUs are offered, or on the machine.
     """
@@ -237,7 +241,7 @@ def _offered(
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
     if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
-    # The list is cut, since the server would reject the whole slice for a longer one. A part of it is still correct.
+    # Truncated, since the server would reject the whole slice for a longer list. A partial list is still correct.
     room = MOST_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
@@ -247,7 +251,7 @@ def _offered(
 
 
 def _near(roots: Mapping[str, frozenset[int]], cpus: frozenset[int]) -> tuple[str, ...]:
-    """Returns the PCIe roots near some of the CPUs."""
+    """Returns the PCIe roots close to any of the CPUs."""
     return tuple(name for name, local in sorted(roots.items()) if local & cpus)
 
 
@@ -290,12 +294,12 @@ def _memory_misfits(
     sizes = machine.page_sizes
     offered = {device.name for pool in pools for device in pool.devices}
     if reserve.source == "kubelet" and not offered & {memory_device_name(None, one) for one in machine.numa_nodes}:
-        yield Misfit(MisfitKind.NOTHING_LEFT, f"memory: none is left for claims; reserved is {reserve.text}")
+        yield Misfit(MisfitKind.NOTHING_LEFT, f"memory: none is left for claims; the reserve is {reserve.text}")
     for entry in config.reserved_memory if MEMORY_DRIVER not in refused else ():
         node = machine.numa_nodes.get(entry.numa_node)
         if node is None:
             there = format_cpu_list(machine.numa_nodes)
-            text = f"reservedMemory: NUMA node {entry.numa_node} is not there; there are {there}"
+            text = f"reservedMemory: NUMA node {entry.numa_node} does not exist; this machine has {there}"
             yield Misfit(MisfitKind.ABSENT, text)
             continue
         for name in entry.limits:

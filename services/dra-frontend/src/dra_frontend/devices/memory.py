@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory devices of a machine: plain memory and hugepages of every size, by NUMA node."""
+"""Computes the memory devices of a machine: plain memory and hugepages of every size, for each NUMA node."""
 
 from dataclasses import replace
 from typing import Final
@@ -13,16 +13,16 @@ from dra_frontend.devices.model import MOST_ATTRIBUTE_VALUES, AttributeValue, Ca
 from dra_frontend.devices.reserves import MemoryReserve
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
-# What the kernel uses where the firmware gives no distances (include/linux/topology.h).
+# The kernel's defaults if the firmware provides no distances (include/linux/topology.h).
 LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
 
 
 def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
-    """Returns the nodes of the CPUs that are next to a node's memory, ascending; several if they are equally near.
+    """Returns the nodes with the CPUs closest to a node's memory, ascending; several if they are equally close.
 
-    For a node with CPUs it is the node itself. For other nodes the firmware may name them (HMAT); else the distances
-    decide.
+    A node with CPUs is its own nearest node. For other nodes the firmware's initiators (HMAT) decide, or else the
+    distances.
     """
     if node.cpus:
         return (node.id,)
@@ -45,7 +45,9 @@ def _distance(machine: Machine, node: NumaNode) -> int:
 
 
 def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
-    """Returns what a node has besides hugepages, made or to be made, and its reserve; None where that is nothing."""
+    """Returns a node's memory without its hugepages, existing or on demand, and without its reserve; None if none is
+    left.
+    """
     pages = ((max(one.total, config.pages_on_demand(node.id, one.page_bytes)), one) for one in node.hugepages)
     huge = sum(count * one.page_bytes for count, one in pages)
     size = (node.memory_bytes - huge - reserve.by_node.get(node.id, 0)) // MEMORY_STEP * MEMORY_STEP
@@ -55,9 +57,10 @@ def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: Memo
 def hugepages(
     machine: Machine, node: NumaNode, page_bytes: int, config: Config, host_pages: int
 ) -> MemoryDevice | None:
-    """Returns the pages of one size on a node without reserved and surplus ones; None where there is none.
+    """Returns the pages of one size on a node, without reserved and surplus pages; None if there are none.
 
-    The reserve is for host processes: only pages that they hold beyond it (``host_pages`` are all) cost more.
+    Reserved pages are meant for host processes, so only pages that these hold beyond the reserve reduce the device
+    further. ``host_pages`` is the number of all pages that they hold.
     """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
     most = config.pages_on_demand(node.id, page_bytes)
@@ -70,7 +73,7 @@ def hugepages(
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:
-    """Returns a device of ``size`` bytes of a node, in hugepages of ``hugepage`` bytes, or in plain memory if None."""
+    """Returns a device of ``size`` bytes in hugepages of ``hugepage`` bytes, or of plain memory if that is None."""
     page = hugepage or machine.base_page_bytes
     traits = node.traits
     reported = {"bandwidth": traits.bandwidth, "latency": traits.latency, "kernelTier": traits.kernel_tier}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and pools as values.
+"""Devices and pools as immutable values.
 
-A device is shared: claims take CPUs or bytes of it until its capacity is used up. Only a single CPU is given whole.
+A device is shared: claims consume CPUs or bytes of it until its capacity is used up. Only a device of a single CPU is
+allocated as a whole.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ MOST_ATTRIBUTE_VALUES: Final = 48
 
 
 class DeviceKind(StrEnum):
-    """What the CPUs of a device have in common, in the words of ``groupBy``."""
+    """The property that the CPUs of a device share; values of the configuration's ``groupBy``."""
 
     NUMA_NODE = "numanode"
     SOCKET = "socket"
@@ -32,25 +33,29 @@ class DeviceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a device has, and how requests are rounded: to ``minimum`` plus a multiple of ``step``."""
+    """Capacity of a device, and how requests are rounded: to ``minimum`` plus a multiple of ``step``."""
 
     key: str
     value: int
-    """CPUs or bytes; also the most that one request may have."""
+    """Number of CPUs or bytes, which is also the maximum of one request."""
     default: int
     minimum: int
     step: int | None
-    """None where one step more than the minimum does not fit: the server refuses the slice otherwise."""
+    """Step of requests; None if ``minimum`` plus one step would exceed the value, since the server rejects such a
+    slice.
+    """
     binary: bool
-    """Written as bytes (``64Mi``), not as a count."""
+    """True if the amount is written as bytes (``64Mi``), False for a plain number."""
 
     @classmethod
     def of(cls, key: str, value: int, *, default: int, step: int, binary: bool) -> "Capacity":
-        """Makes a capacity whose smallest request is one step."""
+        """Returns a capacity whose smallest request is one step."""
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
 
     def consumed(self, asked: Fraction | None) -> Fraction:
-        """Returns what the scheduler makes of a request by the policy; what is not an amount (0 and below) stays so."""
+        """Returns the amount that the scheduler allocates for a request. Invalid amounts (0 and below) are returned
+        unchanged.
+        """
         if asked is None:
             return Fraction(self.default)
         if asked <= 0:
@@ -63,24 +68,24 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
-    """A group of CPUs, or a single one."""
+    """A group of CPUs, or a single CPU."""
 
     kind: DeviceKind
     name: str
     attributes: Attributes
-    """Those of the group (cpu_groups.py), and those that depend on the CPUs that are offered (inventory.py)."""
+    """Attributes of the group (cpu_groups.py), and those that depend on the offered CPUs (inventory.py)."""
     capacity: Capacity | None
-    """None for a single CPU: one claim has all of it."""
+    """Capacity; None for a single CPU, which is allocated as a whole."""
     cpus: frozenset[int]
-    """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
+    """CPUs that claims can get, without reserved CPUs and those withheld for the shared pool."""
     overclaimed: bool = False
-    """Claims hold more than there is: a taint keeps new ones away, unless they tolerate it."""
+    """True if claims hold more CPUs than the device has. A taint keeps new claims away unless they tolerate it."""
     failing: str = ""
-    """Kind of the errors that its hardware has too many of; a taint keeps new claims away."""
+    """Kind of the excessive hardware errors, or "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
-        """All that claims may have, in CPUs."""
+        """Number of CPUs available to claims in total."""
         return len(self.cpus)
 
 
@@ -95,17 +100,17 @@ class MemoryDevice:
     page_bytes: int
     hugepages: bool
     on_demand: bool = False
-    """Its capacity is what there may be; pages are made when a claim needs them."""
+    """True if the capacity is a limit, and pages are allocated when a claim needs them."""
     kept: int = 0
-    """Bytes of the pages that claims never get: the reserve, or what host processes hold."""
+    """Bytes of pages that claims never get: the reserve or pages held by host processes, whichever is larger."""
     overclaimed: bool = False
     failing: str = ""
     shortage: str = ""
-    """Kind of the shortage of its pages; a taint keeps new claims away."""
+    """Kind of the shortage of its pages, or "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
-        """All that claims may have, in bytes."""
+        """Number of bytes available to claims in total."""
         return self.capacity.value
 
 
@@ -113,10 +118,10 @@ Device = CpuDevice | MemoryDevice
 
 
 def taints(driver: str, device: Device) -> dict[str, str]:
-    """Returns the values of a device's taints by key; the effect of each is NoSchedule."""
+    """Returns a device's taints as values by key. Their effect is NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
-    # The node refuses each claim, so the scheduler must not choose it.
+    # The node refuses every claim, so the scheduler must avoid the device.
     found |= {name: "true"} if device.attributes.get(name := OBSERVE_ATTRIBUTES[driver]) else {}
     shortage = device.shortage if isinstance(device, MemoryDevice) else ""
     return found | ({SHORTAGE_TAINT: shortage} if shortage else {})
@@ -124,7 +129,7 @@ def taints(driver: str, device: Device) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that are published together. May be empty: then its old devices are withdrawn."""
+    """Devices that are published together. An empty pool withdraws the devices published before."""
 
     driver: str
     name: str

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept for the system: by the kubelet, as its Node shows it, and of the plain memory of each NUMA node.
+"""Computes the memory and other resources reserved for the system, from the Node's status and the configuration.
 
 The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
-run on, so the sum is split by size over the NUMA nodes with CPUs and normal memory, never over those with only CXL
-memory or HBM, unless the operator splits it (``reservedMemory``, as the kubelet's Memory Manager reads it).
+run on, so the reserve is divided in proportion to size among NUMA nodes with CPUs and normal memory, never among nodes
+with only CXL memory or HBM. ``reservedMemory`` overrides this, with the same meaning as in the kubelet's Memory
+Manager.
 """
 
 from collections.abc import Mapping
@@ -18,13 +19,13 @@ from numa_contract.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 DEFAULT_PART: Final = 20
-"""Divisor of the memory for the default reserve, if neither the configuration nor the kubelet has one."""
+"""Divisor of each node's memory for the default reserve, used if neither the configuration nor the kubelet has one."""
 _SOURCES: Final = {
-    "reservedMemory": "as the configuration says (reservedMemory)",
+    "reservedMemory": "as configured (reservedMemory)",
     "kubelet": (
-        "what the kubelet reserves (capacity less allocatable of the Node), split by size over NUMA nodes with CPUs"
+        "the kubelet's reserve (the Node's capacity minus allocatable), divided by size among NUMA nodes with CPUs"
     ),
-    "default": f"1/{DEFAULT_PART} of each NUMA node with CPUs, since no Node says what the kubelet reserves",
+    "default": f"1/{DEFAULT_PART} of each NUMA node with CPUs, since the Node does not show what the kubelet reserves",
 }
 
 
@@ -33,24 +34,24 @@ class MemoryReserve:
     """Plain memory that is never offered."""
 
     source: str = "default"
-    """``reservedMemory``, ``kubelet`` or ``default``."""
+    """Source of the figures: ``reservedMemory``, ``kubelet`` or ``default``."""
     by_node: Mapping[int, int] = field(default_factory=dict)
-    """Bytes by NUMA node."""
+    """Reserved bytes by NUMA node."""
     kubelet_bytes: int | None = None
-    """Bytes that the kubelet reserves on the whole node; None unless they are the source."""
+    """Bytes that the kubelet reserves on the whole node; None unless this is the source."""
 
     @property
     def text(self) -> str:
-        """How the figure came about, for people."""
+        """Description of the source, for messages."""
         return _SOURCES[self.source]
 
 
 def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | None:
-    """Returns the amount of a node resource (``cpu``, ``memory``) that pods cannot have, or None if it is not known.
+    """Returns the amount of a node resource (``cpu``, ``memory``) that pods cannot use, or None if it is unknown.
 
-    It is the capacity of the Node less its allocatable part: kubeReserved, systemReserved and the hard eviction
-    threshold. Hugepages are not allocatable as memory, although they are no reserve (pkg/kubelet/nodestatus/setters.go
-    of Kubernetes). A negative amount is reported as 0.
+    It is the Node's capacity minus its allocatable amount: kubeReserved, systemReserved and the hard eviction
+    threshold. Hugepages reduce allocatable memory, although they are not a reserve (pkg/kubelet/nodestatus/setters.go
+    of Kubernetes), so they are subtracted. A negative amount is reported as 0.
     """
     status = node.get("status") or {}
     try:
@@ -76,11 +77,11 @@ def _system_nodes(machine: Machine) -> list[NumaNode]:
 
 
 def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None) -> MemoryReserve:
-    """Returns what is kept of each NUMA node; ``kubelet``: what it reserves in all, None if that is not known."""
+    """Returns the reserve of each NUMA node. ``kubelet`` is the kubelet's total reserve, or None if it is unknown."""
     if is_explicit(config):
         return MemoryReserve("reservedMemory", {node: config.reserved_bytes(node) for node in machine.numa_nodes})
-    # By all memory and not by what hugepages leave of it: pages that come and go move no other node's capacity. In
-    # whole steps, as the capacity is, so that neither moves by some pages between boots.
+    # In proportion to all memory, including hugepages, so that pages that come and go do not change other nodes'
+    # capacity. In whole steps like the capacity, so that neither changes by some pages between boots.
     sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in _system_nodes(machine)}
     total = max(1, sum(sizes.values()))
     kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)

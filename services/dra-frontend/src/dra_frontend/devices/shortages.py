@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages on demand that could not be allocated: which devices new claims should avoid, and for how long (ADR 23).
+"""Tracks devices with hugepages on demand whose pages could not be allocated, so that new claims avoid them.
 
-After a failed growth a device is avoided for FIRST_SECONDS, then new claims may try again. Each further failure in a
-row doubles the time, up to MOST_SECONDS. Nothing tests the kernel in the meantime: a test would evict the page cache of
-the node for pages that no claim requests.
+After a failed growth a device is tainted for FIRST_SECONDS; then new claims may try again. Each further consecutive
+failure doubles the time, up to MOST_SECONDS. The kernel is not tested in the meantime: a test would evict the node's
+page cache for pages that no claim requests. See docs/adr/0023.
 """
 
 import time
@@ -17,24 +17,24 @@ from numa_contract.state.status import Notice, StatusCode
 FIRST_SECONDS: Final = 300.0
 MOST_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
-"""Time from the first request without an answer to the shortage: the helper's container needs some seconds to restart.
+"""Time from the first unanswered request to a shortage, since the helper's container needs some seconds to restart.
 
-A request that the helper accepts and does not answer counts from its timeout (``node/pool_client.py``).
+A request that the helper accepts but does not answer counts from its timeout (``node/pool_client.py``).
 """
 
 
 class ShortageKind(StrEnum):
-    """Value of the taint."""
+    """Cause of a shortage, used as the value of the taint."""
 
     GROWTH_FAILED = "growth-failed"
     """The kernel allocated fewer pages than requested."""
     HELPER_UNAVAILABLE = "helper-unavailable"
-    """The helper container does not answer, or cannot write the pool."""
+    """The helper container does not respond, or cannot write the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reason why a device should get no new claims at present."""
+    """Reason why a device should not get new claims at present."""
 
     kind: ShortageKind
     text: str
@@ -44,18 +44,18 @@ class Shortage:
 class _Failures:
     in_a_row: int
     until: float
-    """Reading of the clock at which new claims may try again."""
+    """Time on the clock at which new claims may try again."""
 
 
 class Shortages:
-    """The shortages of this node's devices, by device name. A restart forgets them."""
+    """The shortages of this node's devices, by device name. They are lost at a restart."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failures: dict[str, _Failures] = {}
         self._silent_since: dict[str, float] = {}
         self.by_device: Mapping[str, Shortage] = {}
-        """Another object after each change."""
+        """Current shortages; a different object after each change."""
 
     def growth_failed(self, device: str, text: str) -> None:
         """Records that the kernel found too few pages for a device."""
@@ -74,14 +74,14 @@ class Shortages:
         self._remove(device)
 
     def helper_silent(self, device: str, text: str) -> bool:
-        """Records that the helper did not answer. Returns True if that has lasted long enough to be a shortage."""
+        """Records that the helper did not respond. Returns True if that has lasted long enough to be a shortage."""
         lasts = self._clock() - self._silent_since.setdefault(device, self._clock())
         if lasts >= SILENCE_SECONDS:
             self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
         return lasts >= SILENCE_SECONDS
 
     def helper_failed(self, device: str, text: str) -> None:
-        """Records that the helper answered, and cannot write the pool of a device."""
+        """Records that the helper responded but cannot write the pool of a device."""
         self._silent_since.pop(device, None)
         self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
 
@@ -92,7 +92,7 @@ class Shortages:
             self._remove(device)
 
     def expire(self) -> None:
-        """Ends the shortages of devices whose time is over."""
+        """Ends the shortages whose time is over."""
         now = self._clock()
         for device, failures in self._failures.items():
             shortage = self.by_device.get(device)
@@ -101,7 +101,7 @@ class Shortages:
 
     @property
     def notices(self) -> list[Notice]:
-        """Returns a warning for each shortage."""
+        """A warning for each shortage."""
         return [
             Notice(code=StatusCode.HUGEPAGES_UNAVAILABLE, subject=device, text=f"{device}: {shortage.text}")
             for device, shortage in sorted(self.by_device.items())

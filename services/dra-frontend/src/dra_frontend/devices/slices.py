@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a pool to the ResourceSlice documents of resource.k8s.io/v1 that publish it."""
+"""Converts pools to the ResourceSlice documents of resource.k8s.io/v1 that publish them."""
 
 from hashlib import sha256
 from typing import Any, Final
@@ -11,16 +11,17 @@ from numa_contract.quantity import format_quantity
 from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 
-# The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
+# The API's limit for slices in which a device has taints, counters or list attributes. Applied always, so that a later
+# taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
 _LONGEST_NAME: Final = 253
 _HASH_DIGITS: Final = 8
 
 
 def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> list[dict[str, Any]]:
-    """Returns the slices of a pool, one without devices for an empty pool.
+    """Returns the slices of a pool; an empty pool has one slice without devices.
 
-    With ``counted`` devices say which of the node's allocatable resources they take from.
+    With ``counted``, devices declare which of the node's allocatable resources they consume.
     """
     starts = range(0, len(pool.devices), DEVICES_PER_SLICE) or range(1)
     return [
@@ -42,7 +43,9 @@ def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> lis
 
 
 def _name(index: int, pool: Pool) -> str:
-    """The same name at every start. The scheduler walks slices sorted by name: the index in front keeps our order."""
+    """Returns the same name at every start. The scheduler sorts slices by name, so the leading index preserves our
+    order.
+    """
     name = f"{index:05x}-{pool.driver}-{pool.name}"
     if len(name) <= _LONGEST_NAME:
         return name
@@ -69,7 +72,7 @@ def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
 
 
 def _allocatable(device: Device) -> dict[str, Any]:
-    """Capacities are CPUs and bytes, and so are the node's resources; a single CPU counts as a device."""
+    """Capacities and node resources have the same units, CPUs and bytes. A single CPU counts as one device."""
     if isinstance(device, CpuDevice):
         resource = "cpu"
     else:
@@ -80,7 +83,7 @@ def _allocatable(device: Device) -> dict[str, Any]:
 
 
 def attribute_document(value: AttributeValue) -> dict[str, Any]:
-    """Returns an attribute's value in the form of the API, ``{"int": 1}``."""
+    """Returns an attribute's value in the form of the API, e.g. ``{"int": 1}``."""
     if isinstance(value, tuple):
         return {"ints" if isinstance(value[0], int) else "strings": list(value)}
     kind = {bool: "bool", int: "int", str: "string"}[type(value)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC with the kubelet: sockets, registration, messages. It knows no claim beyond its name."""
+"""gRPC with the kubelet: sockets, registration and messages. Nothing here knows more of a claim than its name."""

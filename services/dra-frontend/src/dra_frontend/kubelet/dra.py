@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRA service: protobuf of the kubelet to values, a deadline around each call, and an answer for every claim."""
+"""The DRA service: parses the kubelet's requests, limits the time of each call, and returns a result for every
+claim.
+"""
 
 import asyncio
 import logging
@@ -16,19 +18,20 @@ from dra_frontend.kubelet.errors import RequestRejectedError
 
 _log = logging.getLogger(__name__)
 
-# The kubelet takes the first of the list that it knows, so v1 comes first: v1beta1 would lose share ids.
+# The kubelet uses the first supported version in the list. v1 is first, because v1beta1 would lose share IDs.
 DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
-# The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go); stands in where a caller sets none.
+# The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go), used if the caller sets none.
 _RPC_SECONDS: Final = 45.0
 _MOST_CLAIMS: Final = 4096
-"""Maximum number of claims in a call, which is about one pod. To release so many takes some seconds, and no other
-claim can be prepared or released in the meantime. gRPC accepts a request with 600,000."""
+"""Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes some seconds, in which
+no other claim can be prepared or released. gRPC would accept a request with 600,000.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimName:
-    """A ResourceClaim as the kubelet names it. The object may be gone by the time of unprepare."""
+    """A ResourceClaim as the kubelet names it. The object may be deleted before it is unprepared."""
 
     namespace: str
     name: str
@@ -40,43 +43,45 @@ class ClaimName:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """An allocated device, and the CDI devices that inject it into a container."""
+    """An allocated device with the CDI devices that inject it into a container."""
 
     request: str
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """The same for the same claim and request at any time: the kubelet checkpoints them."""
+    """CDI IDs, always the same for a claim and request, since the kubelet checkpoints them."""
     share_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of one claim in a call."""
+    """Result for one claim in a call."""
 
     devices: tuple[PreparedDevice, ...] = ()
-    """Of a prepared claim; never empty, or the container would start with nothing injected."""
+    """Devices of a prepared claim; never empty, because the container would then start with nothing injected."""
     error: str | None = None
-    """Error text, which appears in the Events of the pod. None means success, also for unprepare."""
+    """Error text, which appears in the pod's Events. None means success, also for unprepare."""
 
 
 class ClaimsService(Protocol):
-    """Prepares claims. Every claim gets its own answer, by UID: a bad one must not make the whole call raise."""
+    """Prepares and unprepares claims. Each claim gets its own result, by UID; a bad claim must not make the
+    call raise.
+    """
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
-        """May be cancelled when the kubelet's deadline is near."""
+        """Prepares claims. May be cancelled when the kubelet's deadline is near."""
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
-        """Succeeds for unknown claims."""
+        """Unprepares claims. Succeeds for unknown claims."""
 
 
 Count = Callable[[str, str, float, Sequence[bool]], None]
-"""Called after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
+"""Callback after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
 
 
 @dataclass(slots=True)
 class DraService:
-    """Calls the claims service, and returns an answer for every requested claim, also after an error."""
+    """Calls the claims service and returns a result for every requested claim, even after an error."""
 
     _driver: str
     _claims: ClaimsService
@@ -85,18 +90,18 @@ class DraService:
     async def answer(
         self, call: Literal["prepare", "unprepare"], claims: tuple[ClaimName, ...], context: Any
     ) -> dict[str, Answer]:
-        """Answers a call by claim UID. ``context`` is gRPC's, and says how much time there is."""
+        """Runs a call and returns the results by claim UID. gRPC's ``context`` contains the remaining time."""
         remaining = context.time_remaining()
         limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
-        limit -= min(1.0, limit / 10)  # so that the answer still arrives
+        limit -= min(1.0, limit / 10)  # so that the response still arrives in time
         ask = self._claims.prepare if call == "prepare" else self._claims.unprepare
         answers: Mapping[str, Answer] = {}
-        missing = f"{self._driver} gave no answer to {call}; report this bug"
+        missing = f"{self._driver} returned no result for {call}; report this bug"
         began, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
         try:
             async with asyncio.timeout(limit) as scope:
                 answers = await ask(self._driver, claims)
-        except Exception:  # noqa: BLE001 - it becomes the answer
+        except Exception:  # noqa: BLE001 - converted into the results
             if scope.expired():
                 _log.warning("kubelet call timed out", extra={**extra, "seconds": limit})
                 missing = f"{call} by {self._driver} did not end within {limit:.1f} s; the kubelet retries"
@@ -107,7 +112,7 @@ class DraService:
         if self._count is not None:
             failed = [answer.error is not None for answer in answered.values()]
             seconds = time.perf_counter() - began
-            # The event loop calls this after the answer was sent.
+            # The event loop calls this after the response has been sent.
             asyncio.get_running_loop().call_soon(self._count, self._driver, call, seconds, failed)
         return answered
 
@@ -118,7 +123,7 @@ class DraService:
 
 
 class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
-    """One version of the service. The versions have the same methods and differ in their messages."""
+    """One version of the service. The versions have the same methods and differ only in their messages."""
 
     def __init__(self, service: DraService, messages: Any) -> None:
         self._service = service
@@ -133,7 +138,7 @@ class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
 
 
 def claim_names(request: Any) -> tuple[ClaimName, ...]:
-    """Returns the claims of a request to prepare or to unprepare, of either version.
+    """Returns the claims of a request to prepare or unprepare, of either version.
 
     Raises RequestRejectedError if there are too many.
     """
@@ -143,18 +148,18 @@ def claim_names(request: Any) -> tuple[ClaimName, ...]:
 
 
 def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
-    """Returns the response to prepare. v1beta1 has no share ids."""
+    """Returns the response to a prepare call. v1beta1 has no share IDs."""
     response = messages.NodePrepareResourcesResponse()
     for uid, answer in answers.items():
         devices, error = [], answer.error
         if error is None and not answer.devices:
-            # The kubelet would take it for success and start the container with nothing injected.
+            # The kubelet would treat this as success and start the container with nothing injected.
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
             devices = [_device(device, messages) for device in answer.devices]
-        except (TypeError, ValueError):  # protobuf takes only valid text; one claim must not fail the others
+        except (TypeError, ValueError):  # protobuf only accepts valid text, and one claim must not fail the others
             _log.exception("cannot encode answer", extra={"claim": uid})
-            error = f"claim {uid}: its answer cannot be written; see the log"
+            error = f"claim {uid}: its result cannot be encoded; see the log"
         said = "" if error is None else _error_text(error)
         response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=said))
     return response
@@ -162,7 +167,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
 
 def _device(device: PreparedDevice, messages: Any) -> Any:
     found = messages.Device(
-        # With the subrequest in the name the kubelet silently injects nothing.
+        # With the subrequest in the name, the kubelet would silently inject nothing.
         request_names=[device.request.partition("/")[0]],
         pool_name=device.pool,
         device_name=device.device,
@@ -174,7 +179,7 @@ def _device(device: PreparedDevice, messages: Any) -> Any:
 
 
 def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
-    """Returns the response to unprepare."""
+    """Returns the response to an unprepare call."""
     response = messages.NodeUnprepareResourcesResponse()
     for uid, answer in answers.items():
         response.claims[uid].error = "" if answer.error is None else _error_text(answer.error)
@@ -182,5 +187,5 @@ def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2
 
 
 def _error_text(text: str) -> str:
-    """Returns an error for logs and Events, in which quoted texts are printable. It is never empty: that is success."""
+    """Returns an error text for logs and Events, in printable characters. Never empty, since "" means success."""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

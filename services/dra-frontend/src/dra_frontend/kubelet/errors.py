@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error responses to the kubelet's calls."""
+"""Converts exceptions into error responses to the kubelet's calls."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,22 +15,22 @@ _NO_RESPONSES: Final[Mapping[str, Message]] = {}
 
 
 class RequestRejectedError(Exception):
-    """A request that is rejected as a whole; the text is the reason and the remedy."""
+    """Rejects a whole request; the text contains the reason and the remedy."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
-    """Makes a server answer a failed call with a status code and a plain text.
+    """Responds to a failed call with a status code and a plain text.
 
-    A request that cannot be parsed or is rejected is answered with INVALID_ARGUMENT, another exception of the method
-    with INTERNAL. gRPC itself would answer UNKNOWN with the text of the Python exception.
+    A request that cannot be parsed or is rejected gets INVALID_ARGUMENT; any other exception of the method gets
+    INTERNAL. Without it, gRPC would respond with UNKNOWN and the text of the Python exception.
     """
 
     def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:
-        """``responses`` contains the responses to send instead of INVALID_ARGUMENT, by method."""
+        """``responses`` contains, by method, the responses to send instead of INVALID_ARGUMENT."""
         self._driver = driver
         self._responses = responses
         self._handlers: dict[str, Any] = {}
-        """Handlers of the methods that have been called, by path. Servers with the same services share them."""
+        """Handlers of the methods called so far, by path. Servers with the same services share them."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """Returns a handler that parses the request and serializes the response, or None if there is no such method."""
@@ -42,7 +42,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         return self._handlers[call.method]
 
     def _handler(self, handler: Any, method: str) -> Any:
-        """Returns a handler that calls the handler of the service and turns its exceptions into answers."""
+        """Returns a handler that calls the service's handler and converts its exceptions into error responses."""
 
         async def unary(data: bytes, context: Any) -> bytes:
             try:
@@ -55,7 +55,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
                 return bytes(handler.response_serializer(self._responses[method]))
             except RequestRejectedError as error:
                 await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{self._driver}: {method}: {error}")
-            except Exception:  # noqa: BLE001 - it becomes the answer
+            except Exception:  # noqa: BLE001 - converted into the response
                 name = f"{self._driver}: {method}"
                 _log.exception("call failed", extra={"call": name})
                 await _abort(context, grpc.StatusCode.INTERNAL, f"{name}: internal error; see the log of dra-frontend")

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device health towards the kubelet: the whole list at subscribe, at every change, and before it gets stale."""
+"""Reports device health to the kubelet: the complete list on subscription, at every change, and before it becomes
+stale.
+
+The kubelet treats a device as unknown if its last report is older than STALE_SECONDS, so the list is repeated every
+RESEND_SECONDS. Pods show the health of their devices in ``status.allocatedResourcesStatus``.
+"""
 
 import asyncio
 import time
@@ -21,12 +26,12 @@ from dra_frontend._pb import (
     dra_health_v1beta1_pb2_grpc,
 )
 
-# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680); the fields are the same.
+# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680). The fields are the same.
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 RESEND_SECONDS: Final = 12.0
-"""The list is sent again at each multiple of this on the loop's clock. These are quiet ticks (numa_node/ticks.py)."""
-# After so long without news the kubelet shows the device as unknown: one lost report is forgiven.
+"""Interval at which the list is repeated, aligned to the event loop's clock at quiet ticks (numa_node/ticks.py)."""
+# Time without a report after which the kubelet shows the device as unknown. One lost report is tolerated.
 STALE_SECONDS: Final = 30
 
 
@@ -40,7 +45,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """Health of one device; the kubelet cuts the message at 1024 characters."""
+    """Health of one device. The kubelet truncates the message to 1024 characters."""
 
     pool: str
     device: str
@@ -49,17 +54,17 @@ class DeviceHealth:
 
 
 class HealthBoard:
-    """The devices of one driver: each new list is sent to those who subscribed."""
+    """The devices of one driver. Each new list is sent to all subscribers."""
 
     def __init__(self, devices: Iterable[DeviceHealth] = (), *, resend: float = RESEND_SECONDS) -> None:
         self.devices = tuple(devices)
-        """The complete list, as it is now."""
+        """The complete current list."""
         self._resend = resend
         self._news = asyncio.Event()
         self._closed = False
 
     def show(self, devices: Iterable[DeviceHealth]) -> None:
-        """Replaces the list; subscribers get it only if something is different."""
+        """Replaces the list. Subscribers receive it only if it differs."""
         shown = tuple(devices)
         if shown != self.devices:
             self.devices = shown
@@ -67,14 +72,14 @@ class HealthBoard:
             self._news = asyncio.Event()
 
     def close(self) -> None:
-        """Lets every stream end now, in good order."""
+        """Ends every stream regularly."""
         self._closed = True
         self._news.set()
 
     async def watch(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
-        """Yields the list at once, when it changes, and before the kubelet takes it for stale."""
+        """Yields the list immediately, when it changes, and before the kubelet treats it as stale."""
         while not self._closed:
-            news = self._news  # before the list is sent: what changes meanwhile is the next answer
+            news = self._news  # read before the list is sent, so that a change in the meantime is sent next
             yield self.devices
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._resend)):
@@ -89,7 +94,7 @@ class HealthBoard:
 
 
 class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
-    """One version of the service. The versions differ in the package of their messages only."""
+    """One version of the service. The versions differ only in the package of their messages."""
 
     def __init__(self, board: HealthBoard, messages: Any) -> None:
         self._board = board
@@ -103,7 +108,7 @@ class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
 
 
 def health_response(devices: Iterable[DeviceHealth], messages: Any = dra_health_v1_pb2) -> Any:
-    """Returns the complete list as of now."""
+    """Returns the complete list, with the current time."""
     now = int(time.time())
     return messages.NodeWatchResourcesResponse(
         devices=[

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads this node's Node regularly: the memory that the kubelet reserves, and whether it counts claims.
+"""Reads this node's Node object regularly: the memory that the kubelet reserves, and whether it counts claims.
 
-The rules are in :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates`.
+:mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret it.
 """
 
 import asyncio
@@ -19,19 +19,21 @@ from dra_frontend.devices.reserves import reserved_by_kubelet
 from dra_frontend.machine.model import MEMORY_STEP
 
 _SECONDS: Final = 300.0
-"""Between two reads. A kubelet changes what it reserves when it is started anew, which is rare."""
+"""Interval of reads. A kubelet changes its reserve only when it is restarted, which is rare."""
 _FRESH_SECONDS: Final = 10.0
 _REFUSALS: Final = 3
-"""In a row: a server that has just started refuses what it allows a moment later."""
+"""Number of consecutive refusals that count as permanent. A server that has just started may refuse requests that it
+allows a moment later.
+"""
 _UNKNOWN: Final = (
-    "memory: the Node does not say what the kubelet reserves, or may not be read; a part of each NUMA node is kept "
+    "memory: the Node does not show what the kubelet reserves, or cannot be read; a part of each NUMA node is reserved "
     "instead (dra-frontend inspect shows how much): set reservedMemory"
 )
 _log = logging.getLogger(__name__)
 
 
 class NodeStatus:
-    """The latest of it. A read that fails changes nothing."""
+    """Values of the last successful read. A failed read changes nothing."""
 
     def __init__(
         self,
@@ -41,9 +43,10 @@ class NodeStatus:
         needed: bool = True,
         waits: tuple[float, float] = (1.0, 15.0),
     ) -> None:
-        """``waits``: after a failure, the first in a row and the longest, in seconds.
+        """``waits`` contains the first and the longest delay in seconds after consecutive failures.
 
-        ``needed``: True if the reserve is used. Otherwise the Node is read only to find out whether claims are counted.
+        ``needed`` is True if the memory reserve is used. Otherwise the Node is only read to find out whether claims are
+        counted.
         """
         self._get_node = get_node
         self._clock = clock
@@ -53,11 +56,13 @@ class NodeStatus:
         self._needed = needed
         self._waits = waits
         self.settled = asyncio.Event()
-        """Set when the Node was read, or when the server says that there is none or that this driver may not."""
+        """Set once the Node has been read, or once the server reports that it does not exist or that access is
+        denied.
+        """
         self.problem = ""
-        """Reason why the last reading failed. Empty if it succeeded."""
+        """Reason why the last read failed, or ""."""
         self.reserved_memory: int | None = None
-        """Bytes; None while no Node was read that says it. A change of less than a step of capacity is none."""
+        """Bytes that the kubelet reserves, or None if not known yet. Changes below one capacity step are ignored."""
         if not needed:
             self.settled.set()
 
@@ -77,7 +82,7 @@ class NodeStatus:
         self.settled.set()
 
     async def counts_claims(self) -> bool:
-        """Returns True if the kubelet adds claims to limits at present. Raises KubeError while that is unknown."""
+        """Returns True if the kubelet currently adds claims to pod limits. Raises KubeError while that is unknown."""
         if self._read_at is None or self._clock() - self._read_at >= _FRESH_SECONDS:
             try:
                 await self.read()
@@ -87,7 +92,7 @@ class NodeStatus:
         return self._counts
 
     async def run(self) -> None:
-        """Reads it every five minutes, and soon again when that fails. Runs for ever."""
+        """Reads the Node every five minutes, or sooner after a failure. Runs forever."""
         waits, regular, refused = Backoff(*self._waits), Backoff(_SECONDS, _SECONDS), 0
         if not self._needed:
             await asyncio.Event().wait()
@@ -96,7 +101,7 @@ class NodeStatus:
             with self._complaints.about("node", "Node not read"):
                 try:
                     await self.read()
-                    # A kubelet that has just registered says its figures a moment later.
+                    # A kubelet that has just registered reports its figures a moment later.
                     wait = waits if self.reserved_memory is None else regular
                 except Exception as error:
                     self.problem = str(error)

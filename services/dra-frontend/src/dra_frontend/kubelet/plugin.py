@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's way in: one KubeletPlugin per driver serves DRA, device health and registration on its own sockets.
+"""Serves the kubelet: one KubeletPlugin per driver provides DRA, device health and registration on its own sockets.
 
-The order of life is fixed: DRA socket, then (when the app is ready) registration socket; at the end registration goes
-first. The kubelet calls nothing before it has seen the registration socket, and watches only that one.
+The kubelet watches its directory for registration sockets, calls GetInfo on each, connects to the DRA socket whose path
+is in the response, and reports the outcome with NotifyRegistrationStatus:
+
+  start     DRA socket -> (service ready) -> registration socket -> GetInfo -> NotifyRegistrationStatus -> DRA calls
+  shutdown  registration socket removed -> the kubelet drops the plugin -> DRA socket removed, running calls finish
+
+The order ensures that the kubelet never calls a service that is not ready. The registration socket remains for the
+whole life of the plugin, since a restarted kubelet registers it again. Socket names contain the pod's UID, so that two
+instances can be registered during a rolling update; the kubelet uses the one registered last.
 """
 
 import asyncio
@@ -28,13 +35,13 @@ from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 _log = logging.getLogger(__name__)
 
-# A node may start all its pods at once, each with a call that waits for the backend; more calls are refused.
+# A node may start all its pods at once, each with a call that waits for the backend. Further calls are rejected.
 _CONCURRENT_RPCS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PluginPaths:
-    """The two sockets of a driver, as the kubelet sees them. Raises SocketPathError for paths over 107 bytes."""
+    """Paths of a driver's two sockets, as the kubelet sees them. Raises SocketPathError for paths over 107 bytes."""
 
     dra: Path
     registration: Path
@@ -44,9 +51,10 @@ class PluginPaths:
 
     @classmethod
     def below(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:
-        """Returns the usual paths below the kubelet's root; with a pod UID two instances can run side by side.
+        """Returns the standard paths below the kubelet's root directory. With a pod UID, two instances can run side by
+        side.
 
-        The registration socket has a directory of its own, so that no other driver's need be mounted into the pod.
+        The registration socket has its own directory, so that the pod need not mount those of other drivers.
         """
         own = f"-{pod_uid}" if pod_uid else ""
         return cls(
@@ -57,16 +65,16 @@ class PluginPaths:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services of a socket."""
+    """Services of a socket."""
 
     interceptor: ErrorInterceptor
     add_to: Sequence[Callable[[grpc.aio.Server], None]]
-    """Functions of which each adds services to a server."""
+    """Functions that each add services to a server."""
 
 
 @dataclass(slots=True)
 class ServedSocket:
-    """A gRPC server, and the socket by which the kubelet finds it: only the instance that placed it removes it."""
+    """A gRPC server with its socket file. Only the instance that placed the file removes it."""
 
     path: Path
     services: Services
@@ -75,9 +83,9 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, services: Services) -> Self:
-        """Serves at a path. Raises OSError, also where the path is taken by something other than a socket."""
-        # At shutdown gRPC unlinks the path it was bound to, where our successor's socket may be by then. So it binds
-        # a hidden name, the socket is renamed into place, and we remove it ourselves.
+        """Serves at a path. Raises OSError, also if the path exists and is not a socket."""
+        # At shutdown gRPC unlinks the path that it was bound to, where the successor's socket may be by then. It
+        # therefore binds a hidden name; the socket is renamed into place and removed by us.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(interceptors=[services.interceptor], maximum_concurrent_rpcs=_CONCURRENT_RPCS)
         for add_to in services.add_to:
@@ -95,14 +103,16 @@ class ServedSocket:
             raise
 
     async def close(self, grace: float) -> None:
-        """Removes the socket if it is still ours, and gives running calls ``grace`` seconds to end."""
+        """Removes the socket if it is still ours, and gives running calls ``grace`` seconds to finish."""
         await asyncio.to_thread(self.placed.remove)
         await self.server.stop(grace)
 
 
 @dataclass(slots=True, eq=False)
 class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
-    """The plugin of one driver. Entering serves DRA, ``register`` registers it, and leaving ends both."""
+    """The plugin of one driver. Entering the context serves DRA, ``register`` registers the plugin, leaving
+    ends both.
+    """
 
     _driver: str
     _claims: ClaimsService
@@ -111,16 +121,16 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     count: Count | None = None
     grace_seconds: float = 5.0
     registered: bool = False
-    """Whether the kubelet's latest answer was that it accepted the plugin."""
+    """True if the kubelet last reported that it accepted the plugin."""
     error: str = ""
-    """Reason for which the kubelet refused the plugin. Empty if it did not."""
+    """Reason why the kubelet refused the plugin, or ""."""
     problem: str = ""
-    """Which socket cannot be put in place, and why; empty when all are."""
+    """Path of a socket that cannot be placed, with the reason, or ""."""
     _served: list[ServedSocket] = field(default_factory=list)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     async def __aenter__(self) -> Self:
-        """Serves DRA and health; raises SocketPathError or OSError."""
+        """Serves DRA and health. Raises SocketPathError or OSError."""
         dra = DraService(self._driver, self._claims, self.count)
         services = Services(
             ErrorInterceptor(self._driver), [dra.add_to, *([self._health.add_to] if self._health else [])]
@@ -129,8 +139,11 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         return self
 
     async def register(self) -> None:
-        """Puts up the registration socket: from now on the kubelet calls. It stays: a restarted kubelet asks again."""
-        # An error in answer to the status makes the kubelet drop a plugin that it has just registered.
+        """Creates the registration socket, whereupon the kubelet registers the plugin and starts to call it.
+
+        The socket remains: a restarted kubelet registers the plugin again.
+        """
+        # An error response to the status would make the kubelet drop a plugin that it has just registered.
         interceptor = ErrorInterceptor(self._driver, {"NotifyRegistrationStatus": pb.RegistrationStatusResponse()})
         add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
         self._served.append(await ServedSocket.open(self._paths.registration, Services(interceptor, [add_to])))
@@ -156,7 +169,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Removes the registration, then the DRA socket, and lets running calls end within the grace."""
+        """Removes the registration socket, then the DRA socket, and gives running calls a grace period to finish."""
         self.registered = False
         served, self._served = self._served, []
         if self._health:
@@ -165,14 +178,16 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
             await one.close(self.grace_seconds)
 
     async def restore_sockets(self) -> None:
-        """Serves anew what was removed: the kubelet drops a plugin whose registration is gone. Raises nothing."""
+        """Recreates sockets that were removed, since the kubelet drops a plugin without its registration socket. Does
+        not raise.
+        """
         problem = ""
         for one in list(self._served):
             try:
                 await self._restore(one)
                 self._complaints.well(one.path)
             except OSError as error:
-                problem = f"{one.path} is not in its place and cannot be put there: {error}"
+                problem = f"{one.path} was removed and cannot be created again: {error}"
                 self._complaints.say(one.path, "socket cannot be placed", error)
         self.problem = problem
 
@@ -181,9 +196,9 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
             return
         _log.warning("socket was removed, creating it again", extra={"path": str(one.path)})
         fresh = await ServedSocket.open(one.path, one.services)
-        if one not in self._served:  # we are leaving
+        if one not in self._served:  # the plugin is shutting down
             await fresh.close(0)
             return
         self._served[self._served.index(one)] = fresh
-        # Those who are connected are asked to connect again.
+        # Connected clients are asked to reconnect.
         await one.server.stop(self.grace_seconds)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as values, read through a file tree. Pure; what is offered of it is decided in ``devices``."""
+"""Discovers the machine through a file tree, as immutable values. Pure; ``devices`` decides what is offered of it."""

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs, cores, packages, L3 groups and core types from sysfs."""
+"""Reads CPUs, cores, packages, L3 groups and core types from sysfs.
+
+Sibling files are validated against each other, because a core or cache in two groups could be allocated twice. Wrong
+core siblings are an error. Contradictory package or L3 files only become doubts: these facts can be replaced by IDs or
+left out.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,34 +18,34 @@ from dra_frontend.machine.numbering import Group, numbered
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
-# Newer name first (Documentation/admin-guide/cputopology.rst). Each is a mask; with _list behind the name, a list.
+# Newer name first (Documentation/admin-guide/cputopology.rst). Each file is a mask; with the suffix _list, a list.
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
 Files = list[tuple[str, str]]
-"""A mask of CPUs, and the list that stands beside it."""
+"""Paths of a CPU mask and of the equivalent list."""
 Groups = dict[int, Group]
-"""Every CPU that is in a group, and its group."""
+"""Group by CPU, for every CPU that is in a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """Which CPUs there are."""
+    """Online, offline and possible CPUs."""
 
     online: frozenset[int]
     offline: frozenset[int]
     isolcpus: frozenset[int]
     possible: frozenset[int]
-    """All that this kernel will ever have."""
+    """CPUs that this kernel may ever have."""
 
     @property
     def present(self) -> frozenset[int]:
-        """All that have a directory."""
+        """CPUs that have a directory in sysfs."""
         return self.online | self.offline
 
 
 def read_online(reader: Reader) -> Online:
-    """Returns online and offline CPUs; a CPU that is missing from one file but there by another is an error."""
+    """Returns online and offline CPUs. Raises HostTreeError if two files disagree about a CPU."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
         raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is not a sysfs, or it is not mounted here")
@@ -66,8 +71,8 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
     if flag not in ("0", "1", "", None):
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
-        return flag != "0"  # without a file: it cannot be unplugged
-    # No list: an offline CPU has no topology, so both must say the same.
+        return flag != "0"  # without a file, the CPU cannot be unplugged
+    # Without the list: an offline CPU has no topology directory, so both sources must agree.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -76,9 +81,9 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
 
 
 def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
-    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown).
+    """Returns each CPU's core as a set of sibling threads, and the raw core IDs (-1 if unknown).
 
-    Raises HostTreeError where siblings disagree: one core could be given to two claims.
+    Raises HostTreeError if siblings disagree, because one core could then be allocated to two claims.
     """
     cores = _siblings(reader, online, {cpu: _topology_files(cpu, _CORE_FILES) for cpu in online})
     ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
@@ -86,9 +91,9 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
 
 
 def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
-    """Returns the number of every CPU's package: the kernel's id where that tells packages apart.
+    """Returns each CPU's package number: the kernel's ID if IDs distinguish the packages.
 
-    Masks that contradict each other, or the ids, are doubted and left aside; then the ids alone tell.
+    If masks contradict each other or the IDs, that becomes a doubt, and only the IDs are used.
     """
     ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
     try:
@@ -104,7 +109,7 @@ def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> d
     for cpu in cpus.online - set(groups):
         alone[ids[cpu]].add(cpu)
     packages = {*groups.values(), *map(frozenset, alone.values())}
-    # POWER and s390 say -1, s390 also repeats ids in every book.
+    # POWER and s390 report -1, and s390 repeats IDs in every book.
     named = {package: top for package in packages if (top := max(ids[cpu] for cpu in package)) >= 0}
     return numbered(packages, cpus.present, named, earlier, ordinal=True)
 
@@ -115,9 +120,9 @@ def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
 
 
 def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]) -> Groups:
-    """Returns the groups that the files of each CPU tell: of its pairs of mask and list the first one that is there.
+    """Returns the groups according to each CPU's files, using the first existing pair of mask and list.
 
-    A CPU without a file of its own joins those that name it. Raises HostTreeError where CPUs and siblings disagree.
+    A CPU without files joins the group that includes it. Raises HostTreeError if CPUs and their siblings disagree.
     """
     groups: Groups = {}
     known: dict[frozenset[int], frozenset[int]] = {}
@@ -142,9 +147,9 @@ def _topology_files(cpu: int, names: Iterable[str]) -> Files:
 
 
 def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
-    """Returns the L3 group of every CPU that has an L3, and the number of that cache: the kernel's id where it has one.
+    """Returns each CPU's L3 group and the number of that cache, which is the kernel's ID if there is one.
 
-    A CPU whose files contradict those of most CPUs of its group is doubted and has no L3; the others keep theirs.
+    A CPU whose files contradict those of most CPUs of its group becomes a doubt and has no L3; the others keep theirs.
     """
     sets: dict[int, Group] = {}
     ids: dict[int, int | None] = {}
@@ -163,13 +168,13 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) are in no group, and no group is completed with them.
+    # CPUs without an L3 (low-power cores) are in no group, and groups are not completed with them.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
 
 def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
-    """Returns the CPUs that share a cache by the files of one of them, or None without files. Raises HostTreeError."""
+    """Returns the CPUs that share a cache according to one of them, or None without files. Raises HostTreeError."""
     found = reader.cpu_set(f"{directory}/shared_cpu_map", f"{directory}/shared_cpu_list")
     if found is None:
         return None
@@ -180,9 +185,9 @@ def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
 
 
 def _by_majority(sets: Mapping[int, Group], usable: frozenset[int]) -> Groups:
-    """Returns the sets that more than half of their CPUs name, each without the CPUs that name another set.
+    """Returns the sets that more than half of their members report, without members that report a different set.
 
-    A usable CPU without a set of its own joins the set that names it. A CPU that two such sets name is in neither.
+    A usable CPU without files joins the set that includes it. A CPU in two such sets joins neither.
     """
     kept = {}
     for group in set(sets.values()):
@@ -210,20 +215,20 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
     return ""
 
 
-# Base frequencies are the same for all cores of a kind. Maximum frequencies are not: favoured cores (Turbo Boost
-# Max 3.0) reach up to an eighth more than the others.
+# Base frequencies are equal for all cores of a kind. Maximum frequencies are not: favoured cores (Turbo Boost Max 3.0)
+# reach up to an eighth more than the others.
 _FREQUENCIES: Final = (
     ("cpufreq/base_frequency", Fraction(9, 10)),
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),
     ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
 )
-"""Files of a CPU, each with the part of the highest frequency below which a CPU is of a slower kind."""
+"""Files of a CPU, each with the fraction of the highest frequency below which a core is of a slower kind."""
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
-    """Returns the CPUs of a slower kind by the first frequency that tells CPUs apart; none if all are of one kind.
+    """Returns CPUs of a slower kind by the first frequency that distinguishes CPUs, or an empty set for a single kind.
 
-    A frequency that some CPU lacks tells nothing.
+    A frequency that is missing for any CPU is not used.
     """
     for name, part in _FREQUENCIES:
         found: dict[int, int] = {}
@@ -240,13 +245,13 @@ def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
 
 
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
-    """Returns the type of every CPU; all are standard where the machine has one kind only."""
+    """Returns the type of every CPU; all are standard if the machine has only one kind."""
     has_performance = reader.cpu_list("/sys/devices/cpu_core/cpus") is not None
     # cpu_lowpower: the cores outside the ring on Arrow Lake H (arch/x86/events/intel/core.c).
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
     efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
     if not has_performance and not efficient:
-        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by some percent only.
+        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ only by some percent.
         found = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
         capacity = {cpu: value for cpu, value in found.items() if value is not None}
         highest = max(capacity.values(), default=0)

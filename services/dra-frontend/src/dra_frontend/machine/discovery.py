@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a host's file tree to the Machine. Everything is read through the tree that is given.
+"""Discovers a Machine by reading a host's file tree.
 
-A full discovery reads thousands of files. The fingerprint is the few that tell cheaply whether it must be done again.
+A full discovery reads thousands of files. The fingerprint consists of the few files that reveal whether the machine
+must be discovered again.
 """
 
 import re
@@ -14,15 +15,15 @@ from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_pa
 from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
 
 _DEVICES: Final = "/sys/devices"
-# A domain has more than four digits where the firmware gives none and the kernel counts on (Intel VMD, Hyper-V).
+# A domain has more than four digits if the firmware assigns none and the kernel numbers it (Intel VMD, Hyper-V).
 _PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
-    """Reads a machine; raises HostTreeError naming the file that makes it impossible.
+    """Reads a machine. Raises HostTreeError, naming the file, if that is impossible.
 
-    ``before`` is the same machine as it was read last: sockets and L3 caches keep the numbers that they had, and what
-    was there may come back.
+    ``before`` is the previous reading of the same machine: sockets and L3 caches keep their numbers, and CPUs that have
+    gone offline may come back.
     """
     reader = Reader(tree)
     before = before or Machine({}, {})
@@ -64,7 +65,7 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
 
 
 def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
-    """Returns the CPUs near each PCIe root. A bridge that goes meanwhile has no list, and is left out."""
+    """Returns the CPUs close to each PCIe root. A bridge that disappears in the meantime is skipped."""
     found: dict[str, frozenset[int]] = {}
     for name in reader.all_names(_DEVICES) or ():
         match = _PCIE_ROOT.fullmatch(name)
@@ -76,18 +77,18 @@ def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What the few files say. Two fingerprints with the same :attr:`shape` are of the same machine."""
+    """Content of the fingerprint files. Fingerprints with equal :attr:`shape` belong to the same machine."""
 
     cpus: tuple[str | None, str | None]
-    """Online and isolated CPUs as the kernel prints them."""
+    """Online and isolated CPUs as printed by the kernel."""
     nodes: dict[int, NodeMemory]
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Everything that a discovery depends on.
 
-        Free pages come and go all the time. Memory is compared in the steps in which it is published: a balloon driver
-        moves it by some pages every second.
+        Free pages are excluded, since they change all the time. Memory is compared in the steps in which it is
+        published, because a balloon driver changes it by some pages every second.
         """
         return (
             self.cpus,
@@ -99,7 +100,7 @@ class Fingerprint:
 
 
 def read_fingerprint(tree: FileTree) -> Fingerprint:
-    """Reads the files; raises HostTreeError."""
+    """Reads the fingerprint. Raises HostTreeError."""
     reader = Reader(tree)
     cpus = (reader.text(f"{CPU_DIRECTORY}/online"), reader.text(f"{CPU_DIRECTORY}/isolated"))
     return Fingerprint(cpus, read_node_memory(reader))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of memory and CPUs, as the kernel counts them in sysfs, and the NUMA nodes or CPUs that they are errors of.
+"""Reads the kernel's counters of memory and CPU errors, and the NUMA nodes or CPUs that they concern.
 
-Counters are since boot, since the EDAC driver was loaded, or since a write to ``reset_counters``.
+Counters count since boot, since the EDAC driver was loaded, or since a write to ``reset_counters``.
 """
 
 import re
@@ -18,30 +18,30 @@ from dra_frontend.machine.model import Machine
 
 _EDAC: Final = "/sys/devices/system/edac"
 _CONTROLLERS: Final = f"{_EDAC}/mc"
-# Instances of the one EDAC device that has one for each CPU: cpu0, cpu1, ... (a72_edac).
+# Instances of the only EDAC device that has one for each CPU: cpu0, cpu1, ... (a72_edac).
 _CPUS: Final = f"{_EDAC}/cpu"
 _DIMMS_NAMED: Final = 4
 _LABEL: Final = 48
-# The kernel counts in 32 bits and prints them with a sign (edac_mc_sysfs.c).
+# The kernel counts with 32 bits and prints the values as signed numbers (edac_mc_sysfs.c).
 _LOWEST: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
-# sb_edac names sockets in mc_name, skx_edac, i10nm_edac and imh_edac in the labels of DIMMs. HBM of a socket may be a
-# NUMA node of its own: it is left out.
+# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac in the labels of DIMMs. HBM of a socket may be
+# a separate NUMA node, and is excluded.
 _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
-# amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, save on accelerators (MI300A).
+# amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
 _ACCELERATOR: Final = "MI200"
-"""Memory that no NUMA node has."""
+"""Controller name of memory that belongs to no NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCounter:
-    """One counter of the kernel, and where its errors are: on one of the NUMA nodes, or in one of the CPUs."""
+    """One kernel counter. Its errors occurred on one of the NUMA nodes, or in one of the CPUs."""
 
     source: str
-    """``mc0``, ``node0`` or ``cpu0``, as in sysfs."""
+    """Name in sysfs: ``mc0``, ``node0`` or ``cpu0``."""
     what: str
-    """The same, for people."""
+    """Description of the source, for messages."""
     corrected: int
     uncorrected: int
     numa_nodes: frozenset[int] = frozenset()
@@ -49,7 +49,7 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the counters that there are, and why others cannot be read: by source, or ``mc`` and ``cpu`` for all."""
+    """Returns the readable counters, and the errors of others by source, or by ``mc`` and ``cpu`` for all of a kind."""
     counters: list[ErrorCounter | None] = []
     problems: dict[str, str] = {}
     for source, number, read in _sources(reader, machine, problems):
@@ -75,7 +75,7 @@ def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iter
 
 
 def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
-    """Pages that the kernel took out of use after uncorrected errors (Linux 6.4)."""
+    """Returns the number of pages that the kernel disabled after uncorrected errors (Linux 6.4)."""
     total = reader.integer(f"{NODE_DIRECTORY}/{source}/memory_failure/total")
     nodes = frozenset({number})
     return None if total is None else ErrorCounter(source, f"pages of NUMA node {number}", 0, total, nodes)
@@ -103,13 +103,13 @@ def _cpu(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCo
 
 
 def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
-    """Returns corrected and uncorrected errors; None where a file is missing."""
+    """Returns the numbers of corrected and uncorrected errors, or None if a file is missing."""
     corrected, uncorrected = (reader.integer(f"{path}/{kind}_count", _LOWEST) for kind in ("ce", "ue"))
     return None if corrected is None or uncorrected is None else (corrected % _MODULUS, uncorrected % _MODULUS)
 
 
 def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
-    """Returns the NUMA nodes of which one is the controller's: a socket's, or all where that is not known."""
+    """Returns the NUMA nodes that may belong to a controller: those of its socket, or all if the socket is unknown."""
     every = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
     socket = number if _AMD.fullmatch(name) else None
     if match := _SOCKET.search(name) or _SOCKET.search(label):
@@ -118,7 +118,9 @@ def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[in
 
 
 def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
-    """Returns the labels of the DIMMs with errors of a kind; empty where the kernel does not know them."""
+    """Returns a text with the labels of the DIMMs that have errors of a kind, or "" if the kernel does not know
+    them.
+    """
     bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _LOWEST)]
     labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _LABEL) for dimm in bad[:_DIMMS_NAMED]]
     return f", DIMM {', '.join(labels)}" if labels else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From counters of errors to faults: what is so bad that devices take no new claims."""
+"""Turns error counters into faults: errors so frequent that their devices must not get new claims."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _WINDOW_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Errors beyond a threshold, and the NUMA nodes whose memory, or the CPUs, they may be of."""
+    """Errors beyond a threshold, with the NUMA nodes or CPUs that may be affected."""
 
     source: str
     kind: Literal["corrected", "uncorrected"]
@@ -25,34 +25,36 @@ class Fault:
 
 
 class ErrorRates:
-    """Follows the counters. Of corrected errors, those before the first sample count for nothing."""
+    """Tracks the counters over time. Corrected errors before the first sample are ignored."""
 
     def __init__(self, limits: HardwareErrors) -> None:
         self._limits = limits
         self._before: dict[str, int] = {}
         self._steps = defaultdict[str, deque[tuple[float, int]]](deque)
-        """By counter, when it rose within the last hour, in seconds, and by how much."""
+        """Increases within the last hour as (time in seconds, number of errors), by counter."""
 
     def sample(self, counters: Iterable[ErrorCounter], now: float) -> tuple[Fault, ...]:
-        """Takes the counters as they are, at a time in seconds, and returns the faults that follow from them."""
+        """Records the counters at a time in seconds, and returns the resulting faults."""
         found = []
         for one in counters:
             last_hour = self._follow(one, now)
             if 0 < self._limits.uncorrected <= one.uncorrected:
                 found.append(_fault(one, "uncorrected", f"{one.uncorrected} uncorrected errors"))
-            # Without the number of errors: each other text is another report to the kubelet.
+            # Without the number of errors, since each new text would be another report to the kubelet.
             if 0 < self._limits.corrected_per_hour <= last_hour:
                 text = f"{self._limits.corrected_per_hour} corrected errors or more within an hour"
                 found.append(_fault(one, "corrected", text))
         return tuple(found)
 
     def _follow(self, counter: ErrorCounter, now: float) -> int:
-        """Returns the corrected errors of the last hour."""
+        """Returns the number of corrected errors within the last hour."""
         steps, count = self._steps[counter.source], counter.corrected
         before = self._before.get(counter.source, count)
         self._before[counter.source] = count
         if count != before:
-            steps.append((now, count - before if count > before else count))  # lower: it began again at 0
+            steps.append(
+                (now, count - before if count > before else count)
+            )  # a lower count means that the counter was reset
         while steps and steps[0][0] <= now - _WINDOW_SECONDS:
             steps.popleft()
         return sum(rise for _, rise in steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What discovery needs of a host's file tree, and typed reading over it."""
+"""Interface to a host's file tree, and typed reads from it."""
 
 import re
 from typing import Protocol
@@ -8,12 +8,12 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError, shown
 
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The kernel prints masks in words of 32 bits, the highest first; only the first may be shorter (lib/vsprintf.c, %pb).
+# The kernel prints masks in words of 32 bits, the highest first. Only the first may be shorter (lib/vsprintf.c, %pb).
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
 
 
 class HostTreeError(Exception):
-    """A file of the host cannot be used; names it by its path on the host."""
+    """Raised if a file of the host cannot be used. The text names its path on the host."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -22,27 +22,27 @@ class HostTreeError(Exception):
 
 
 class FileTree(Protocol):
-    """A read-only file tree. Paths are absolute on the host; an unreadable file raises HostTreeError."""
+    """A read-only file tree. Paths are absolute on the host. An unreadable file raises HostTreeError."""
 
     def read(self, path: str) -> str | None:
-        """Returns the text of a file, None when there is none."""
+        """Returns the text of a file, or None if it does not exist."""
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the sorted names in a directory, None when there is none."""
+        """Returns the sorted names in a directory, or None if it does not exist."""
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base page size where the tree is the running machine's, else None."""
+        """Returns the base page size if the tree belongs to the running machine, else None."""
 
 
 class Reader:
-    """Typed reads of a tree. None always means "no such file"; any other trouble is a HostTreeError."""
+    """Typed reads from a tree. None means that the file does not exist; any other problem raises HostTreeError."""
 
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
         self.live_page_bytes = tree.live_page_bytes()
         self.doubts: dict[str, str] = {}
-        """Facts whose files contradict each other, in the words of ``groupBy``, each with file and reason."""
-        # Hundreds of CPUs repeat a handful of masks.
+        """Facts with contradictory files, by value of ``groupBy``, each with file and reason."""
+        # Hundreds of CPUs share a handful of masks.
         self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
@@ -63,7 +63,7 @@ class Reader:
         return self._tree.names(path)
 
     def integer(self, path: str, lowest: int = 0) -> int | None:
-        """Returns the one number that a file holds; lower than ``lowest`` is damage."""
+        """Returns the single number in a file. A number below ``lowest`` is an error."""
         text = self.text(path)
         if text is None:
             return None
@@ -72,7 +72,7 @@ class Reader:
         return int(text)
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
-        """Returns a set of ids and the file it is from: the mask, which every kernel has, else the list."""
+        """Returns a set of IDs and the file it comes from: the mask, which every kernel has, or else the list."""
         for path, read in ((mask_path, self.cpu_mask), (list_path, self.cpu_list)):
             cpus = read(path)
             if cpus is not None:
@@ -80,7 +80,7 @@ class Reader:
         return None
 
     def cpu_list(self, path: str) -> frozenset[int] | None:
-        """Returns a set of ids in list format."""
+        """Returns a set of IDs in list format."""
         text = self.text(path)
         try:
             return None if text is None else parse_cpu_list(text)
@@ -88,7 +88,7 @@ class Reader:
             raise HostTreeError(path, f"is not a CPU list: {error.reason}") from error
 
     def cpu_mask(self, path: str) -> frozenset[int] | None:
-        """Returns a set of ids in mask format."""
+        """Returns a set of IDs in mask format."""
         text = self.text(path)
         if text is None:
             return None

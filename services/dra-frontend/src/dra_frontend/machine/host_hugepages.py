@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages in use that belong to no pod: what a host process holds cannot be promised to a claim.
+"""Counts hugepages used by host processes, which cannot be promised to claims.
 
-In use on a node is what is not free; what pods use of it is counted by the groups that all pods are below. The rest is
-held by the host. Pages that are reserved but untouched have no node yet, and are not in here.
+  pages held by the host = pages that are not free - pages charged to the cgroups of pods
+
+The pods' pages come from hugetlb.SIZE.numa_stat of the kubepods cgroups. The result is smoothed over several samples,
+so that short-lived allocations do not change the published capacity. Pages that are reserved but untouched are on no
+node yet and are not counted.
 """
 
 import re
@@ -22,13 +25,15 @@ PageKey = tuple[int, int]
 # Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
 # a test and release them. Samples are two seconds apart while they differ from the counted pages.
 RISE_SAMPLES: Final = 2
-# The same for a decrease: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
+# The same for a decrease. It is higher, because pages just released may be allocated again, and capacity that was
+# published should rarely be withdrawn.
 FALL_SAMPLES: Final = 5
 
-# cgroupfs driver, systemd driver; --cgroup-root of the kubelet (kind has one) adds a level and, to slices, a prefix.
+# Name with the cgroupfs driver, and with the systemd driver. The kubelet's --cgroup-root (used by kind) adds a level
+# and, for slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)
 _NUMA_STAT = re.compile(r"total=(\d{1,20})((?: N\d{1,5}=\d{1,20})*)", re.ASCII)
-# The kernel's counters are words of 64 bits; a decrement below zero wraps around.
+# The kernel's counters have 64 bits; decrementing below zero wraps around.
 _WRAPPED: Final = 1 << 63
 
 
@@ -38,18 +43,19 @@ class PodPages:
 
     by_node: Mapping[int, int]
     unplaced: int = 0
-    """Bytes that may be on any node: when a group is removed, the kernel hands its pages to the group above, but not
-    their nodes (mm/hugetlb_cgroup.c, hugetlb_cgroup_move_parent)."""
+    """Bytes that may be on any node: when a cgroup is removed, the kernel moves its charge to the parent, but not the
+    per-node counts (mm/hugetlb_cgroup.c, hugetlb_cgroup_move_parent).
+    """
 
     def on(self, node: int) -> int:
-        """Returns the most that pods may be using on a node."""
+        """Returns the maximum number of bytes that pods may be using on a node."""
         return self.by_node.get(node, 0) + self.unplaced
 
 
 def find_pods_groups(tree: FileTree) -> list[str]:
-    """Returns the groups below which all pods are; the tree's root is that of cgroup2.
+    """Returns the cgroups that contain all pods. The tree's root is that of cgroup2.
 
-    Two, where the kubelet's cgroup driver was changed without a reboot: the former group stays, empty.
+    There are two if the kubelet's cgroup driver was changed without a reboot: the former cgroup remains, empty.
     """
     top = tree.names("/") or []
     groups = [f"/{name}" for name in top if _PODS_GROUP.fullmatch(name)]
@@ -59,9 +65,10 @@ def find_pods_groups(tree: FileTree) -> list[str]:
 
 
 def read_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages]:
-    """Returns what pods use of each page size (bytes).
+    """Returns the hugepages used by pods for each page size (bytes).
 
-    A size is missing where the kernel does not tell it (before 5.17, no controller), all where the tree cannot be read.
+    A size is missing if the kernel does not report it (before 5.17, or without the controller). The result is empty if
+    the tree cannot be read.
     """
     try:
         groups = find_pods_groups(tree) if sizes else []
@@ -87,28 +94,30 @@ def _read_pages(tree: FileTree, groups: list[str], page_bytes: int) -> PodPages 
 
 
 def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
-    """Returns the pages of a pool that no pod holds and that are not free; 0 while it is not known what pods hold."""
+    """Returns the pages of a pool that are neither free nor held by a pod, or 0 if the pods' pages are unknown."""
     if pods is None:
         return 0
     return max(0, pool.total - pool.free - -(-pods.on(node) // pool.page_bytes))
 
 
 class HostPages:
-    """Steadies the samples, so that a slice is not written for every page that comes and goes."""
+    """Smooths the samples, so that short-lived allocations do not cause writes of slices."""
 
     def __init__(self) -> None:
         self._samples: dict[PageKey, deque[int]] = {}
-        """The latest ones of each pool. The first one fills them: before it, nothing has been promised."""
+        """Latest samples of each pool. The first sample fills all of them, since nothing has been published
+        before it.
+        """
         self.counted: dict[PageKey, int] = {}
         """Pages that count as held by the host."""
 
     @property
     def is_settled(self) -> bool:
-        """True if the counted pages are those of the latest sample, so that further equal samples change nothing."""
+        """True if the counted pages equal the latest sample, so that further equal samples change nothing."""
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:
-        """Takes in one sample of every pool."""
+        """Records one sample of every pool."""
         empty = deque[int](maxlen=FALL_SAMPLES)
         self._samples = {key: self._samples.get(key) or empty.copy() for key in held}
         before, self.counted = self.counted, {}

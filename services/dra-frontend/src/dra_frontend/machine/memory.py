@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs."""
+"""Reads NUMA nodes, memory, hugepages and page sizes from sysfs and procfs."""
 
 import re
 
@@ -10,14 +10,14 @@ from dra_frontend.machine.memory_traits import read_traits
 from dra_frontend.machine.model import HugepagePool, NumaNode
 
 NodeMemory = tuple[int, tuple[HugepagePool, ...]]
-"""Bytes of a node's memory, and its pools of hugepages."""
+"""Memory of a node in bytes, and its hugepage pools."""
 NODE_DIRECTORY = "/sys/devices/system/node"
 _GPU_DIRECTORY = "/proc/driver/nvidia/gpus"
 _MEM_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d{1,15}) kB$", re.ASCII | re.MULTILINE)
 
 
 def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
-    """Returns the nodes with system memory or CPUs by id; node 0 stands for a machine whose kernel knows no NUMA."""
+    """Returns the nodes with system memory or CPUs, by ID. On a kernel without NUMA, node 0 represents the machine."""
     present = list(reader.names(NODE_DIRECTORY, r"node(\d+)") or ())
     listed = reader.cpu_list(f"{NODE_DIRECTORY}/online") or frozenset()
     for node in sorted(listed - set(present)):
@@ -45,7 +45,7 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
 
 
 def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
-    """Returns the memory of every node by id; that of a kernel without NUMA is node 0."""
+    """Returns the memory of every node by ID; on a kernel without NUMA, that of node 0."""
     present = reader.names(NODE_DIRECTORY, r"node(\d+)")
     if not present:
         return {0: (_read_memory(reader, "/proc/meminfo"), _read_hugepages(reader, "/sys/kernel/mm/hugepages"))}
@@ -59,7 +59,7 @@ def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
 
 
 def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) -> dict[int, frozenset[int]]:
-    """Returns the online CPUs of every node; each online CPU is in exactly one."""
+    """Returns the online CPUs of every node. Each online CPU is on exactly one."""
     cpus: dict[int, frozenset[int]] = {}
     seen: set[int] = set()
     for node in nodes:
@@ -69,9 +69,10 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
             seen |= found
         elif found not in cpus.values():
             raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "names CPUs that another node has, too")
-        # Else broken firmware made every node hold the same CPUs; like hwloc, believe the first of such nodes only.
+        # Otherwise, broken firmware assigned the same CPUs to every node; like hwloc, use only the first of these
+        # nodes.
     for cpu in sorted(online - seen):
-        # The link in the CPU's own directory tells its node even where that node, without memory, is not online.
+        # The link in the CPU's directory names its node even if that node has no memory and is not online.
         links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")
         home = min(links) if links else min((node for node in nodes if cpus.get(node)), default=min(nodes))
         cpus[home] = cpus.get(home, frozenset()) | {cpu}
@@ -90,7 +91,7 @@ def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> f
 
 
 def _read_gpu_nodes(reader: Reader) -> set[int]:
-    """Returns the nodes that are memory of NVIDIA GPUs; applications get that through CUDA."""
+    """Returns the nodes whose memory belongs to NVIDIA GPUs. Applications allocate it through CUDA."""
     return {
         int(node)
         for gpu in reader.all_names(_GPU_DIRECTORY) or ()
@@ -109,10 +110,10 @@ def _read_memory(reader: Reader, path: str) -> int:
 
 
 def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
-    """Returns the pools of every page size that the kernel offers, empty ones included.
+    """Returns the pools of every page size that the kernel offers, including empty ones.
 
-    Of an empty pool only the total is read: it includes free and surplus pages (nr_huge_pages_node in mm/hugetlb.c).
-    Most pools are empty, and these files are most of what an idle frontend reads.
+    Only the total of an empty pool is read, since it includes free and surplus pages (nr_huge_pages_node in
+    mm/hugetlb.c). Most pools are empty, and these files are most of what an idle frontend reads.
     """
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
@@ -136,15 +137,15 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         raise HostTreeError(path, f"{shown(text, 40)} is not a row of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
-    # More than nodes: a node went away meanwhile, and nothing says which column was its own.
+    # More columns than nodes: a node was removed in the meantime, and its column is unknown.
     return dict(zip(nodes, map(int, words), strict=True)) if len(words) == len(nodes) else {}
 
 
 def read_base_page_bytes(reader: Reader) -> int:
-    """Returns the base page size, which no file of sysfs states.
+    """Returns the base page size, which no sysfs file contains.
 
-    It is what the running kernel says; below another root ``KernelPageSize`` of a mapping (the smallest: others may be
-    huge), else 4 KiB.
+    It is that of the running kernel. For a different root it is the smallest ``KernelPageSize`` of a mapping, since
+    others may be huge, or else 4 KiB.
     """
     if reader.live_page_bytes:
         return reader.live_page_bytes

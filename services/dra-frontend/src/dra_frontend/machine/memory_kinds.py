@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the kind of a NUMA node's memory from the facts that the kernel reports about it.
+"""Derives the kind of a NUMA node's memory from facts that the kernel reports.
 
-The kernel has no file that names the kind. Three of its facts together are enough for most nodes:
+No kernel file contains the kind. Three facts together are enough for most nodes:
 
-* The bus of the device that the memory belongs to. A memory device on the CXL bus is CXL, one on the nvdimm bus is
+* The bus of the device that provides the memory. A device on the CXL bus is CXL memory, one on the nvdimm bus is
   persistent memory.
-* Where the kernel itself allocates. It takes nodes with CPUs and normal memory for DRAM, and ranks all other memory in
-  comparison with them (``default_dram_nodes`` in mm/memory-tiers.c). The same is done here.
-* The performance that the firmware states (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM; this
-  is also how hwloc decides. Memory that performs as DRAM does is DRAM.
+* Where the kernel itself allocates. It assumes that nodes with CPUs and normal memory are DRAM, and ranks all other
+  memory in comparison with them (``default_dram_nodes`` in mm/memory-tiers.c). The same is done here.
+* The performance that the firmware reports (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM, which
+  is also hwloc's rule. Memory that performs like DRAM is DRAM.
 
 Everything else is unknown, since a claim with the wrong kind of memory is worse than a claim that waits. In particular,
-slow memory is not called CXL because it is slow: it can be persistent memory as well.
+slow memory is not assumed to be CXL: it may also be persistent memory.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,17 +22,17 @@ from dra_frontend.machine.model import MemoryKind
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """What the kernel reports about the memory of one NUMA node."""
+    """Facts that the kernel reports about the memory of one NUMA node."""
 
     has_cpus: bool
     normal: bool = True
-    """True if the kernel can allocate from it for itself (``has_normal_memory``)."""
+    """True if the kernel can use the memory for itself (``has_normal_memory``)."""
     bus: MemoryKind | None = None
-    """Kind by the bus of the device that has the memory, or None if no device or no such bus is known."""
+    """Kind according to the bus of the providing device, or None if the device or bus is unknown."""
     special_purpose: bool = False
-    """True if the firmware set the memory apart, and a driver added it to the system (dax/kmem)."""
+    """True if the firmware marked the memory as special-purpose and a driver added it to the system (dax/kmem)."""
     side_cache: bool = False
-    """True if other memory caches it, so that the performance is that of a mixture."""
+    """True if other memory caches it, so that the reported performance is that of a mixture."""
     bandwidth: int | None = None
     latency: int | None = None
     tier: int | None = None
@@ -40,13 +40,13 @@ class MemoryFacts:
 
 
 def memory_kinds(nodes: Mapping[int, MemoryFacts]) -> dict[int, MemoryKind]:
-    """Returns the kind of the memory of every NUMA node, by the node's id."""
+    """Returns the kind of memory of every NUMA node, by the node's ID."""
     ordinary = [facts for facts in nodes.values() if _is_ordinary(facts)]
     return {number: _kind(facts, ordinary) for number, facts in nodes.items()}
 
 
 def _is_ordinary(facts: MemoryFacts) -> bool:
-    """Returns True if the kernel takes the memory for DRAM and nothing contradicts it."""
+    """Returns True if the kernel assumes that the memory is DRAM and nothing contradicts it."""
     return facts.has_cpus and facts.normal and not (facts.bus or facts.special_purpose or facts.side_cache)
 
 
@@ -54,7 +54,7 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
     if facts.side_cache:
         return MemoryKind.UNKNOWN
     if facts.bus:
-        # A node with CPUs has other memory as well.
+        # A node with CPUs also contains other memory.
         return MemoryKind.UNKNOWN if facts.has_cpus else facts.bus
     if _is_ordinary(facts):
         return MemoryKind.DRAM
@@ -69,6 +69,6 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
 
 
 def _is_alike(facts: MemoryFacts, other: MemoryFacts) -> bool:
-    """Returns True if both values are known and differ by a tenth at most, as the kernel allows among DRAM nodes."""
+    """Returns True if both values are known and differ by at most a tenth, the kernel's tolerance among DRAM nodes."""
     pairs = (facts.bandwidth, other.bandwidth), (facts.latency, other.latency)
     return all(mine and its and 10 * abs(mine - its) <= its for mine, its in pairs)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Performance, tier and kind of every NUMA node's memory from sysfs.
+"""Reads performance, tier and kind of every NUMA node's memory from sysfs.
 
-Nothing here is needed to offer memory. A file that cannot be used leaves its value out and is named as a doubt.
+None of this is needed to offer memory. A file that cannot be used leaves its value unknown and is reported as a doubt.
 """
 
 import re
@@ -22,10 +22,10 @@ _DAX: Final = "/sys/bus/dax"
 _CXL: Final = "/sys/bus/cxl/devices"
 _NVDIMM: Final = "/sys/bus/nd/devices"
 _BLOCKS: Final = "/sys/devices/system/memory"
-# The kernel keeps these values in 32 bits (struct access_coordinate). 0 is a value that the firmware does not state.
+# The kernel stores these values with 32 bits (struct access_coordinate). 0 means that the firmware does not report it.
 _LARGEST: Final = (1 << 32) - 1
 _MOST_DEVICES: Final = 1024
-"""Maximum number of devices of a bus that are looked at."""
+"""Maximum number of devices examined on a bus."""
 _HEX = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
 _DAX_DEVICE = re.compile(r"dax\d{1,6}\.\d{1,6}", re.ASCII)
 
@@ -35,9 +35,9 @@ _T = TypeVar("_T")
 def read_traits(
     reader: Reader, cpus: Mapping[int, frozenset[int]], normal: frozenset[int] | None
 ) -> dict[int, MemoryTraits]:
-    """Returns the traits of each NUMA node's memory; ``cpus`` are the online CPUs of each, empty ones included.
+    """Returns the traits of each NUMA node's memory. ``cpus`` contains the online CPUs of every node.
 
-    ``normal`` are the nodes with normal memory, or None if the kernel does not list them.
+    ``normal`` contains the nodes with normal memory, or is None if the kernel does not list them.
     """
     tiers = _tolerant(reader, _read_tiers) or {}
     dax = _tolerant(reader, _read_dax) or {}
@@ -48,7 +48,7 @@ def read_traits(
     for node in cpus:
         path = _tolerant(reader, _access_path, node) or ""
         initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
-        # The values are those of the listed initiators, which may all be devices.
+        # The values are those of the listed initiators, all of which may be devices.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
             has_cpus=node in with_cpus,
@@ -68,7 +68,9 @@ def read_traits(
 
 
 def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
-    """Returns the result of a function of this module, or None and a doubt if it fails. The first doubt is kept."""
+    """Returns the result of a function of this module, or None with a doubt if it fails. Only the first doubt
+    is kept.
+    """
     try:
         return read(reader, *arguments)
     except HostTreeError as error:
@@ -79,7 +81,7 @@ def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) ->
 def _access_path(reader: Reader, node: int) -> str:
     """Returns the directory of the nearest initiators of a node.
 
-    Class 1 counts CPUs only (Linux 5.10), class 0 also devices that initiate requests. Older kernels have class 0.
+    Class 1 counts only CPUs (Linux 5.10), class 0 also devices that initiate requests. Older kernels only have class 0.
     """
     paths = [f"{_NODES}/node{node}/access{number}/initiators" for number in (1, 0)]
     return next((path for path in paths if reader.all_names(path) is not None), paths[-1])
@@ -94,7 +96,7 @@ def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
 
 
 def _read_mean(reader: Reader, path: str, what: str) -> int | None:
-    """Returns the mean of reads and writes. Returns the known value if one is unknown, or None if both are."""
+    """Returns the mean of reads and writes. If only one is known, returns that value; if neither, None."""
     names = (f"{path}/read_{what}", f"{path}/write_{what}")
     known = [value for name in names if (value := _tolerant(reader, _read_value, name))]
     return sum(known) // len(known) if known else None
@@ -115,7 +117,7 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if no known bus has it."""
+    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if its bus is unknown."""
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
     if not devices:
@@ -132,14 +134,14 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names in the directories of a bus's devices, which include the name of each one's DAX device."""
+    """Yields the names in the directories of a bus's devices, which include the name of each device's DAX device."""
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MOST_DEVICES]:
         yield from reader.all_names(f"{bus}/{name}") or ()
 
 
 def _read_cxl_regions(reader: Reader) -> frozenset[int]:
-    """Returns the nodes with memory that the firmware made of CXL devices: no DAX device has it."""
+    """Returns the nodes with memory that the firmware created from CXL devices, which has no DAX device."""
     regions = list((reader.names(_CXL, r"region(\d{1,6})") or {}).values())[:_MOST_DEVICES]
     block = _read_hex(reader, f"{_BLOCKS}/block_size_bytes") if regions else None
     if not block:
@@ -147,7 +149,7 @@ def _read_cxl_regions(reader: Reader) -> frozenset[int]:
     nodes: set[int] = set()
     for name in regions:
         start, size = (_read_hex(reader, f"{_CXL}/{name}/{file}") for file in ("resource", "size"))
-        # The first whole memory block; a region that is not in use starts at the highest address.
+        # First whole memory block. A region that is not in use starts at the highest address.
         if start and size and start + size < 1 << 64 and (number := -(-start // block)) * block < start + size:
             nodes.update(reader.names(f"{_BLOCKS}/memory{number}", r"node(\d{1,4})") or ())
     return frozenset(nodes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as values: what discovery found and everything else reasons about. ``Machine.cpus`` are those online."""
+"""The discovered machine as values. ``Machine.cpus`` contains the online CPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from typing import Final
 
 LOCAL_TIER: Final = "local"
 FAR_TIER: Final = "far"
-# The part of a node's memory that the kernel reports moves by some pages between boots (KASLR, kubernetes#131253). A
-# coarse step keeps the capacity, so the slice, the same; it costs at most this much per NUMA node.
+# The memory that the kernel reports for a node varies by some pages between boots (KASLR, kubernetes#131253). A coarse
+# step keeps the capacity, and therefore the slice, unchanged. It costs at most this much per NUMA node.
 MEMORY_STEP: Final = 64 << 20
 
 
 class CoreType(StrEnum):
-    """Kind of core, in the words of the ``dra.cpu/coreType`` attribute."""
+    """Kind of core; values of the ``dra.cpu/coreType`` attribute."""
 
     STANDARD = "standard"
     PERFORMANCE = "p-core"
@@ -22,7 +22,7 @@ class CoreType(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """Kind of memory, in the words of the ``dra.memory/kind`` attribute."""
+    """Kind of memory; values of the ``dra.memory/kind`` attribute."""
 
     DRAM = "dram"
     HBM = "hbm"
@@ -37,9 +37,11 @@ class MemoryTraits:
 
     kind: MemoryKind = MemoryKind.UNKNOWN
     bandwidth: int | None = None
-    """MB/s, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
+    """Bandwidth in MB/s, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
     latency: int | None = None
-    """Nanoseconds, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
+    """Latency in nanoseconds, the mean of reads and writes by the initiators, or None if the kernel does not
+    report it.
+    """
     kernel_tier: int | None = None
     """Number of the kernel's memory tier (``memory_tierN``); lower is faster."""
     initiators: frozenset[int] = frozenset()
@@ -55,58 +57,61 @@ class Cpu:
 
     id: int
     core: int
-    """Identity of the core: its lowest online sibling. Unique on the machine, unlike the raw ``core_id``."""
+    """Core identity: its lowest online sibling. Unique on the machine, unlike the raw ``core_id``."""
     core_id: int
-    """``topology/core_id`` as the kernel gives it; repeats on every socket. -1 when the file is missing."""
+    """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
     package: int
-    """``topology/physical_package_id`` where that tells packages apart, else their number in order."""
+    """``topology/physical_package_id`` if that distinguishes the packages, else the package's position in order."""
     numa_node: int
     l3: int | None
-    """Identity of the L3 group: its lowest online CPU. None where the CPU has no L3."""
+    """L3 group identity: its lowest online CPU. None if the CPU has no L3."""
     l3_id: int
-    """``cache/indexN/id`` of the L3 where that tells caches apart, else the lowest CPU that is present of its group,
-    online or not; -1 where there is no L3."""
+    """L3 cache ID: ``cache/indexN/id`` if IDs are unique, else the lowest present CPU sharing the cache, or -1 without
+    an L3.
+    """
     core_type: CoreType = CoreType.STANDARD
 
 
 @dataclass(frozen=True, slots=True)
 class HugepagePool:
-    """Hugepages of one size on one NUMA node, in pages."""
+    """Hugepages of one size on one NUMA node, counted in pages."""
 
     page_bytes: int
     total: int
-    """All pages of the pool, surplus ones included (``nr_hugepages``)."""
+    """Total pages of the pool, including surplus pages (``nr_hugepages``)."""
     free: int
     surplus: int = 0
-    """Pages beyond the configured pool, taken by overcommit; each vanishes when its holder frees it."""
+    """Pages beyond the configured pool, allocated by overcommit. The kernel frees each once it is no longer used."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node with system memory or CPUs. Node 0 stands for the machine on kernels without NUMA."""
+    """One NUMA node with system memory or CPUs. Node 0 represents the machine on kernels without NUMA."""
 
     id: int
     cpus: frozenset[int]
     memory_bytes: int
-    """All memory of the node, hugepages included (``MemTotal`` of its meminfo)."""
+    """Total memory of the node, including hugepages (``MemTotal`` in its meminfo)."""
     hugepages: tuple[HugepagePool, ...] = ()
     distances: dict[int, int] = field(default_factory=dict)
-    """Distance to every node by its id (10 is local). Empty where the kernel gives none."""
+    """Distance to every node by ID (10 is local). Empty if the kernel provides none."""
     online: bool = True
-    """False for a node that only its CPUs name: it has no memory, and sysfs no directory for it."""
+    """False for a memoryless node without a directory in sysfs, which only links of its CPUs reveal."""
     normal_memory: bool = True
-    """False if the kernel cannot allocate from it for itself: all of its memory is movable (``has_normal_memory``)."""
+    """False if all memory of the node is movable, so that the kernel cannot use it for itself
+    (``has_normal_memory``).
+    """
     traits: MemoryTraits = NO_TRAITS
 
     @property
     def tier(self) -> str:
-        """Returns the word of the ``dra.memory/tier`` attribute: memory behind CXL and HBM has no CPUs of its own."""
+        """Value of the ``dra.memory/tier`` attribute. CXL memory and HBM have no CPUs of their own."""
         return LOCAL_TIER if self.cpus else FAR_TIER
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything discovery found, ordered by id."""
+    """All discovered facts, ordered by ID."""
 
     cpus: dict[int, Cpu]
     numa_nodes: dict[int, NumaNode]
@@ -118,18 +123,18 @@ class Machine:
     smt: bool = False
     base_page_bytes: int = 4096
     pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs near each PCIe root complex, offline ones included, by its name in sysfs (``pci0000:00``)."""
+    """CPUs close to each PCIe root complex, including offline ones, by its name in sysfs (``pci0000:00``)."""
     doubts: Mapping[str, str] = field(default_factory=dict)
-    """What the kernel's files contradict each other about (``socket``, ``l3``), each with file and reason."""
+    """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with file and reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
-    """Every CPU that was online at one of the reads of this process, as it was then."""
+    """Every CPU that was online at any read by this process, as it was then."""
 
     @property
     def page_sizes(self) -> tuple[int, ...]:
-        """Every hugepage size of any node, in bytes, ascending."""
+        """Hugepage sizes of all nodes, in bytes, ascending."""
         return tuple(sorted({pool.page_bytes for node in self.numa_nodes.values() for pool in node.hugepages}))
 
     @property
     def online(self) -> frozenset[int]:
-        """Ids of all online CPUs."""
+        """IDs of all online CPUs."""
         return frozenset(self.cpus)

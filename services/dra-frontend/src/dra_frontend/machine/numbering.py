@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for groups of CPUs (sockets, L3 caches) that stay while CPUs go offline, and after a restart.
+"""Numbers groups of CPUs (sockets, L3 caches) so that numbers survive offline CPUs and restarts.
 
-Of an offline CPU sysfs tells neither siblings nor caches (drivers/base/topology.c, drivers/base/cacheinfo.c). A group
-numbered by its lowest online CPU would change its number when that one goes offline, and its device the name.
+For an offline CPU, sysfs shows neither siblings nor caches (drivers/base/topology.c, drivers/base/cacheinfo.c). If a
+group were numbered by its lowest online CPU, its number would change when that CPU goes offline, and with it the name
+of its device.
 """
 
 from bisect import bisect_left
@@ -19,10 +20,10 @@ def numbered(
     *,
     ordinal: bool = False,
 ) -> dict[int, int]:
-    """Returns the number of every CPU's group; no two groups have the same.
+    """Returns the number of each CPU's group. No two groups have the same number.
 
-    A group keeps the number that one of its CPUs had (``earlier``). Else it is the kernel's id where each group has its
-    own, else the lowest CPU of the group, offline ones included, or its place in that order (``ordinal``).
+    A group keeps the number that one of its CPUs had before (``earlier``). Otherwise it gets the kernel's ID if IDs are
+    unique, else the lowest CPU of the group, including offline ones, or its position in that order (``ordinal``).
     """
     rule = {cpu: number for group, number in ids.items() for cpu in group}
     if not len(set(ids.values())) == len(ids) == len(groups):
@@ -40,12 +41,12 @@ def numbered(
 
 
 def completed(groups: Collection[Group], present: frozenset[int]) -> list[Group]:
-    """Returns the groups with their offline CPUs, and those that are offline as a whole, by their lowest CPU.
+    """Returns the groups completed with their offline CPUs, and completely offline groups, ordered by their lowest CPU.
 
-    Groups of one kind have one shape, and follow each other without a gap. A shape is the machine's if copies of it
-    cover the CPUs that are present, and each copy has CPUs of one group at most. The largest group shows the shape if
-    all its CPUs are online; else regular shapes are tried, the smallest first. Where none fits, the groups are returned
-    as they are seen.
+    All groups are assumed to have the same shape and to follow each other without gaps. A shape is accepted if copies
+    of it cover the present CPUs and no copy contains CPUs of two groups. The largest group determines the shape if all
+    its CPUs are online; otherwise regular shapes are tried, the smallest first. If none fits, the groups are returned
+    as they are.
     """
     group_of = {cpu: group for group in groups for cpu in group}
     if len(group_of) < len(present):
@@ -64,13 +65,13 @@ def _shapes(groups: Collection[Group], cpus: int) -> Iterator[Sequence[int]]:
     for size in divisors[bisect_left(divisors, len(largest)) :]:
         for run in reversed(divisors):
             # Runs of CPUs at equal distances: one run (Arm, POWER), one for each thread of the cores (x86), or CPUs
-            # that are dealt out to the groups in turn.
+            # assigned to the groups in turn.
             if size % run == 0:
                 yield [start * (cpus * run // size) + cpu for start in range(size // run) for cpu in range(run)]
 
 
 def _copies(shape: Sequence[int], present: frozenset[int]) -> list[Group]:
-    """Returns the copies of a shape that cover the CPUs, each one once; none where they do not."""
+    """Returns copies of a shape that together cover each CPU exactly once, or an empty list if that is impossible."""
     left = set(present)
     copies = []
     for cpu in sorted(present):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file tree with other contents laid over it, path by path: another machine for tests and what-if questions."""
+"""Replaces files of a tree by path, to simulate a different machine in tests and what-if questions."""
 
 import posixpath
 from collections import defaultdict
@@ -13,7 +13,7 @@ from dra_frontend.machine.file_tree import FileTree
 
 
 def parse_overlay(document: Any, source: str) -> dict[str, str]:
-    """Returns contents by path from what was read of an overlay file (None: an empty one). Raises ConfigError."""
+    """Returns contents by path from a parsed overlay file (None for an empty one). Raises ConfigError."""
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -28,7 +28,7 @@ def _fault(path: object, content: object, others: Collection[object]) -> str:
     if not isinstance(path, str) or not path.startswith("/sys/") or posixpath.normpath(path) != path:
         return f"{shown(path)}: must be a path below /sys without '.', '..', doubled or trailing '/'"
     if not isinstance(content, str):
-        return f'{path}: its content must be a text, write it in quotes: "0-3"'
+        return f'{path}: its content must be a string, written in quotes: "0-3"'
     if not content.isascii():
         return f"{path}: its content must be ASCII"
     above = next((directory for directory in _above(path) if directory in others), "")
@@ -41,7 +41,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 class OverlayTree:
-    """A file tree whose files are hidden by those of an overlay. Nothing else of it changes."""
+    """A file tree in which the overlay's files replace those of the base. Everything else is unchanged."""
 
     def __init__(self, base: FileTree, files: Mapping[str, str]) -> None:
         self._base = base
@@ -52,18 +52,18 @@ class OverlayTree:
                 self._names[posixpath.dirname(entry)].add(posixpath.basename(entry))
 
     def read(self, path: str) -> str | None:
-        """Returns the text of a file, None when there is none or the overlay has a directory in its place."""
+        """Returns the text of a file, or None if it does not exist or the overlay has a directory at its path."""
         if path in self._files:
             return self._files[path]
         return None if path in self._names else self._base.read(path)
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the sorted names in a directory, those of both trees; None when there is none."""
+        """Returns the sorted names in a directory of both trees, or None if it does not exist."""
         if path in self._files:
             return None
         found, own = self._base.names(path), self._names.get(path)
         return found if own is None else sorted(own.union(found or ()))
 
     def live_page_bytes(self) -> int | None:
-        """Returns what the base says: no overlay changes the kernel that runs."""
+        """Returns the page size of the base, since an overlay does not change the running kernel."""
         return self._base.live_page_bytes()

@@ -73,7 +73,7 @@ def test_a_frontend_that_cannot_start_reports_why_and_waits(base: Path) -> None:
             wanted = (
                 "the kubelet's plugin directory of dra.cpu",
                 "is not a directory; remove it, or correct kubeletRootDir",
-                f"the API server cannot be asked: read kubeconfig {base / 'kubeconfig'}: the file does not exist",
+                f"the API server cannot be queried: read kubeconfig {base / 'kubeconfig'}: the file does not exist",
             )
             for words in wanted:
                 assert words in text

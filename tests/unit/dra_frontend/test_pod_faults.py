@@ -12,7 +12,7 @@ from numa_tools.doctor.facts import PodFault
 from numa_tools.doctor.gather import _read_pod
 
 IN_POD = Settings(Config(), "n", "p", "/", None, in_pod=True)
-TOKEN = "the API server cannot be asked: read the service account of the pod: "
+TOKEN = "the API server cannot be queried: read the service account of the pod: "
 
 
 def is_missed(faults: list[str]) -> bool:
@@ -35,7 +35,7 @@ def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> Non
     assert fault.fatal
     check = next(one for one in CHECKS if one.id == "driver.pod")
     (finding,) = check.judge((PodFault(fault.what, fault.remedy, fault.fatal),))
-    assert (finding.what.startswith("The API server cannot be asked"), bool(finding.remedy)) == (True, True)
+    assert (finding.what.startswith("The API server cannot be queried"), bool(finding.remedy)) == (True, True)
 
 
 @pytest.mark.parametrize("elsewhere", [replace(IN_POD, host_root="/host"), replace(IN_POD, in_pod=False)])
@@ -49,5 +49,5 @@ def test_a_kubeconfig_that_cannot_be_read_is_reported_everywhere() -> None:
     """It is part of the configuration and not of the pod."""
     settings = replace(IN_POD, config=Config(kubeconfig="/no/such/file"), in_pod=False, host_root="/host")
     for faults in (own_faults(settings), seen_faults(settings)):
-        (text,) = (str(one) for one in faults if "the API server cannot be asked" in one.what)
+        (text,) = (str(one) for one in faults if "the API server cannot be queried" in one.what)
         assert text.endswith("the file does not exist; correct the file, or kubeconfig")

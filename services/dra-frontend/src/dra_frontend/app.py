@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service. Creates all parts of one run, and runs their tasks in one TaskGroup.
+"""Runs the service: creates all parts of one run, and runs their tasks in one TaskGroup.
 
-Order of start: preflight, records loaded, state endpoint up, backend's lease live, then registration with the kubelet
-and slices.
-Order of end: registration goes first, the state socket last. Slices stay; the kubelet deletes them if no instance
-registers again.
+  start  preflight -> claims loaded -> state endpoint -> backend's lease live -> registration with kubelet, slices
+  end    registration removed -> running calls finished -> state socket removed
+
+The slices stay. The kubelet deletes them if no instance registers again.
 """
 
 import asyncio
@@ -71,21 +71,23 @@ from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_p
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
-"""Threads that read and write files. The default number depends on the interpreter: Python 3.13 counts the CPUs that
-the process may use, 3.11 those of the machine."""
+"""Number of threads that read and write files. The default depends on the interpreter: Python 3.13 counts the CPUs that
+the process may use, 3.11 those of the machine.
+"""
 _PREFLIGHT_SECONDS: Final = 2.0
-"""Interval between two preflights of a pod that lacks something."""
+"""Interval between two preflights of a pod with faults."""
 _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
 """Thresholds of the garbage collector after the start, as in gc.set_threshold()."""
 _SETTLE_SECONDS: Final = 5.0
-"""Time until the garbage of the start is collected. That takes 30 ms, so it is done after the kubelet has registered
-the driver."""
+"""Delay before the garbage of the start is collected. That takes 30 ms, so it is done after the kubelet has registered
+the driver.
+"""
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """What one run of the service is made of."""
+    """All parts of one run of the service."""
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
@@ -98,13 +100,13 @@ class Service:
         self.guard = Guard()
         self._complaints = Complaints(_log)
         self.pod_warnings: tuple[Notice, ...] = ()
-        """Faults of the pod that the preflight has found and that do not prevent the service from running."""
+        """Non-fatal faults of the pod found by the preflight."""
         self._reported: list[NodeCondition] = []
-        """Conditions of the Node as the backend last reported them."""
+        """Conditions of the Node as last reported by the backend."""
         self.recorder = EventRecorder(client, node)
         self.node_events = NodeEvents(self.recorder, node, self.instance)
 
-        # The state of the node: reports of the backend, claims, and the machine with its devices.
+        # State of the node: reports of the backend, claims, and the machine with its devices.
         self.backend = BackendView(time.monotonic, config)
         metadata = self._metadata_files(config)
         self.store = self._claim_store(config, metadata)
@@ -161,7 +163,7 @@ class Service:
         return ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
 
     def _machine_watch(self, settings: Settings) -> MachineWatch:
-        """Returns the watch of the machine. It uses the kubelet's memory reserve and the present claims."""
+        """Returns the watch of the machine, which uses the kubelet's memory reserve and the current claims."""
         trees = open_host(settings), HostTree(settings.config.cgroup_root)
         ledger, reserve = lambda: self.store.ledger, lambda: self.node_status.reserved_memory
         return MachineWatch(*trees, settings.config, settings.node_name, ledger, reserve=reserve)
@@ -169,9 +171,9 @@ class Service:
     def _kubelet_plugins(
         self, settings: Settings, boards: Mapping[str, HealthBoard]
     ) -> tuple[dict[str, KubeletPlugin], tuple[Path, ...]]:
-        """Returns the kubelet plugin of each driver, and the sockets of all. Raises SocketPathError for a long path."""
+        """Returns the kubelet plugin of each driver, and all sockets. Raises SocketPathError if a path is too long."""
         root = Path(settings.config.kubelet_root_dir)
-        # The longest name first: the error about its path says by how much the root is too long for all of them.
+        # The longest name first, so that the error shows by how much the root is too long for all of them.
         names = sorted(DRIVERS, key=len, reverse=True)
         paths = {driver: PluginPaths.below(root, driver, settings.pod_uid) for driver in names}
         plugins = {
@@ -181,37 +183,38 @@ class Service:
         return plugins, tuple(path for each in paths.values() for path in (each.dra, each.registration))
 
     def _hugepages_on_demand(self, settings: Settings, client: KubeClient) -> HugepagesOnDemand:
-        """Returns the part that resizes pools of hugepages, by way of the helper container."""
+        """Returns the part that resizes hugepage pools through the helper container."""
         kernel = KernelPools(HostTree(settings.host_root), observes=settings.config.observes)
         pools = HelperPools(kernel, pool_socket_path(settings.config.run_dir))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         return HugepagesOnDemand(client, pools, *books, settings.config, self.shortages, self.refresh)
 
     def reported(self) -> None:
-        """The backend has renewed its lease."""
+        """Notifies the parts of a new report of the backend."""
         self.backend.changed()
         for events in self.pod_events:
-            # The backend must get its answer whatever the report of one container contains.
+            # The backend must get its response, whatever the report of a single container contains.
             with self._complaints.about(type(events).__name__, "containers' reports not turned into Events"):
                 events.backend_changed()
 
     def refresh(self) -> None:
-        """Offers the devices that follow from the machine and the claims. Raises nothing; the next tick retries."""
+        """Publishes the devices for the current machine and claims. Does not raise; the next tick retries."""
         with self._complaints.about("devices", "devices not published"):
             found = self.watch.errors.faults, self.shortages.by_device
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 
     def unready(self) -> tuple[Notice, ...]:
-        """Updates the readiness of the pod, and logs a change of it.
+        """Updates the readiness of the pod, and logs changes.
 
-        Returns the problems because of which the pod is not ready, or nothing if it is ready. A problem counts after it
-        has lasted for 10 s (numa_node/readiness.py). A backend is a problem once it has been silent for LEASE_SECONDS,
-        so the pod is unready 20 s after its last report.
+        Returns the problems that make the pod unready, or nothing if it is ready. A problem counts once it has lasted
+        for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a report, so the pod
+        is unready 20 s after its last report.
         """
         return self.readiness.update(self._problems())
 
     def _problems(self) -> list[Notice]:
-        # A pod whose backend is a standby stays ready, even if no other one enforces: otherwise a roll-out would stop.
+        # A pod whose backend is a standby stays ready even if no other backend enforces. Otherwise a rollout would
+        # stop.
         fault = self.backend.own_fault
         found = [fault.model_copy(update={"unready": True})] if fault else []
         found += [
@@ -229,7 +232,7 @@ class Service:
         return [*found, *self._driver_problems()]
 
     def _driver_problems(self) -> Iterator[Notice]:
-        """Yields what keeps a driver from the kubelet or the scheduler."""
+        """Yields problems that keep a driver from the kubelet or the scheduler."""
         for driver, plugin in self.plugins.items():
             if plugin.problem:
                 yield _unready(StatusCode.SOCKET_NOT_PLACED, plugin.problem, driver)
@@ -242,7 +245,7 @@ class Service:
                 yield _unready(publisher.reason, f"{driver}: slices not published: {why}".rstrip(": "), driver)
 
     def warnings(self) -> list[Notice]:
-        """Returns what an operator should know of, although the service is ready."""
+        """Returns conditions that an operator should know although the service is ready."""
         return [
             *self.pod_warnings,
             *self.backend.configured,
@@ -259,15 +262,15 @@ class Service:
         ]
 
     async def start(self) -> None:
-        """Loads the claims and reads the machine that they are on. Raises OSError."""
+        """Loads the claims and reads the machine. Raises OSError."""
         await self.store.start()
         await self.watch.read()
         self.refresh()
 
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """Returns what runs as long as the service does, by name."""
+        """Returns the tasks that run as long as the service, by name."""
         return [
-            # Raises where the process has to end: the CDI directory was replaced, or the port is taken.
+            # Raises if the process must end, because the CDI directory was replaced.
             ("disk", self.reconciler.run_scans()),
             *([("page", self._serve_page(self.page_port))] if self.page_port else []),
             *((name, self.guard.endless(name, run)) for name, run in self._runs()),
@@ -280,7 +283,7 @@ class Service:
         await serve_page(self, port)
 
     def _runs(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Yields functions that run for ever, by name."""
+        """Yields functions that run forever, by name."""
         yield "reports", self.reconciler.run_reports
         yield "recovery", self.recovery.run
         yield "machine", partial(self.watch.run, self.refresh)
@@ -301,18 +304,18 @@ class Service:
             yield "pages on demand", self.on_demand.provide
 
     async def _sweep_leftovers(self) -> None:
-        """Removes what killed instances have left, at the start and every five minutes."""
+        """Removes files left by killed instances, at the start and every five minutes."""
         if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + _LEFTOVERS_SECONDS
             await asyncio.to_thread(self.leftovers.sweep)
 
     async def _follow_readiness(self) -> None:
-        """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node."""
+        """Logs changes of readiness even if the pod is not probed, and observes conditions of the node."""
         self.unready()
         self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
-        """Returns the conditions of the Node; those of a silent backend are the last that it reported."""
+        """Returns the conditions of the Node. While the backend does not report, its last reported conditions count."""
         if self.backend.live:
             self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]
         inventory = self.watch.inventory
@@ -328,14 +331,14 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Serves the kubelet and publishes for ever, once the backend enforces: before, claims would be refused."""
+        """Serves the kubelet and publishes forever, once the backend enforces. Before that, claims would be refused."""
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.wait_for_enforcement():
             _log.warning("not registering with kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
-        # Published once, with the reserve that the Node says: a capacity that shrinks at once is no capacity.
+        # Published only once the kubelet's reserve is known, so that the capacity does not shrink right after.
         await self.node_status.settled.wait()
         await self.watch.read()
         self.refresh()
@@ -356,15 +359,15 @@ def _settle_memory() -> None:
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs what must never end by itself: a service that has lost a part of it must not go on as if nothing were."""
+    """Runs a task that must never end, since the service must not continue without one of its parts."""
     await work
     raise RuntimeError(f"{name} ended; report this bug")
 
 
 async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
-    """Waits until the pod has everything that the service needs, or until ``stop``; returns the faults that are left.
+    """Waits until the pod has everything that the service needs, or until ``stop``. Returns the remaining faults.
 
-    The process does not end in the meantime, so that /readyz answers with the reason and the doctor can be run in the
+    The process keeps running in the meantime, so that /readyz responds with the reason and the doctor can be run in the
     container.
     """
     faults = await asyncio.to_thread(own_faults, settings)
@@ -409,7 +412,7 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
-    """Runs the parts of a service until it shall stop."""
+    """Runs the parts of a service until ``stop`` is set."""
     async with asyncio.TaskGroup() as tasks:
         application, servers = state_application(service), list[HttpServer]()
 
@@ -440,8 +443,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
 
 def main(settings: Settings) -> int:
-    """Runs the service until SIGTERM; returns the exit code."""
-    # FastAPI imports pydantic.v1 (1.4 MB) to reject its models, and takes an ImportError for "there are none".
+    """Runs the service until SIGTERM. Returns the exit code."""
+    # FastAPI imports pydantic.v1 (1.4 MB) to reject its models, and accepts an ImportError instead.
     sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages of other projects whose ``__init__`` is executed when it is needed (docs/adr/0027-kubernetes-asyncio.md).
+"""Defers the ``__init__`` of other projects' packages until it is needed (docs/adr/0027-kubernetes-asyncio.md).
 
-To import a module of a package, Python executes the package's ``__init__`` first, and some of them import far more than
-that module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any other, and
-finds its names when they are first used (PEP 562). So every importer gets all of its names.
+To import a module of a package, Python first executes the package's ``__init__``, and some of these import far more
+than that module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any other
+and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any
 def add_lazy_packages(*names: str) -> None:
     """Adds packages to ``sys.modules`` without executing their ``__init__``. Parents must precede their children.
 
-    A package that has been imported before is left as it is. Raises ImportError.
+    A package that has already been imported is left as it is. Raises ImportError.
     """
     for name in names:
         if name not in sys.modules:
@@ -31,7 +31,9 @@ def _add(name: str) -> None:
     package, loader, source = importlib.util.module_from_spec(spec), spec.loader, Path(spec.origin)
 
     def load(attribute: str) -> Any:
-        """Imports a name that the ``__init__`` imports in a line of its own, or a submodule. Else executes it all."""
+        """Imports a submodule, or a name that the ``__init__`` imports on a separate line. Otherwise executes the
+        ``__init__``.
+        """
         line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
         try:
             if line:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what the pod of the service lacks, for the service before it starts, for its status and for the doctor."""
+"""Finds missing requirements of the service's pod: used before the start, in the status and by the doctor."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,15 @@ from dra_frontend.settings import Settings
 
 
 def own_faults(settings: Settings) -> list[Fault]:
-    """Returns what this pod lacks: directories of the node, and a way to the API server. Blocks."""
+    """Returns the pod's faults: unusable directories of the node, or no access to the API server. Blocks."""
     faults = check_pod(settings.config, contained=settings.in_pod, mounts=read_mounts())
     return [*faults, *_access_faults(settings)]
 
 
 def seen_faults(settings: Settings) -> list[Fault]:
-    """Returns the faults of own_faults() as far as a command can see them that may run beside the service. Blocks.
+    """Returns the faults of own_faults() that a command running beside the service can detect. Blocks.
 
-    In a debugging pod the node's directories lie below another root, and its mounts and its token are not those of the
-    driver.
+    In a debugging pod the node's directories are below another root, and mounts and token are not those of the driver.
     """
     contained = settings.in_pod and settings.host_root == "/"
     faults = check_pod(settings.config, settings.host_root, contained=contained, mounts=read_mounts())
@@ -31,5 +30,5 @@ def _access_faults(settings: Settings) -> Iterator[Fault]:
     try:
         read_configuration(kubeconfig(path))
     except KubeConfigError as error:
-        # The error of a pod without a token contains its remedy.
-        yield Fault(f"the API server cannot be asked: {error}", "correct the file, or kubeconfig" if path else "")
+        # The error of a pod without a token already contains its remedy.
+        yield Fault(f"the API server cannot be queried: {error}", "correct the file, or kubeconfig" if path else "")

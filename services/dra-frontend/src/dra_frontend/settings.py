@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of one run, resolved once: flags over the configuration file over defaults. Reads the environment."""
+"""Resolves the settings of a run: flags override the configuration file, which overrides defaults. Reads the
+environment.
+"""
 
 import argparse
 import os
@@ -39,13 +41,13 @@ class Settings:
     pod_uid: str
     host_root: str
     bind: tuple[str, int] | None
-    """Host ("" for every address) and TCP port of metrics and probes; None switches them off."""
+    """Host ("" for all addresses) and TCP port of metrics and probes. None disables them."""
     in_pod: bool = False
-    """Whether this process runs in a container that a kubelet started."""
+    """True if this process runs in a container started by a kubelet."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the flags of the service itself."""
+    """Adds the flags of the service."""
     parser.add_argument("--config", metavar="FILE", help="configuration file (YAML)")
     for flag, key in _CONFIG_FLAGS.items():
         text = f"deprecated, use {key} in the file" if flag in DEPRECATED_FLAGS else f"overrides {key} of the file"
@@ -66,7 +68,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _flag(text: str) -> bool:
-    # The spellings of Go's strconv.ParseBool: existing arguments of the CPU peer must go on to work.
+    # The spellings of Go's strconv.ParseBool, so that existing arguments of dra-driver-cpu keep working.
     values = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
@@ -74,7 +76,9 @@ def _flag(text: str) -> bool:
 
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
-    """Resolves flags, file and environment; without a file, the one that the chart mounts. Raises ConfigError."""
+    """Resolves flags, file and environment. Without --config, uses the file mounted by the chart. Raises
+    ConfigError.
+    """
     if arguments.config is None and Path(_MOUNTED).exists():
         arguments.config = _MOUNTED
     flags = {key: getattr(arguments, key) for key in {*_CONFIG_FLAGS.values(), "exposePCIeRoots"}}
@@ -85,13 +89,13 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         pod_uid=pod_uid(arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}"),
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
-        # The kubelet sets it in every container; a process of the node has no such variable.
+        # The kubelet sets this variable in every container; processes of the node do not have it.
         in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
     )
 
 
 def open_host(settings: Settings) -> FileTree:
-    """Returns the host's file tree as the settings want it seen; the overlay is read once, here. Raises ConfigError."""
+    """Returns the host's file tree with the configured overlay, which is read only once, here. Raises ConfigError."""
     host, overlay = HostTree(settings.host_root), settings.config.sysfs_overlay
     files = parse_overlay(read_yaml(overlay), overlay) if overlay else {}
     return OverlayTree(host, files) if files else host

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of both halves in the text format of Prometheus. Gauges are computed at each scrape.
+"""Exports metrics of both halves in the Prometheus text format. Gauges are computed at each scrape.
 
 The ``dra_cpu_*`` names are those of dra-driver-cpu, so that its dashboards keep working. The backend sends its metrics
-with its lease; they are served until the lease ends.
+with its lease, and they are exported until the lease ends.
 """
 
 import re
@@ -28,7 +28,7 @@ from dra_frontend.publishing.publisher import Publisher
 _BACKEND: Final = "dra_numa_backend_"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _MAX_SERIES: Final = 1000
-"""Maximum number of time series that are accepted from a backend. It has about 60."""
+"""Maximum number of time series accepted from a backend, which has about 60."""
 _RENDER_SECONDS: Final = 1.0
 """Minimum interval between two renderings."""
 _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
@@ -41,7 +41,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class NodeGauges(Collector):
-    """Computes the state of the node at the moment of a scrape."""
+    """Computes the state of the node at each scrape."""
 
     ledger: Callable[[], Ledger]
     watch: MachineWatch
@@ -148,7 +148,7 @@ def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[
 
 @dataclass(frozen=True, eq=False)
 class BackendMetrics(Collector):
-    """Metrics that the backend sent with its last report, until its lease ends."""
+    """Exports the metrics of the backend's last report until its lease ends."""
 
     backend: BackendView
 
@@ -166,7 +166,7 @@ class BackendMetrics(Collector):
 
 
 def _families(metric: reports.Metric) -> Iterable[Metric]:
-    """Returns one metric as the library wants it; none of a kind that this release does not know."""
+    """Yields a metric as a Prometheus family, unless its kind is unknown to this release."""
     samples = [sample for sample in metric.samples if len(sample.labels) == len(metric.labels)]
     name = _BACKEND + metric.name
     if metric.kind == "histogram":
@@ -185,14 +185,14 @@ def _families(metric: reports.Metric) -> Iterable[Metric]:
 
 
 class Telemetry:
-    """The metrics of one process, in a registry of its own."""
+    """The metrics of one process, in a separate registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rendered = b""
         self._rendered_at = float("-inf")
         self._registry = registry = CollectorRegistry()
-        # Each counter and histogram would have one more series with the time at which it was created.
+        # Otherwise each counter and histogram would have another series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         text = "Number of CPU claims that the kubelet asked to prepare, by result."
         self.prepared = Counter("dra_cpu_prepare_claims", text, ["result"], registry=registry)
@@ -209,7 +209,7 @@ class Telemetry:
         )
         text = "Number of metadata files that could not be written; the container starts without one."
         self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
-        text = "Number of writes of status.devices of claims, by result; denied: right or feature gate missing."
+        text = "Number of writes of status.devices of claims, by result; denied: missing permission or feature gate."
         self.status_writes = Counter("dra_numa_claim_status_writes", text, ["result"], registry=registry)
         for result in ("written", "failed", "denied"):
             self.status_writes.labels(result)
@@ -226,19 +226,19 @@ class Telemetry:
         self.status_writes.labels(result).inc()
 
     def show(self, *collectors: Collector) -> None:
-        """Shows what they collect at each scrape."""
+        """Adds collectors that are called at each scrape."""
         for collector in collectors:
             self._registry.register(collector)
 
     def render(self) -> bytes:
-        """Returns the metrics in the text format of Prometheus, at most a second old."""
+        """Returns the metrics in the Prometheus text format, at most a second old."""
         now = self._clock()
         if now - self._rendered_at >= _RENDER_SECONDS:
             self._rendered, self._rendered_at = generate_latest(self._registry), now
         return self._rendered
 
     def note(self, driver: str, call: str, seconds: float, failures: Iterable[bool]) -> None:
-        """Counts one call and its claims; ``failures`` tells for each claim whether it failed."""
+        """Counts one call and its claims. ``failures`` contains for each claim whether it failed."""
         self.seconds.labels(driver, call).observe(seconds)
         for failed in failures:
             result = "error" if failed else "success"

@@ -87,7 +87,7 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
     assert await client.get_claim("other", "c") is None
-    with pytest.raises(NotFoundError, match="get nodes node-a: no such node; the kubelet makes it"):
+    with pytest.raises(NotFoundError, match="get nodes node-a: no such node; the kubelet creates it"):
         await client.get_node("node-a")
     node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
     assert await client.get_node("node-a") == node
@@ -219,7 +219,7 @@ async def test_slices_without_end_are_an_error(pair: Pair) -> None:
     server, client = pair
     for number in range(MOST_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
-    with pytest.raises(KubeError, match=r"more than 1000 of example\.com on node-a; delete those of others"):
+    with pytest.raises(KubeError, match=r"more than 1000 of example\.com on node-a; delete slices of other writers"):
         await client.list_slices(*MINE)
 
 
@@ -760,7 +760,7 @@ async def test_an_answer_is_never_decompressed(coding: str) -> None:
 
     async with connection_to(answer) as connection:
         tracemalloc.start()
-        with pytest.raises(UnavailableError, match=f"the answer is compressed .'{coding}'., which was not asked for"):
+        with pytest.raises(UnavailableError, match=f"the response is compressed .'{coding}'., which was not requested"):
             await KubeClient(connection).get_node("n")
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()

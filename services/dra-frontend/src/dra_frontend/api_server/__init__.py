@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to the API server. Documents are dicts; what they mean is said elsewhere."""
+"""Client of the API server. Documents are dicts; other packages interpret them."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of the API server: of which shape they must be, and what a failed one means.
+"""Validates responses of the API server, and translates failed ones into errors.
 
-A proxy, a mesh or an API server in trouble answers 200 with other JSON, too: that is "unavailable", never "not there".
-In a list or a watch an object that cannot be read is left out: its JSON is partly written by its creator.
+A proxy, a service mesh or a broken API server may also respond with status 200 and unrelated JSON. That counts as
+"unavailable", never as "does not exist". In lists and watches, malformed objects are skipped, because their JSON is
+partly written by users.
 """
 
 import json
@@ -31,23 +32,25 @@ from dra_frontend.api_server.requests import Call, Document
 _log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 4 << 20
-"""Maximum size of an answer, and of an event of a watch, in bytes. etcd stores objects of up to 1.5 MiB."""
+"""Maximum size in bytes of a response, and of a watch event. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Maximum size of a Status in bytes. Only a part of its message is shown, and failures may be frequent."""
+"""Maximum size in bytes of a Status. Only a part of its message is shown, and failures may be frequent."""
 _DIGITS: Final = 20
 _SHOWN: Final = 700
-"""Characters of the server's own words: they name fields, and after two long names what is wrong."""
+"""Maximum number of shown characters of the server's message. After two long field names it should still reach the
+cause.
+"""
 _LONGEST_LOCATION: Final = 2048
 _SHOWN_HOST: Final = 100
 _LONGEST_WAIT: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
-"""Beginning of an event of a watch. The API server writes the type first."""
-# Nothing is tried twice, and a string without an end is one, too: the time grows with the length and no faster.
+"""Beginning of a watch event. The API server writes the type first."""
+# Possessive, without backtracking, and an unterminated string is one token, so the time is linear in the length.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
 
 def read_object(call: Call, data: bytes, kind: str) -> Document:
-    """Returns the one object that was asked for; UnavailableError for anything else."""
+    """Returns the requested object. Raises UnavailableError for anything else."""
     document: Document = _parsed(call, data)
     if not _is_usable(kind, document) or document.get("kind") != kind:
         raise UnavailableError(call.operation, f"the answer is not a {kind}; is this an API server?")
@@ -57,7 +60,7 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
 
 
 def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Document]:
-    """Returns the items of a list that can be read, and its metadata; UnavailableError for anything but a list."""
+    """Returns the valid items of a list, and its metadata. Raises UnavailableError if the response is not a list."""
     frame, texts = _apart(data)
     document = _parsed(call, frame)
     metadata = document.get("metadata") if isinstance(document, dict) and document.get("items") in ([], None) else None
@@ -74,7 +77,7 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
 
 
 def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Returns a list without its items, and the items, each a JSON text of its own: one cannot spoil the others."""
+    """Separates a list from its items. Each item is parsed separately, so that one cannot invalidate the others."""
     kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
     for token in _TOKEN.finditer(data):
         mark = token[0]
@@ -95,10 +98,10 @@ def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
-    """Returns type and object of an event of a watch, or raises what an ERROR event says.
+    """Returns type and object of a watch event. Raises the error that an ERROR event contains.
 
-    An object of which no more than the version can be read comes as a BOOKMARK. Raises UnreadableError if the event is
-    to be skipped because its object cannot be read at all, and UnavailableError if the line is not an event.
+    An object of which only the version is valid is returned as a BOOKMARK. Raises UnreadableError if the event must be
+    skipped because its object is malformed, and UnavailableError if the line is not an event.
     """
     try:
         event = _parsed(call, line)
@@ -117,14 +120,14 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
 
 
 def is_event(line: bytes | bytearray) -> bool:
-    """Returns True if a line of a watch begins as an event does."""
+    """Returns True if a line of a watch begins like an event."""
     return _EVENT.match(line) is not None
 
 
 def metadata_of_list(beginning: bytes, kind: str) -> Document | None:
-    """Returns the metadata of a list of which only the beginning is known, or None if it is not a list.
+    """Returns the metadata of a list from its beginning, or None if it is not a list.
 
-    The API server writes the metadata, with the token for what follows, before the items.
+    The API server writes the metadata, including the continue token, before the items.
     """
     head, _, _ = beginning.partition(b'"items"')
     with suppress(MalformedError):
@@ -155,7 +158,7 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 
 def _is_json(data: bytes) -> bool:
-    """Returns True for JSON with a value that this driver does not accept. The depth was checked before."""
+    """Returns True for valid JSON with a value that this driver does not accept. The depth was checked before."""
     if len(data) > MOST_BYTES:
         return False
     try:
@@ -166,7 +169,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:
-    """Maps an answer that is not a success to a KubeError; ``status`` as of read_status()."""
+    """Converts an unsuccessful response to a KubeError. ``status`` is the result of read_status()."""
     message = status.get("message")
     said = shown(message, _SHOWN) if message else f"HTTP {code}"
     if 300 <= code < 400:
@@ -185,7 +188,7 @@ def translate(call: Call, code: int, status: Document, headers: Mapping[str, str
 
 
 def read_status(body: bytes) -> Document:
-    """Returns the Status that a failed call is answered with; an empty one for anything else."""
+    """Returns the Status in the body of a failed call, or an empty dict if there is none."""
     try:
         document = parse_json(body, _STATUS_BYTES, "answer", "Status")
     except MalformedError:
@@ -197,7 +200,7 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
     match status:
         case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
             return NotFoundError(call.operation, said)
-    # Nothing about the object: the API is not served here, or a proxy answered.
+    # The response is not about the object: the API is not served here, or a proxy responded.
     where = f"{call.group}/v1" if call.group else "v1"
     return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
 
@@ -212,7 +215,7 @@ def _remedy(call: Call, code: int) -> str:
 
 
 def _redirected(headers: Mapping[str, str]) -> str:
-    """Returns the part of an error about a redirect that names its target, without path and credentials."""
+    """Returns the part of an error that names the target of a redirect, without path and credentials."""
     location = next((value for key, value in headers.items() if key.lower() == "location"), "")
     try:
         host = urlsplit(location[:_LONGEST_LOCATION]).netloc.rpartition("@")[2]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to the API server: a few narrow calls on kubernetes-asyncio's REST client, dict documents in and out.
+"""The only client of the API server: a few narrow calls on kubernetes-asyncio's REST client, with dicts as documents.
 
-Every call is bounded in time and size, its answer is checked for its shape, and it fails with a KubeError only.
+Every call is limited in time and size, the shape of its response is checked, and it raises only KubeError. Separate
+rate limits for lists, Events and other calls keep one of them from delaying the reads of claims.
 """
 
 import asyncio
@@ -32,21 +33,22 @@ from dra_frontend.api_server.requests import Call, Document, Pace
 
 _log = logging.getLogger(__name__)
 
-# What Prepare has for reading a claim. An error that passes within it costs little; the kubelet's retry costs a minute.
+# Time that Prepare has to read a claim. Waiting out a temporary error is cheap, while the kubelet retries only after a
+# minute.
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
-"""What each attempt has at least."""
+"""Minimum time limit of each attempt."""
 _PAGE: Final = 500
 MOST_LISTED: Final = 250_000
-"""Items that are requested for one list. Kubernetes supports 150,000 pods in a cluster."""
+"""Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
 MOST_SLICES: Final = 1000
-"""Slices of one driver of ours on a node. A machine of 8,192 CPUs with a device for each has 128."""
+"""Maximum number of slices of one of our drivers on a node. A machine of 8,192 CPUs with a device for each has 128."""
 _LIST_SECONDS: Final = 120.0
 _LONGEST_TOKEN: Final = 8 << 10
-"""Characters of a continue token, which is a part of the next request's URL."""
+"""Maximum number of characters of a continue token, which becomes part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
-# Everything else would be part of the selector's syntax.
+# Other characters could be part of the selector's syntax.
 _DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 
@@ -64,32 +66,33 @@ async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIte
 class KubeClient:
     """The calls that the frontend makes. Documents are dicts as in the API's JSON.
 
-    Reads name no resourceVersion: what the scheduler or another instance has just written must be in them. Lists so
-    asked for come from the server's cache since Kubernetes 1.34 (KEP-2340); a get is of one object.
+    Reads set no resourceVersion, because they must include what the scheduler or another instance has just written.
+    Since Kubernetes 1.34 such lists are served from the server's cache (KEP-2340).
     """
 
     def __init__(self, connection: Connection, most_listed: int = MOST_LISTED) -> None:
         self._connection = connection
         self._most_listed = most_listed
         self._pace = Pace()
-        # Whatever the server answers, a node lists its slices a handful of times a minute, and two drivers share that.
+        # A node should list its slices only a few times a minute, whatever the server responds. Both drivers share
+        # this.
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
-        # Slices of other drivers: a claim needs them only if they decide which CPUs it gets.
+        # Slices of other drivers are only read if they restrict a claim's choice of CPUs.
         self._others_pace = Pace(per_second=5.0, burst=20.0)
-        # Events have a budget of their own: they never delay the read of a claim.
+        # Events have their own budget, so that they never delay the read of a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
         self._skipped = LimitedLog(_log, 1, 3600.0)
         self.claim_observers: list[Callable[[Document], object]] = []
-        """Functions that the event loop calls with each claim that :meth:`get_claim` has returned.
+        """Callbacks for each claim that :meth:`get_claim` has returned.
 
-        The caller of ``get_claim`` does not wait for them, and an exception that they raise is only logged.
+        The event loop calls them later, so get_claim's caller does not wait for them; their exceptions are only logged.
         """
 
     async def get_claim(self, namespace: str, name: str, *, patience: float = PATIENCE_SECONDS) -> Document | None:
-        """Returns the ResourceClaim, or None only if the server answers that this very object does not exist.
+        """Returns the ResourceClaim, or None only if the server responds that this object does not exist.
 
-        Retries errors that may pass for ``patience`` seconds; the waits for this client's own pace do not count.
-        Publishes the claim to the observers. Raises KubeError.
+        Retries temporary errors for ``patience`` seconds, not counting waits for this client's own rate limit. Passes
+        the claim to the observers. Raises KubeError.
         """
         call, loop = Call("get", _RESOURCES, "resourceclaims", name, namespace), asyncio.get_running_loop()
         waits: Backoff | None = None
@@ -114,16 +117,16 @@ class KubeClient:
                 await asyncio.sleep(wait)
 
     async def get_device_class(self, name: str) -> Document | None:
-        """The DeviceClass; None when there is none of that name. For people who ask: the service needs none."""
+        """Returns the DeviceClass, or None if there is none of that name. Used by commands only, not by the service."""
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
             return read_object(call, await self._ask(call), "DeviceClass")
         return None
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
-        """Yields every ResourceClaim of a namespace, by default of the cluster, page by page.
+        """Yields all ResourceClaims of a namespace, by default of the cluster, page by page.
 
-        One that cannot be read is left out.
+        Malformed claims are skipped.
         """
         call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace)
         async with aclosing(self._pages(call, "ResourceClaim", self._pace)) as pages:
@@ -134,10 +137,11 @@ class KubeClient:
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """Returns the ResourceClaims of the cluster with a label of value ``true``, and the version to watch from.
+        """Returns the ResourceClaims of the cluster with a label of value ``true``, and the version from which to
+        watch.
 
-        ``reduce`` returns the part of a claim to retain, or None. Only one page of whole claims is in memory: anyone
-        may create any number of claims with the label.
+        ``reduce`` returns the part of a claim to keep, or None. Only one page of whole claims is in memory at a time,
+        since anyone may create any number of claims with the label.
         """
         call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
         found, version = list[Document](), ""
@@ -148,9 +152,9 @@ class KubeClient:
         return found, version
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[Document, None]:
-        """Yields the ResourceSlices of another driver on a node, page by page; "": those of no single node.
+        """Yields the ResourceSlices of another driver on a node, page by page; "" selects those of no single node.
 
-        One that cannot be read is left out.
+        Malformed slices are skipped.
         """
         if not _DRIVER_NAME.fullmatch(driver):
             return
@@ -165,9 +169,9 @@ class KubeClient:
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
         """Yields the items and the metadata of each page of a list.
 
-        ``pace`` is that of the first request, ``later`` that of the others, if it is another one. A page that is too
-        long is requested again in smaller ones, and an object that alone is too long is left out. The number of items,
-        the time and the tokens are bounded: a server that always promises one more page is an error.
+        ``pace`` limits the first request, ``later`` (if given) the others. A page that is too large is requested again
+        in smaller pages, and a single object that is too large is skipped. The number of items, the time and the tokens
+        are limited: a server that always announces another page is an error.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time
@@ -176,7 +180,7 @@ class KubeClient:
             query = {**base.query, "limit": str(page), **({"continue": token} if token else {})}
             call = replace(base, query=query)
             try:
-                # In a thread: parsing documents of tenants may take a second, and the event loop must not wait for it.
+                # In a thread: parsing documents written by users may take a second, and would block the event loop.
                 items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
             except TooLargeError as error:
                 pace = later or pace
@@ -186,7 +190,7 @@ class KubeClient:
                 known = metadata_of_list(error.beginning, kind)
                 if known is None:
                     raise
-                self._skipped.warn("object that is too long left out of a list", {"kind": kind, "error": str(error)})
+                self._skipped.warn("object too large, omitted from list", {"kind": kind, "error": str(error)})
                 items, metadata = [], known
             yield items, metadata
             left -= page
@@ -201,7 +205,7 @@ class KubeClient:
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields changes of these claims, as :meth:`watch_slices` does of slices."""
+        """Yields changes of these claims, as :meth:`watch_slices` does for slices."""
         query = {"labelSelector": f"{label}=true"} | _watching(resource_version)
         call = Call("watch", _RESOURCES, "resourceclaims", query=query)
         await self._pace.turn()
@@ -212,10 +216,10 @@ class KubeClient:
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: Sequence[Document], manager: str = AGENT
     ) -> Document:
-        """Makes these all the entries of ``status.devices`` that ``manager`` has in the ResourceClaim of that UID.
+        """Applies the entries of ``status.devices`` that ``manager`` owns in the ResourceClaim with that UID.
 
-        A server-side apply: those of other drivers stay. Returns the claim. InvalidError for one that was allocated
-        anew, and for another claim of that name.
+        Uses a server-side apply, so entries of other drivers are kept. Returns the claim. Raises InvalidError if the
+        claim was reallocated or was replaced by another one of the same name.
         """
         metadata = {"namespace": namespace, "name": name, "uid": uid}
         body = {"apiVersion": f"{_RESOURCES}/v1", "kind": "ResourceClaim", "metadata": metadata}
@@ -225,12 +229,12 @@ class KubeClient:
         return read_object(call, await self._ask(call), "ResourceClaim")
 
     async def get_node(self, name: str) -> Document:
-        """The Node; NotFoundError when it does not exist (the kubelet has not registered yet)."""
+        """Returns the Node. Raises NotFoundError if it does not exist, i.e. before the kubelet has registered."""
         call = Call("get", "", "nodes", name)
         try:
             return read_object(call, await self._ask(call), "Node")
         except NotFoundError as error:
-            raise NotFoundError(call.operation, "no such node; the kubelet makes it") from error
+            raise NotFoundError(call.operation, "no such node; the kubelet creates it") from error
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
         """Returns the ResourceSlices of a driver on a node, and the version from which to watch. Raises KubeError."""
@@ -241,7 +245,9 @@ class KubeClient:
                 found += items
                 version = version or str(metadata.get("resourceVersion") or "")
                 if len(found) > MOST_SLICES:
-                    detail = f"there are more than {MOST_SLICES} of {driver} on {node_name}; delete those of others"
+                    detail = (
+                        f"there are more than {MOST_SLICES} of {driver} on {node_name}; delete slices of other writers"
+                    )
                     raise KubeError(call.operation, detail)
         return found, version
 
@@ -250,7 +256,7 @@ class KubeClient:
     ) -> AsyncGenerator[tuple[str, Document], None]:
         """Yields (ADDED, MODIFIED, DELETED or BOOKMARK, document) until the server ends the watch.
 
-        Raises WatchExpiredError when the version is too old (list again), another KubeError when the stream breaks.
+        Raises WatchExpiredError if the version is too old (list again), another KubeError if the stream breaks.
         """
         call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watching(resource_version))
         await self._pace.turn()
@@ -259,37 +265,37 @@ class KubeClient:
                 yield event
 
     async def create_slice(self, document: Document, *, dry_run: bool = False) -> Document:
-        """Creates a ResourceSlice and returns what the server made of it; a dry run stores nothing."""
+        """Creates a ResourceSlice and returns it as stored by the server. A dry run stores nothing."""
         call = Call("create", *_SLICES, query={"dryRun": "All"} if dry_run else {}, body=document)
         return read_object(call, await self._ask(call), "ResourceSlice")
 
     async def replace_slice(self, document: Document) -> Document:
-        """Updates a ResourceSlice; ConflictError when it changed since the document's resourceVersion."""
+        """Updates a ResourceSlice. Raises ConflictError if it has changed since the document's resourceVersion."""
         call = Call("update", *_SLICES, document["metadata"]["name"], body=document)
         return read_object(call, await self._ask(call), "ResourceSlice")
 
     async def delete_slice(self, name: str, uid: str, resource_version: str) -> None:
-        """Deletes exactly this version of this slice; one that is gone already is fine."""
+        """Deletes this exact version of a slice. Succeeds if the slice no longer exists."""
         preconditions = {"uid": uid, "resourceVersion": resource_version}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         with suppress(NotFoundError):
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, document: Document) -> Document:
-        """Creates an events.k8s.io/v1 Event. Raises ConflictError if one of its name exists."""
+        """Creates an events.k8s.io/v1 Event. Raises ConflictError if one of that name exists."""
         call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
         """Applies a merge patch to an Event and returns it.
 
-        Raises NotFoundError, or ConflictError if the patch names another version.
+        Raises NotFoundError, or ConflictError if the patch contains another resourceVersion.
         """
         call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def _events(self, call: Call, kind: str) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields the events of a watch. Those of an object that cannot be read are skipped, as a list leaves it out."""
+        """Yields the events of a watch. Events with a malformed object are skipped, as in lists."""
         async with aclosing(self._connection.stream(call)) as stream:
             async for line in stream:
                 try:
@@ -301,28 +307,30 @@ class KubeClient:
                 yield event
 
     async def _ask(self, call: Call, pace: Pace | None = None) -> bytes:
-        # The wait for a token is not the server's: it is outside of the call's time limit.
+        # The rate limit is outside the call's time limit, since it is not the server's delay.
         await (pace or self._pace).turn()
         return await self._connection.ask(call)
 
 
 def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
-    """Returns the continue token of a page, or "" for the last one. Raises UnavailableError for one that was seen."""
+    """Returns the continue token of a page, or "" for the last page. Raises UnavailableError if the token was seen
+    before.
+    """
     token = str(metadata.get("continue") or "")
     if len(token) > _LONGEST_TOKEN:
         raise UnavailableError(call.operation, f"a continue token has more than {_LONGEST_TOKEN} characters")
     if token in seen:
-        raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
+        raise UnavailableError(call.operation, "the same page is repeated; is this an API server?")
     return token
 
 
 def _watching(version: str) -> dict[str, str]:
-    # Not all nodes of a cluster at once, after a server has restarted.
+    # Random, so that not all nodes of a cluster watch again at the same time after a server has restarted.
     seconds = random.randint(WATCH_SECONDS, LONGEST_WATCH_SECONDS)  # noqa: S311 - guards nothing
     options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     return {**options, "resourceVersion": version}
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:
-    # Our own slices alone: on a large cluster those of all nodes are tens of thousands.
+    # Only this node's slices: those of all nodes of a large cluster are tens of thousands.
     return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node_name}"}

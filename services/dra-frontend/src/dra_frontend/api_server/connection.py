@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection pool to one API server: every call is bounded in time and size, and has fresh credentials."""
+"""A connection pool to one API server. Every call is limited in time and size, and uses current credentials."""
 
 import asyncio
 import time
@@ -24,35 +24,36 @@ from dra_frontend.api_server.errors import (
 from dra_frontend.api_server.library import ApiClient, Configuration
 from dra_frontend.api_server.requests import Call
 
-# Prepare has 45 s from the kubelet; a call that fails after 10 s leaves it time to ask again, or to say why not.
+# The kubelet allows Prepare 45 s. A call that fails after 10 s leaves time to retry, or to report the reason.
 CALL_SECONDS: Final = 10.0
-# The kubelet renews a projected token at 80 % of its life (10 minutes at least); client-go also reads it each minute.
+# The kubelet renews a projected token at 80 % of its lifetime (at least 10 minutes). client-go reads it every minute
+# too.
 TOKEN_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
-# The server sends a bookmark about once a minute: silence beyond that is a dead peer.
+# The server sends a bookmark about once a minute; a longer silence means that the peer is dead.
 _SILENCE_SECONDS: Final = 90.0
 WATCH_SECONDS: Final = 300
 """Shortest time after which the server is asked to end a watch."""
 LONGEST_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
 _SKIPPED_BYTES: Final = 8 * MOST_BYTES
-"""Maximum length of an event that is skipped. JSON of an object of 1.5 MiB has six bytes for each of `<`, `>`, `&`."""
+"""Maximum length of an event that is skipped. In JSON, each `<`, `>` and `&` of a 1.5 MiB object takes six bytes."""
 _HEAD_BYTES: Final = 16 << 10
 _BUFFERED_BYTES: Final = 1 << 18
-"""Bytes of an answer that are read ahead."""
+"""Maximum number of bytes of a response that are read ahead."""
 AGENT: Final = "dra-driver-numa"
 
 
 class _Session:
-    """A client session without the defaults of aiohttp that suit a browser; the library has no options for these.
+    """A client session without aiohttp's defaults for browsers; the library has no options for them.
 
-    * A redirect is the answer. aiohttp would send the same request, and to the same host also the token, up to ten
-      times for each call.
-    * No cookie is kept. aiohttp would keep every cookie of every answer without a limit and send all of them again.
-    * No answer is decompressed. None is asked for, and a few kilobytes can become a thousand times as many before their
-      number is compared with the limit.
-    * The environment is read once. With ``trust_env``, aiohttp would read ``~/.netrc`` and the variables of proxies
-      again for each request, each in a thread, which takes longer than the rest of the request.
+    * Redirects are returned, not followed. aiohttp would repeat the request up to ten times, and on the same host also
+      send the token again.
+    * Cookies are dropped. aiohttp would keep all cookies of all responses without a limit, and send them again.
+    * Responses are not decompressed. No compression is requested, and a few kilobytes could grow a thousandfold before
+      they are compared with the limit.
+    * The environment is read once. With ``trust_env``, aiohttp would read ``~/.netrc`` and the proxy variables for each
+      request, each in a thread, which takes longer than the rest of the request.
     """
 
     def __init__(self, session: aiohttp.ClientSession, proxy: str | None) -> None:
@@ -76,9 +77,9 @@ class _Session:
 
 
 class Connection:
-    """Sends calls. Everything that fails is a KubeError that names the call.
+    """Sends calls. Every failure is a KubeError that names the call.
 
-    ``load`` blocks; it runs in a thread, at the start and for each renewal of token, CA bundle or certificate.
+    ``load`` blocks. It runs in a thread, at the start and whenever the token, CA bundle or certificate is renewed.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         watch_seconds: float = LONGEST_WATCH_SECONDS + _SILENCE_SECONDS,
     ) -> None:
-        """``watch_seconds``: time after which a watch ends that the server does not end when it was asked to."""
+        """``watch_seconds`` is the time after which a watch is ended here if the server does not end it as
+        requested.
+        """
         self._load = load
         self._call_seconds = call_seconds
         self._watch_limits = aiohttp.ClientTimeout(
@@ -99,10 +102,10 @@ class Connection:
         self._reading = asyncio.Lock()
         self._trust: object = None
         self._clients: list[ApiClient] = []
-        """The current client and the one before it, on which open requests may still end."""
+        """The current client and the previous one, on which requests may still be open."""
 
     async def open(self) -> None:
-        """Reads address and credentials; does not connect yet. Raises KubeConfigError, and OSError for bad files."""
+        """Reads address and credentials without connecting. Raises KubeConfigError, or OSError for unreadable files."""
         self._read_at = self._clock()
         configuration, trust = await asyncio.to_thread(read_configuration, self._load)
         if trust != self._trust:
@@ -119,21 +122,21 @@ class Connection:
             await client.close()
 
     async def ask(self, call: Call, seconds: float | None = None) -> bytes:
-        """Returns the body of a successful answer that comes within ``seconds``, by default the limit of every call."""
+        """Returns the body of a successful response within ``seconds``, by default the limit of every call."""
         seconds = self._call_seconds if seconds is None else min(seconds, self._call_seconds)
         try:
             async with asyncio.timeout(seconds), self._answered(call, _CALL_LIMITS) as response:
                 return await _body(call, response)
         except TimeoutError as error:
-            raise UnavailableError(call.operation, f"no answer within {seconds:.3g} s") from error
+            raise UnavailableError(call.operation, f"no response within {seconds:.3g} s") from error
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the lines of an answer that does not end; one that breaks off within a line has not said it.
+        """Yields the lines of an endless response. An incomplete last line is dropped.
 
-        An event that is too long is skipped: the author of its object decides how long it is.
+        An event that is too long is skipped, since its length is controlled by the object's author.
         """
         async with self._answered(call, self._watch_limits) as response:
-            # readline() would copy what there is of a line for each piece that comes, and pieces may be of a few bytes.
+            # readline() would copy the incomplete line for each received piece, and pieces may have only a few bytes.
             line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
                 end, *following = piece.split(b"\n")
@@ -149,15 +152,15 @@ class Connection:
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
-        """Returns the Authorization header, at most a minute old and read again if it is the one that was refused.
+        """Returns the Authorization header, read at most a minute ago, and read again if it equals the ``refused`` one.
 
-        None with client certificates only.
+        Returns None if only client certificates are used.
         """
-        if self._is_due(refused):  # by one; the others go on with what there is, unless that was refused
+        if self._is_due(refused):  # one caller reads it; others use the current one unless it was refused
             async with self._reading:
                 if self._is_due(refused):
-                    # The kubelet swaps a symlink, and a certificate is a pair of files: what cannot be read between
-                    # two swaps is read at the next call or minute.
+                    # The kubelet replaces a symlink, and a certificate is a pair of files: if they cannot be read
+                    # between two replacements, the next call or minute retries.
                     with suppress(KubeConfigError, OSError, ValueError):
                         await self.open()
         return self._token
@@ -171,7 +174,7 @@ class Connection:
 
     @asynccontextmanager
     async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to a call. Raises the KubeError of one that is not a success, or breaks off."""
+        """Yields the response to a call. Raises KubeError if it is unsuccessful or breaks."""
         response = None
         try:
             token = await self.authorization()
@@ -183,16 +186,16 @@ class Connection:
                 raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
             if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
                 raise UnavailableError(
-                    call.operation, f"the answer is compressed ({shown(coding)}), which was not asked for"
+                    call.operation, f"the response is compressed ({shown(coding)}), which was not requested"
                 )
             yield response
         except UnicodeEncodeError as error:
             raise InvalidError(call.operation, f"the document cannot be sent ({error.reason})") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-            # The text of the exception is the URL, which may contain the password of a proxy.
+            # The exception's text is the URL, which may contain a proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token that no header can carry
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is not valid in a header
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:
@@ -213,20 +216,20 @@ class Connection:
 
 
 def _client(configuration: Configuration) -> ApiClient:
-    """Returns a client that sends every request as it is and returns every answer as it came."""
+    """Returns a client that sends requests and returns responses without changes."""
     client = ApiClient(configuration)
     session = _Session(client.rest_client.pool_manager, _proxy_for(configuration.host or ""))
     client.rest_client.pool_manager = session  # type: ignore[assignment]
     client.user_agent = AGENT
     client.set_default_header("Accept", "application/json")
-    # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
+    # Not compressed: a small response could expand beyond the limit, and the server would spend CPU time on it.
     client.set_default_header("Accept-Encoding", "identity")
     return client
 
 
 def _proxy_for(server: str) -> str | None:
-    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, as kubectl does, or None if there is none."""
-    with suppress(ValueError):  # The URL is invalid: the first request fails, and its error contains the cause.
+    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, like kubectl, or None if there is none."""
+    with suppress(ValueError):  # The URL is invalid: the first request will fail with the cause.
         url = urlsplit(server)
         if url.hostname and not proxy_bypass(url.hostname):
             return getproxies().get(url.scheme)
@@ -239,6 +242,6 @@ async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:
         data += chunk
         if len(data) > MOST_BYTES:
             raise TooLargeError(
-                call.operation, f"the answer has more than {MOST_BYTES} bytes", bytes(data[:_HEAD_BYTES])
+                call.operation, f"the response has more than {MOST_BYTES} bytes", bytes(data[:_HEAD_BYTES])
             )
     return bytes(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address of the API server and credentials: from a kubeconfig or the service account."""
+"""Reads the API server's address and credentials from a kubeconfig file or the service account."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -19,24 +19,24 @@ _UNREADABLE: Final = (
 
 
 Load = Callable[[Configuration], None]
-"""Fills in address and credentials; blocks. Raises KubeConfigError."""
+"""Sets address and credentials in a configuration. Blocks. Raises KubeConfigError."""
 _CONNECTIONS: Final = 16
-"""Maximum number of connections to the server at the same time."""
+"""Maximum number of simultaneous connections to the server."""
 
 
 def read_configuration(load: Load) -> tuple[Configuration, object]:
-    """Returns the configuration, and a value that changes with the server, its CA bundle and the client certificate."""
+    """Returns the configuration, and a value that changes with the server, its CA bundle or the client certificate."""
     configuration = Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
     load(configuration)
-    # A token file that ends in a newline is valid for kubectl; in a header the newline is an injection.
+    # kubectl accepts a token file that ends in a newline, but in a header the newline would be an injection.
     configuration.api_key = {key: value.strip() for key, value in configuration.api_key.items()}
     files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
     return configuration, (configuration.host, configuration.verify_ssl, *map(_stamp, files))
 
 
 def _stamp(path: str | None) -> object:
-    """Returns a value that differs if the content of a file differs, also if a symbolic link to it was replaced."""
+    """Returns a value that changes with the file's content, also if a symbolic link to it is replaced."""
     try:
         status = Path(path or "").stat()
     except OSError:
@@ -47,14 +47,14 @@ def _stamp(path: str | None) -> object:
 def kubeconfig(path: str) -> Load:
     """Reads the current context of a kubeconfig file: tokens, token files, certificates, exec plugins.
 
-    Without a file, what the kubelet gives to the pod.
+    Without a file name, reads the pod's service account.
     """
 
     def load(configuration: Configuration) -> None:
         if not Path(path).is_file():
             raise KubeConfigError(f"read kubeconfig {path}", "the file does not exist")
         try:
-            # The loader is a coroutine that reads files; in this thread it has a loop of its own to block.
+            # The loader is a coroutine that reads files, so it gets its own event loop in this thread.
             asyncio.run(load_kube_config(path, client_configuration=configuration, persist_config=False))
         except _UNREADABLE as error:
             raise KubeConfigError(f"read kubeconfig {path}", _words(error)) from error
@@ -63,7 +63,7 @@ def kubeconfig(path: str) -> Load:
 
 
 def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> Load:
-    """Reads what the kubelet gives to every pod: address in the environment, CA and token in a folder."""
+    """Reads a pod's service account: the address from the environment, CA and token from a directory."""
     more: dict[str, Any] = {} if environ is None else {"environ": dict(environ)}
 
     def load(configuration: Configuration) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of kubernetes-asyncio that this driver uses (docs/adr/0027-kubernetes-asyncio.md).
+"""Imports the names of kubernetes-asyncio that this driver uses (docs/adr/0027-kubernetes-asyncio.md).
 
 The ``__init__`` of ``kubernetes_asyncio`` imports every API and all 767 models, which takes 36 MB of memory. The driver
-sends and receives plain JSON documents and uses none of them. So this module adds ``kubernetes_asyncio`` and its
-packages ``client``, ``client.api`` and ``client.models`` as lazy packages. If kubernetes_asyncio has been imported
-before, it is used as it is.
+exchanges plain JSON documents and uses none of them. This module therefore registers ``kubernetes_asyncio`` and its
+packages ``client``, ``client.api`` and ``client.models`` as lazy packages. If kubernetes_asyncio has already been
+imported, it is used as it is.
 
-``urllib3`` and ``dateutil.tz`` are lazy as well, which saves another 1.7 MB. The library uses them for basic
-authentication and for models with a time stamp. The driver uses neither.
+``urllib3`` and ``dateutil.tz`` are lazy as well, which saves another 1.7 MB. The library needs them for basic
+authentication and for models with timestamps, neither of which the driver uses.
 """
 
 from dra_frontend.lazy_packages import add_lazy_packages

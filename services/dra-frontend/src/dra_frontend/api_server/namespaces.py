@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces in which writes fail for now, each with pauses of its own.
+"""Tracks namespaces in which writes fail, and pauses each one separately.
 
-A rate limit, a policy or a webhook can make every write in one namespace fail while those in others succeed. Whoever
-controls one namespace must not stop the writes in the others.
+A rate limit, a policy or a webhook can make every write in one namespace fail while writes in others succeed. Whoever
+controls one namespace must not be able to stop writes in the others.
 """
 
 from collections.abc import Callable, Collection
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MOST_IN_A_ROW: Final = 3
-"""Namespaces in which writes fail without a success in between before the server is taken for the cause."""
+"""Number of namespaces with failed writes, without a success in between, after which the server counts as the cause."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class NamespaceFailures:
     """Counts failed writes by namespace."""
 
     _pause: Callable[[int], float]
-    """Seconds to wait after a number of failures, at least one."""
+    """Returns the pause in seconds after a number of failures, which is at least one."""
     _clock: Callable[[], float]
     _failing: dict[str, _Failing] = field(default_factory=dict)
     _in_a_row: set[str] = field(default_factory=set)
@@ -35,7 +35,7 @@ class NamespaceFailures:
         return failing is not None and failing.until > self._clock()
 
     def fail(self, namespace: str, least: float = 0.0) -> bool:
-        """Postpones the writes in a namespace. Returns True if those in others would probably fail as well."""
+        """Postpones writes in a namespace. Returns True if writes in other namespaces would probably fail as well."""
         failing = self._failing.setdefault(namespace, _Failing())
         failing.failures += 1
         failing.until = self._clock() + max(self._pause(failing.failures), least)
@@ -48,9 +48,9 @@ class NamespaceFailures:
         self._in_a_row.clear()
 
     def begin(self) -> None:
-        """Begins another row of failures."""
+        """Restarts the count of consecutive failures."""
         self._in_a_row.clear()
 
     def keep(self, namespaces: Collection[str]) -> None:
-        """Forgets all other namespaces."""
+        """Drops all other namespaces."""
         self._failing = {name: one for name, one in self._failing.items() if name in namespaces}

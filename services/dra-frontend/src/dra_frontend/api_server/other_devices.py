@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of other drivers' devices that a claim joins with CPUs, read from their ResourceSlices."""
+"""Reads attributes of other drivers' devices, from their ResourceSlices, for claims that match them with CPUs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -13,21 +13,21 @@ from dra_frontend.allocation.alignment import Key, OtherDevices, Values, read_at
 from dra_frontend.api_server.errors import KubeError, UnavailableError
 
 SECONDS: Final = 8.0
-"""Time limit of a lookup with its retries. The kubelet's own retry comes after a minute."""
+"""Time limit of a lookup including its retries. The kubelet retries only after a minute."""
 _MOST_SLICES: Final = 2000
 """Maximum number of slices of one driver that are read for a claim."""
 
 
 class SliceSource(Protocol):
-    """Where ResourceSlices of other drivers are read."""
+    """Source of other drivers' ResourceSlices."""
 
     def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the slices of a driver on a node, or those of no single node (""). Raises KubeError."""
+        """Yields the slices of a driver on a node; "" selects those of no single node. Raises KubeError."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherDeviceReader:
-    """Reads the attributes of other drivers' devices that a claim on this node joins with CPUs."""
+    """Reads the attributes of other drivers' devices that a claim on this node matches with CPUs."""
 
     source: SliceSource
     node: str
@@ -49,15 +49,15 @@ class OtherDeviceReader:
         except KubeError as error:
             problem = str(error)
         except TimeoutError:
-            problem = problem or "the API server did not answer in time"
+            problem = problem or "the API server did not respond in time"
         return OtherDevices(found, problem)
 
 
 async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
-    """Adds the devices that are still missing. Raises KubeError."""
-    # The node's own slices are few; those of network-attached devices may be many.
+    """Adds the devices that are still missing from ``found``. Raises KubeError."""
+    # The node's own slices come first, since there are few; there may be many of network-attached devices.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
             missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call to the API server is, and how fast calls may follow each other."""
+"""Describes calls to the API server, and limits their rate."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ _METHODS: Final = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. ``verb``, ``group`` and ``resource`` are RBAC's words; the path follows from them.
+    """One request. ``verb``, ``group`` and ``resource`` are RBAC's terms, and determine the path.
 
-    A subresource is a part of ``resource``, after a slash.
+    A subresource is part of ``resource``, after a slash.
     """
 
     verb: str
@@ -30,23 +30,23 @@ class Call:
     query: dict[str, str] = field(default_factory=dict)
     body: Document | None = None
     merge: bool = False
-    """Whether a patch is a merge patch (RFC 7386) instead of a server-side apply."""
+    """True for a merge patch (RFC 7386), False for a server-side apply."""
 
     @property
     def media_type(self) -> str:
-        """The media type of the body."""
+        """Media type of the body."""
         if self.verb != "patch":
             return "application/json"
         return "application/merge-patch+json" if self.merge else "application/apply-patch+yaml"
 
     @property
     def method(self) -> str:
-        """The HTTP method."""
+        """HTTP method."""
         return _METHODS.get(self.verb, "GET")
 
     @property
     def path(self) -> str:
-        """The path on the server. Raises InvalidError for a name that would make it the path of something else."""
+        """Path on the server. Raises InvalidError for a name that would address a different path."""
         parts = ["apis", self.group, "v1"] if self.group else ["api", "v1"]
         if self.namespace:
             parts += ["namespaces", self._segment(self.namespace)]
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def operation(self) -> str:
-        """The call in words, for errors."""
+        """Description of the call, for errors."""
         target = "/".join(part for part in (self.namespace, self.name) if part)
         return f"{self.verb} {self.resource}" + (f" {target}" if target else "")
 
@@ -69,9 +69,10 @@ class Call:
 
 
 class Pace:
-    """Token bucket over the calls of a process: a bug of ours must not become the API server's problem.
+    """Token bucket for the calls of a process, which protects the API server from bugs of this driver.
 
-    Generous, since a burst of pods needs one claim read each; client-go's default of 5 a second would delay them.
+    The limit is generous, since a burst of pods needs one read for each claim. client-go's default of 5 calls a second
+    would delay them.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Pace:
         return max(0.0, -self._tokens / self._rate)
 
     async def turn(self) -> None:
-        """Waits for a token. A wait that is cancelled gives its token back."""
+        """Waits for a token. A cancelled wait returns its token."""
         if not (wait := self.take()):
             return
         try:

@@ -52,9 +52,8 @@ class ErrorRates:
         before = self._before.get(counter.source, count)
         self._before[counter.source] = count
         if count != before:
-            steps.append(
-                (now, count - before if count > before else count)
-            )  # a lower count means that the counter was reset
+            # A lower count means that the counter was reset.
+            steps.append((now, count - before if count > before else count))
         while steps and steps[0][0] <= now - _WINDOW_SECONDS:
             steps.popleft()
         return sum(rise for _, rise in steps)

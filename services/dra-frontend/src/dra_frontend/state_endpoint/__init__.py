@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: allocations and status of this node, as stored by other packages and reported by the backend."""
+"""HTTP API: allocations and status of this node, as stored by other packages and reported by the backend."""

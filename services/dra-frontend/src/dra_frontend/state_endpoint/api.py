@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint for people and tools, and its OpenAPI document. Each route declares the model of its answer.
+"""Defines the state endpoint's documents and the OpenAPI document. Each route declares the model of its response.
 
 application.py imports this module at the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
-of CPU time. It serves the probes and the backend's requests itself; here these are declared, with the same endpoints.
+of CPU time. It serves the probes and the backend's requests itself; they are only declared here, with the same
+endpoints.
 """
 
 import asyncio
@@ -85,23 +86,23 @@ class _View:
     model: Any
     """Type of the document."""
     view: Callable[[], Any]
-    """Returns the present document."""
+    """Returns the current document."""
     sparse: bool = False
-    """Whether fields without a value are left out."""
+    """True if fields without a value are omitted."""
     exclude: Mapping[str, Any] | None = None
-    """Fields that are left out."""
+    """Fields to omit."""
 
     def body(self) -> bytes:
-        """Returns the present document as JSON."""
+        """Returns the current document as JSON."""
         exclude: Any = self.exclude
         return TypeAdapter(self.model).dump_json(self.view(), exclude_none=self.sparse, exclude=exclude)
 
 
 class _StateApi(FastAPI):
-    """FastAPI whose OpenAPI document describes what the routes do by themselves: bodies and errors."""
+    """FastAPI whose OpenAPI document includes the bodies and errors that the routes handle themselves."""
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document; makes it at the first call, which takes half a second of CPU time."""
+        """Returns the OpenAPI document. Generates it at the first call, which takes half a second of CPU time."""
         with _GENERATING:
             if self.openapi_schema is None:
                 document = super().openapi()
@@ -111,16 +112,17 @@ class _StateApi(FastAPI):
 
 
 def _add_report(document: dict[str, Any]) -> None:
-    """Adds the body of ``PUT /v1/backend``.
+    """Adds the body of ``PUT /v1/backend`` to the document.
 
-    The route reads it itself, since it is bounded while it arrives and each container's report is parsed alone.
+    The route parses the body itself: its size is limited while it is received, and each container's report is parsed
+    separately.
     """
     report = TypeAdapter(BackendReport).json_schema(mode="serialization", ref_template=_SCHEMAS + "{model}")
     document["components"]["schemas"] |= {**report.pop("$defs"), BackendReport.__name__: report}
 
 
 def _drop_validation_errors(document: dict[str, Any]) -> None:
-    """Drops the form of FastAPI's validation errors: no parameter that FastAPI validates can be invalid."""
+    """Removes FastAPI's validation errors, since no parameter that FastAPI validates can be invalid."""
     for operations in document["paths"].values():
         for operation in operations.values():
             if "HTTPValidationError" in str(operation["responses"].get("422")):
@@ -202,10 +204,10 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         title="dra-driver-numa state",
         version=__version__,
         description=_TEXT,
-        openapi_url=None,  # a route of its own below
+        openapi_url=None,  # separate route below
         docs_url=None,
         redoc_url=None,
-        # Generated clients name their functions by these.
+        # Generated clients derive function names from these.
         generate_unique_id_function=lambda route: route.name,
     )
     for name, view in _views(state).items():
@@ -223,7 +225,7 @@ def _add_schema(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def schema() -> Response:
-        # One thread at a time: FastAPI would start one for each request, up to 40, and would not end them.
+        # One thread at a time: FastAPI would start up to 40 threads, one for each request, and keep them.
         async with turn:
             return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application of the state socket. It serves the backend and the probes; api.py has all other documents."""
+"""Application of the state socket. Serves the backend and the probes; api.py provides all other documents."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def _error_response(_request: Request, error: Exception) -> Response:
 
 
 class _Documents:
-    """The documents for people and tools. FastAPI is imported when one of them is requested for the first time.
+    """Documents for users and tools. FastAPI is imported when the first of them is requested.
 
     On most nodes that never happens, and FastAPI takes 8 MB and 0.1 s of CPU time.
     """
@@ -46,9 +46,9 @@ class _Documents:
         self._app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         if self._app is None:
-            # In a thread, because the import would stop the event loop.
+            # In a thread, because the import would block the event loop.
             self._app = await asyncio.to_thread(self._import)
         await self._app(scope, receive, send)
 

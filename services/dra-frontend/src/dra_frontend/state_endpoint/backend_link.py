@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The endpoints of the backend's two requests. application.py serves them, and api.py declares them."""
+"""Endpoints of the backend's two requests. application.py serves them, and api.py declares them."""
 
 import asyncio
 from typing import Final
@@ -17,22 +17,22 @@ from dra_frontend.state_endpoint.source import StateSource
 
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
-"""Bytes up to which a body is read whatever else is being read: a lease, or the state of an ordinary node."""
+"""Size up to which a body is always read, whatever else is being read: a lease, or the state of an ordinary node."""
 _MOST_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class Bodies:
-    """Reads the bodies of requests. Their size, the time for one, and the memory for all of them are bounded."""
+    """Reads bodies of requests, with limits for the size, the time, and the memory of all bodies together."""
 
     def __init__(self, seconds: float = _BODY_SECONDS) -> None:
         self._seconds = seconds
         self._buffered = 0
-        """Bytes of large bodies that are being read."""
+        """Number of bytes of large bodies that are being read."""
 
     async def read(self, receive: Receive) -> bytes:
         """Returns the body of a request.
 
-        Raises HTTPException for one that is too large, takes too long, or arrives together with other large ones.
+        Raises HTTPException if it is too large, takes too long, or arrives together with other large bodies.
         """
         body, counted = bytearray(), 0
         try:
@@ -40,7 +40,7 @@ class Bodies:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise HTTPException(400, "the sender has gone")
+                        raise HTTPException(400, "the sender closed the connection")
                     body += message.get("body", b"")
                     if len(body) > MAX_STATE_BYTES:
                         raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
@@ -54,7 +54,9 @@ class Bodies:
 
     def _count(self, more: int) -> int:
         if self._buffered + more > _MOST_BUFFERED:
-            raise HTTPException(503, f"other large bodies are being read; send those over {_SMALL_BODY} in turn")
+            raise HTTPException(
+                503, f"other large bodies are being read; send bodies over {_SMALL_BODY} bytes one at a time"
+            )
         self._buffered += more
         return more
 
@@ -79,9 +81,9 @@ class BackendLink:
         return _json(answer)
 
     async def records(self, request: Request) -> Response:
-        """Changes of claim records after a generation.
+        """Returns the changes of claim records after a generation.
 
-        Waits for a change, `wait` seconds at most. Without `after` it returns the present generation at once.
+        Waits for a change, at most `wait` seconds. Without `after`, returns the current generation immediately.
         """
         after, wait = _number(request, "after"), _number(request, "wait")
         seconds = RECORDS_WAIT_SECONDS if wait is None else min(max(wait, 0), MAX_RECORDS_WAIT_SECONDS)
@@ -89,7 +91,7 @@ class BackendLink:
 
 
 def _number(request: Request, name: str) -> int | None:
-    """Returns a parameter of a request, or None if it is not given. Raises HTTPException if it is not a number."""
+    """Returns a query parameter as a number, or None if it is missing. Raises HTTPException if it is not a number."""
     given = request.query_params.get(name, "")
     try:
         return int(given) if given else None

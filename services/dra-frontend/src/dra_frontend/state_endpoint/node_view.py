@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one document that the page draws: where every CPU and byte is, who has it, how, and what is wrong."""
+"""Builds the document that the page draws: location, holder and use of all CPUs and memory, and the problems."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _MOST_PROBLEMS: Final = 100
 
 
 def node_view(state: StateSource) -> NodeDocument:
-    """Returns the document that the page draws. Two documents of a node where nothing has changed are equal."""
+    """Returns the document that the page draws. It stays equal as long as nothing on the node changes."""
     ledger, backend = state.store.ledger, state.backend
     conditions = claim_conditions(state)
     return NodeDocument(
@@ -63,7 +63,9 @@ def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
 
 
 def _memory(state: StateSource) -> Iterator[PageMemory]:
-    """Yields each memory device, with all bytes of its kind on the node: what is neither claimed nor free is kept."""
+    """Yields each memory device with the total bytes of its kind on the node. Neither claimed nor free means
+    reserved.
+    """
     nodes = state.watch.machine.numa_nodes
     for entry in memory_view(state.watch.inventory, state.store.ledger):
         node = nodes.get(entry.numa_node)
@@ -74,7 +76,7 @@ def _memory(state: StateSource) -> Iterator[PageMemory]:
 
 
 def _claims(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[PageClaim]:
-    """Yields every claim with a record, what it has on this node, and whether that is enforced."""
+    """Yields every claim with a record, its resources on this node, and whether they are enforced."""
     records: defaultdict[str, list[AllocationRecord]] = defaultdict(list)
     for record in state.store.ledger.records:
         records[record.claim.uid].append(record)
@@ -113,7 +115,7 @@ def _container(report: ContainerReport) -> PageContainer:
 
 
 def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[ProblemDocument]:
-    """Returns problems, then warnings, and an entry with the number of those that are left out."""
+    """Returns problems, then warnings, and an entry with the number of omitted ones."""
     problems, warnings, left_out = notices(state, conditions)
     found = [
         ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that draws this node: its files, the document that they draw, and who may ask for them over TCP.
+"""Serves the page that shows this node: its static files, the document that it draws, and access over TCP.
 
-The files are static; whatever pods and claims are called reaches the browser as JSON, and the page as text alone.
+Names of pods and claims reach the browser only as JSON, and the page inserts them only as text.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dra_frontend.state_endpoint.server import serve_port
 from dra_frontend.state_endpoint.source import StateSource
 
 LOOPBACK: Final = "127.0.0.1"
-"""Of the pod: what ``kubectl port-forward`` reaches, and no other pod."""
+"""The pod's loopback address, which ``kubectl port-forward`` reaches and other pods do not."""
 _FILES: Final = Path(__file__).with_name("browser")
 _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _POLICY: Final = (
@@ -59,10 +59,10 @@ def page_application(state: StateSource) -> LocalOnly:
 
 
 async def serve_page(state: StateSource, port: int) -> None:
-    """Serves the page on this pod's loopback address, for ever; a port that is taken is tried again later."""
+    """Serves the page on this pod's loopback address forever. A port that is in use is retried later."""
     complaints = Complaints(_log)
     while True:
-        with complaints.about("pagePort", "the page is not served over TCP"):
+        with complaints.about("pagePort", "page not served over TCP"):
             try:
                 async with serve_port((LOOPBACK, port), page_application(state)):
                     await asyncio.Event().wait()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The applications of the TCP ports: a few endpoints each, for the kubelet, Prometheus and a browser on this machine.
+"""Applications of the TCP ports: a few endpoints each, for the kubelet, Prometheus and a browser on this machine.
 
-An application contains the routes of its port only, so no request reaches the other documents of the state socket.
+An application contains only the routes of its port, so no request reaches the other documents of the state socket.
 """
 
 import re
@@ -24,7 +24,7 @@ _FOREIGN: Final = "use localhost or 127.0.0.1: the Host header names another mac
 
 
 def probe_endpoints(state: StateSource) -> Endpoints:
-    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served on the port of the probes."""
+    """Returns ``/healthz``, ``/readyz`` and ``/metrics``, the only endpoints on the probe port."""
 
     def ready() -> Response:
         problems = state.unready()
@@ -63,7 +63,7 @@ def _endpoint(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Res
 
 
 def port_application(endpoints: Endpoints) -> Starlette:
-    """Returns an application that serves these endpoints and nothing else."""
+    """Returns an application that serves only these endpoints."""
 
     def absent(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
@@ -75,17 +75,17 @@ def port_application(endpoints: Endpoints) -> Starlette:
 
 
 class LocalOnly:
-    """Rejects requests that do not name this machine as ``localhost`` or by its loopback address.
+    """Rejects requests unless their Host header is ``localhost`` or a loopback address.
 
-    The Host header is the name in the address bar of the browser. A web site can make its own name resolve to the
-    loopback address and read what is served there (DNS rebinding), but it cannot choose this header.
+    The Host header is the name in the browser's address bar. A web site can make its own name resolve to the loopback
+    address to read what is served there (DNS rebinding), but it cannot choose this header.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         is_local = len(hosts) == 1 and _LOCAL.fullmatch(hosts[0])
         app = self._app if is_local else PlainTextResponse(_FOREIGN, 403)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server of the state socket and of the TCP ports: uvicorn, with bounds that uvicorn does not have.
+"""HTTP server for the state socket and the TCP ports: uvicorn, with limits that uvicorn lacks.
 
-uvicorn limits neither the number of connections, except by turning new ones away, nor the time that a peer takes to
-send a request or to read the answer. h11, its parser, applies the limit of a head only while the head is incomplete,
-and takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the figures). Hence
-BoundedConnection: it makes room for the newest connection by ending another one, it ends a connection when its time is
-over, and it passes a head to h11 only when the head is complete and has been checked.
+uvicorn limits neither the number of connections, except by rejecting new ones, nor the time that a peer takes to send a
+request or to read the response. h11, its parser, applies its limit of a head only while the head is incomplete, and
+takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the measurements).
+BoundedConnection therefore makes room for the newest connection by ending another one, ends connections after a time
+limit, and passes a head to h11 only once it is complete and checked.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
-"""Heads that h11 parses slowly: with a control character at the end of a long line, or a long run of blanks."""
+"""Heads that h11 parses slowly: a control character at the end of a long line, or a long run of blanks."""
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
-"""Connections of a flood that are accepted before other work of the event loop has its turn."""
+"""Number of connections of a flood that are accepted before other work of the event loop continues."""
 _IDLE_SECONDS: Final = 60
-"""Time without a request after which a connection is closed. It exceeds RENEW_SECONDS, the backend's longest pause."""
+"""Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the backend's longest pause."""
 _BACKLOG: Final = 1024
-"""Connections that wait in the kernel in the meantime (listen(2))."""
+"""Maximum number of connections that wait in the kernel in the meantime (listen(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +48,40 @@ class Bounds:
     """Limits for the peers of one listening socket."""
 
     connections: int
-    """Maximum number of connections at the same time. A further one ends another one: the oldest if each connection is
-    for a single request, even while it is being answered; else the oldest before its first request, or the oldest
-    between two requests, or the oldest that is being answered."""
+    """Maximum number of simultaneous connections. A further one ends another one: the oldest, if each connection serves
+    a single request, even while it is being handled; otherwise the oldest before its first request, else the oldest
+    between two requests, else the oldest that is being handled.
+    """
     head_bytes: int
-    """Maximum size of a request line with its headers."""
+    """Maximum size of the request line and headers."""
     single_request_seconds: float | None = None
-    """If set, a connection serves one request without a body and ends after this time. If None, it may serve any number
-    of requests."""
+    """Lifetime of a connection that serves one request without a body. If None, it may serve any number of requests."""
 
 
 STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)
-"""For root alone: the backend has two connections, and the others are commands of people."""
+"""Limits of the socket that only root can use: the backend has two connections, the others are users' commands."""
 PORT: Final = Bounds(connections=64, head_bytes=8 << 10, single_request_seconds=5.0)
-"""For every process that reaches the port: the kubelet and Prometheus need one connection each."""
+"""Limits of ports that any process may reach. The kubelet and Prometheus need one connection each."""
 
 
 class BoundedConnection(H11Protocol):
-    """A connection within the bounds of its listening socket."""
+    """A connection within the limits of its listening socket."""
 
     def __init__(self, bounds: Bounds, connections: dict["BoundedConnection", None], **options: Any) -> None:
         super().__init__(**options)
         self._bounds = bounds
         self._connections = connections
-        """All connections of the listening socket, this one included, the oldest first."""
+        """All connections of the listening socket, including this one, the oldest first."""
         self._head = bytearray()
-        """The beginning of a request that is not complete."""
+        """Beginning of an incomplete request head."""
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def _rank(self) -> int:
-        """0 before the first request, 1 between two requests, 2 while one is being answered; the lowest is ended first.
+        """Rank by which connections are ended, lowest first: 0 before the first request, 1 between requests, 2 during
+        one.
 
-        Always 0 if the connection is for a single request.
+        Always 0 if the connection serves a single request.
         """
         request = cast("RequestResponseCycle | None", self.cycle)  # None before the first one
         if request is None or self._bounds.single_request_seconds is not None:
@@ -99,16 +100,16 @@ class BoundedConnection(H11Protocol):
         self._connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
+        """Removes the connection."""
         self._connections.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Passes data on to h11: a head when it is complete, and the body that follows unless the bounds allow none."""
-        # A peer of the state socket may send a request before it has read the last answer. Then the beginning of the
-        # next head can be in h11's buffer, and the rest must follow it. Such a head is not checked.
+        """Passes a head to h11 once it is complete, and then the body unless the limits exclude one."""
+        # A peer of the state socket may send a request before it has read the last response. The beginning of the next
+        # head may then already be in h11's buffer, and the rest must follow it. Such a head is not checked.
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
             super().data_received(data)
             return
@@ -121,7 +122,7 @@ class BoundedConnection(H11Protocol):
             self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
             return
         if self._bounds.single_request_seconds is not None:
-            # The first request is the only one. Whatever follows stays in the kernel until the answer is sent.
+            # The first request is the only one. Further data stays in the kernel until the response is sent.
             del received[end + len(_HEAD_END) :]
             self.flow.pause_reading()
         super().data_received(bytes(received))
@@ -130,12 +131,12 @@ class BoundedConnection(H11Protocol):
 class HttpServer(Server):
     """uvicorn without its main loop.
 
-    That loop handles signals, polls ten times a second, which would be a quarter of the CPU time of an idle frontend,
-    and sets the headers ``date`` and ``server``. app.py handles the signals; answers have neither header.
+    That loop handles signals, polls ten times a second, which would be a quarter of an idle frontend's CPU time, and
+    sets the headers ``date`` and ``server``. app.py handles the signals, and responses have neither header.
     """
 
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
-        # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
+        # h11 and asyncio: httptools and uvloop take 14 MB, with no benefit at ten requests a second.
         super().__init__(
             Config(
                 app,
@@ -150,7 +151,7 @@ class HttpServer(Server):
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=_IDLE_SECONDS,
                 h11_max_incomplete_event_size=bounds.head_bytes,
-                # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in a turn.
+                # asyncio uses one number for both: how many wait in the kernel, and how many are accepted in a turn.
                 backlog=_CONNECTIONS_PER_TURN,
             )
         )
@@ -166,13 +167,13 @@ class HttpServer(Server):
         self._listening.listen(_BACKLOG)
 
     async def end(self) -> None:
-        """Closes the socket, and waits for the answers to open requests, for a second at most."""
+        """Closes the socket, and waits at most a second for the responses to open requests."""
         await self.shutdown([self._listening])
 
 
 @asynccontextmanager
 async def serve_port(address: tuple[str, int], app: ASGIApp, bounds: Bounds = PORT) -> AsyncIterator[int]:
-    """Serves an application over TCP while the context is open; yields the port.
+    """Serves an application over TCP while the context is open. Yields the port.
 
     Raises BindError if the address cannot be used.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the service that the endpoint shows."""
+"""Interface to the service's state that the endpoint shows."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from dra_frontend.publishing.offer import Offer
 
 
 class StateSource(Protocol):
-    """Everything that the endpoint shows; read at each request."""
+    """State that the endpoint shows, read at each request."""
 
     node: str
     instance: str
@@ -26,13 +26,13 @@ class StateSource(Protocol):
         """Called after each report of the backend."""
 
     def unready(self) -> Sequence[Notice]:
-        """Updates the readiness of the pod with the problems of this moment, and logs a change of it.
+        """Updates the readiness of the pod with the current problems, and logs changes.
 
-        Returns the problems because of which the pod is not ready, or nothing if it is ready.
+        Returns the problems that make the pod unready, or nothing if it is ready.
         """
 
     def warnings(self) -> Sequence[Notice]:
-        """Returns what an operator should know of, although the service is ready."""
+        """Returns conditions that an operator should know although the service is ready."""
 
     def metrics(self) -> bytes:
-        """Returns the metrics in the text format of Prometheus."""
+        """Returns the metrics in the Prometheus text format."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the driver on this node: problems and warnings with their codes, for all who show them."""
+"""Collects the driver's problems and warnings on this node, with their codes, for all documents and commands."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -14,13 +14,13 @@ from dra_frontend.allocation.device_status import NO_CONTAINER, Condition, statu
 from dra_frontend.state_endpoint.source import StateSource
 
 _MOST: Final = 100
-"""Problems and warnings that are listed, of each."""
+"""Maximum number of listed problems, and of listed warnings."""
 _BY_SEVERITY: Final = ("True", "Unknown", "False")
-"""Statuses of the condition ``Enforced``, the best first."""
+"""Statuses of the condition ``Enforced``, from best to worst."""
 
 
 def status_view(state: StateSource) -> StatusDocument:
-    """Returns whether the driver works, and what is wrong."""
+    """Returns whether the driver works, and its problems."""
     problems, warnings, left_out = notices(state, claim_conditions(state))
     status = state.backend.status
     return StatusDocument(
@@ -37,7 +37,7 @@ def status_view(state: StateSource) -> StatusDocument:
 
 
 def claim_conditions(state: StateSource) -> dict[str, Condition]:
-    """Returns the condition ``Enforced`` of each claim with a record, the worst of its devices, by UID."""
+    """Returns the condition ``Enforced`` of each claim with a record, by UID: the worst of its devices."""
     ledger, backend = state.store.ledger, state.backend
     reason = backend.status.exclusivity_reason if backend.status else ""
     entries = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
@@ -51,9 +51,9 @@ def claim_conditions(state: StateSource) -> dict[str, Condition]:
 def notices(
     state: StateSource, conditions: Mapping[str, Condition]
 ) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
-    """Returns problems and warnings, each once, and the number of those that are left out.
+    """Returns distinct problems and warnings, and the number of those that are omitted.
 
-    A problem that only makes the pod unready is listed once it has done so, which takes 10 s.
+    A problem that only makes the pod unready is listed once the pod is unready, which takes 10 s.
     """
     unready = tuple(dict.fromkeys(state.unready()))
     known = {(one.code, one.subject) for one in unready}
@@ -96,7 +96,7 @@ def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str
 
 
 def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notice]:
-    """Yields a problem for each container that was rejected, or whose CPUs the kernel does not keep."""
+    """Yields a problem for each container that was rejected, or whose CPUs the kernel does not isolate."""
     for one in containers:
         subject = f"{one.pod_namespace}/{one.pod_name}/{one.name}"
         name = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents of the state endpoint, made from machine, devices, ledger and the backend's reports."""
+"""Builds the documents of the state endpoint from machine, devices, ledger and the backend's reports."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -111,7 +111,9 @@ def devices_view(snapshot: Snapshot) -> list[DeviceDocument]:
 
 
 def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[CpuDocument]:
-    """Yields one entry for each CPU that is online or in a claim: its place, its claim, and what keeps others off."""
+    """Yields an entry for each CPU that is online or in a claim: its location, its claim, and how exclusivity is
+    enforced.
+    """
     users = {use.uid: one for one in backend.containers.values() if one.alive for use in one.claims}
     holders = ledger.cpu_holders()
     names = {record.claim.uid: record.claim.full_name for record in ledger.records}
@@ -135,7 +137,7 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
 
 
 def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[PageCpu]:
-    """Yields one entry for each CPU that is present, with one word for its use, a key of ``words.USES``."""
+    """Yields an entry for each present CPU, with its use, a key of ``words.USES``."""
     machine = inventory.machine
     records = {record.claim.uid: record for record in ledger.records if record.cpus}
     shown = list(cpus_view(inventory, ledger, backend))
@@ -163,7 +165,9 @@ def _reasons(fallback: str, requested: str) -> dict[str, Any]:
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
-    """Returns capacity, claimed and free bytes of each memory device, also of one that is gone and that claims hold."""
+    """Returns capacity, claimed and free bytes of each memory device, including devices that are gone but held by
+    claims.
+    """
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)
     devices = (device for pool in inventory.pools for device in pool.devices)
@@ -196,5 +200,5 @@ def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
 
 
 def backend_view(backend: BackendView) -> BackendDocument:
-    """Returns the backend's lease, with its metrics, which the endpoint leaves out."""
+    """Returns the backend's lease, including its metrics, which the endpoint omits."""
     return BackendDocument(live=backend.live, problem=backend.problem, age=backend.age, status=backend.status)

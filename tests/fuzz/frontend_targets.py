@@ -132,7 +132,7 @@ def _claim(data: bytes) -> None:
 
 
 def _parameters(data: bytes) -> None:
-    parameters = parse_json(data, answers.MOST_BYTES, "parameters", "fuzzed")
+    parameters = parse_json(data, answers.MAX_BYTES, "parameters", "fuzzed")
     for driver, result in ((CPU_DRIVER, claims.cpus(1)), (MEMORY_DRIVER, claims.memory("1Mi"))):
         config = [claims.opaque({}, driver=driver), claims.opaque({}, driver=driver, from_class=True)]
         for entry in config:
@@ -450,7 +450,7 @@ TARGETS = [
     ),
     Target(
         "kubelet-configz",
-        lambda data: kubelet_config(parse_json(data, answers.MOST_BYTES, "answer", "configz"), "configz"),
+        lambda data: kubelet_config(parse_json(data, answers.MAX_BYTES, "answer", "configz"), "configz"),
         spoilt(st.just(_kubelet_config)).map(written),
         (ConfigError, MalformedError),
         bombs=[json.dumps({"reservedSystemCPUs": "0," * 30_000}).encode()],
@@ -556,7 +556,7 @@ TARGETS = [
         (KubeError,),
         # A page of 4 MiB of the smallest tokens; the parts that claims' authors control fill a tenth of that.
         milliseconds=5000,
-        most_bytes=answers.MOST_BYTES,
+        most_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
     ),
     Target(
@@ -566,14 +566,14 @@ TARGETS = [
         (KubeError,),
         # A stream; the data that arrives between two chunks is a sixtieth of this.
         milliseconds=2500,
-        most_bytes=answers.MOST_BYTES + 1,
+        most_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
     ),
     Target(
         "api-failure",
         _failure,
         spoilt(st.just(_status)).map(written),
-        most_bytes=answers.MOST_BYTES,
+        most_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, json.dumps({**_status, "message": "ü" * 600_000}).encode()),
     ),
     Target(
@@ -581,7 +581,7 @@ TARGETS = [
         _event,
         spoilt(st.just(_recorded)).map(written),
         (KubeError,),
-        most_bytes=answers.MOST_BYTES,
+        most_bytes=answers.MAX_BYTES,
         milliseconds=2500,
         bombs=(_DEEP, json.dumps({**_recorded, "note": "ü" * 600_000}).encode()),
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.node.pool_requests import LONGEST_ANSWER, PoolAnswer, pool_socket
+from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, PoolAnswer, pool_socket
 from numa_contract.names import ON_DEMAND_LABEL, pool_socket_path
 
 from tests.fakes.scheduler import UnschedulableError, may_bind, schedule
@@ -71,7 +71,7 @@ class Node:
             connection.settimeout(SECONDS)
             connection.connect(str(self.socket))
             connection.send(data)
-            return PoolAnswer.model_validate_json(connection.recv(LONGEST_ANSWER))
+            return PoolAnswer.model_validate_json(connection.recv(MAX_RESPONSE_BYTES))
         return PoolAnswer()
 
     def claim(self, name: str, pages: int, **labels: str) -> StagePod:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
-from dra_frontend.api_server.client import MOST_SLICES, KubeClient, connect
-from dra_frontend.api_server.connection import LONGEST_WATCH_SECONDS, Connection
+from dra_frontend.api_server.answers import MAX_BYTES, read_list, translate
+from dra_frontend.api_server.client import MAX_SLICES, KubeClient, connect
+from dra_frontend.api_server.connection import MAX_WATCH_SECONDS, Connection
 from dra_frontend.api_server.credentials import in_cluster, kubeconfig, read_configuration
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -217,7 +217,7 @@ async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
 async def test_slices_without_end_are_an_error(pair: Pair) -> None:
     """The publisher holds all slices in memory, so their number is bounded."""
     server, client = pair
-    for number in range(MOST_SLICES + 1):
+    for number in range(MAX_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
     with pytest.raises(KubeError, match=r"more than 1000 of example\.com on node-a; delete slices of other writers"):
         await client.list_slices(*MINE)
@@ -431,7 +431,7 @@ ODD = [
     "[" * 200_000,
     '{"kind": "ResourceClaim", "metadata": {"name": "c", "uid": "\\ud800"}}',
     '{"kind": "ResourceClaim", "metadata": {"name": "c", "uid": "u"}, "spec": 1e999}',
-    "x" * (MOST_BYTES + 1),
+    "x" * (MAX_BYTES + 1),
 ]
 
 
@@ -594,7 +594,7 @@ async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> 
     """In JSON an object of 1.5 MiB may be six times as long, because `<` is escaped."""
     server, client = pair
     for number in range(10):
-        size = MOST_BYTES if number == odd else 1
+        size = MAX_BYTES if number == odd else 1
         metadata = {"name": f"c{number}", "labels": {"a": "true"}, "annotations": {"a": "x" * size}}
         server.store.create(CLAIMS, "default", {"metadata": metadata})
     names = [f"c{number}" for number in range(10) if number != odd]
@@ -609,11 +609,11 @@ async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> 
 async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
     """The next event is read. An event that never ends closes the watch."""
     event = '{"type": "ADDED", "object": {"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}}}'
-    long = event % ("x" * (2 * MOST_BYTES))
+    long = event % ("x" * (2 * MAX_BYTES))
     pair[0].fail_next(1, 200, verb="watch", body=f"{event % 'a'}\n{long}\n{event % 'b'}\n")
     seen = [one["metadata"]["name"] async for _, one in pair[1].watch_labelled_claims("a", "1")]
     assert seen == ["a", "b"]
-    pair[0].fail_next(1, 200, verb="watch", body=event % ("x" * (9 * MOST_BYTES)))
+    pair[0].fail_next(1, 200, verb="watch", body=event % ("x" * (9 * MAX_BYTES)))
     with pytest.raises(UnavailableError, match="has more than"):
         await anext(pair[1].watch_labelled_claims("a", "1"))
 
@@ -771,7 +771,7 @@ async def test_a_watch_that_the_server_does_not_end_ends() -> None:
     """The client requested a timeout that the server ignores. Blank lines alone keep the connection from being idle."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        assert int(request.query["timeoutSeconds"]) <= LONGEST_WATCH_SECONDS
+        assert int(request.query["timeoutSeconds"]) <= MAX_WATCH_SECONDS
         response = web.StreamResponse()
         await response.prepare(request)
         with suppress(ConnectionError):
@@ -937,7 +937,7 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
     event = '{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}'
     pair[0].fail_next(1, 200, verb="watch", body=f'\n \n{event}\n{event}\n\n{{"c')
     assert [kind async for kind, _ in pair[1].watch_slices(*MINE, "1")] == ["BOOKMARK"] * 2
-    pair[0].fail_next(1, 200, verb="watch", body="x" * (MOST_BYTES + 1))
+    pair[0].fail_next(1, 200, verb="watch", body="x" * (MAX_BYTES + 1))
     with pytest.raises(UnavailableError, match="has more than"):
         await anext(pair[1].watch_slices(*MINE, "1"))
 

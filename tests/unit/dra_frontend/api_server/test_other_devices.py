@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.allocation.alignment import Key
-from dra_frontend.api_server.answers import MOST_BYTES
+from dra_frontend.api_server.answers import MAX_BYTES
 from dra_frontend.api_server.client import connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, UnavailableError
@@ -134,7 +134,7 @@ async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_pa
 async def test_a_slice_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
     async with ApiServer() as server:
         long = slice_of("a", 0, pool="long")
-        long["metadata"]["annotations"] = {"a": "x" * MOST_BYTES}
+        long["metadata"]["annotations"] = {"a": "x" * MAX_BYTES}
         for one in [long, slice_of("b", 1)]:
             server.store.create(SLICES, "", one)
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:

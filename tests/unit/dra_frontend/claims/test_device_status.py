@@ -16,7 +16,7 @@ from dra_frontend.api_server.errors import (
     UnreadableError,
 )
 from dra_frontend.claims.device_status import (
-    MOST_AT_ONCE,
+    MAX_WRITES_PER_TICK,
     PATIENCE_SECONDS,
     PAUSE_SECONDS,
     SETTLE_SECONDS,
@@ -193,7 +193,7 @@ async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
     node.runs(*"abcdef")
     for second in range(1, 12):
         await node.after(1)
-        assert len(api.writes) <= MOST_AT_ONCE * second
+        assert len(api.writes) <= MAX_WRITES_PER_TICK * second
     assert sorted(api.writes) == list("abcdef")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a device is tainted after an allocation of its hugepages failed."""
 
-from dra_frontend.devices.shortages import FIRST_SECONDS, MOST_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
+from dra_frontend.devices.shortages import FIRST_SECONDS, MAX_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 
 DEVICE = "hugepages-1g-numa000"
 
@@ -33,7 +33,7 @@ def test_each_failure_in_a_row_doubles_the_time() -> None:
     assert [period(shortages, clock) for _ in range(6)] == [300, 600, 1200, 2400, 3600, 3600]
     shortages.growth_succeeded(DEVICE)
     assert period(shortages, clock) == FIRST_SECONDS
-    clock.now += MOST_SECONDS
+    clock.now += MAX_SECONDS
     assert period(shortages, clock) == FIRST_SECONDS
 
 
@@ -72,7 +72,7 @@ def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
     assert not shortages.helper_silent(DEVICE, "refused")
     clock.now += SILENCE_SECONDS
     assert shortages.helper_silent(DEVICE, "refused")
-    clock.now += 2 * MOST_SECONDS
+    clock.now += 2 * MAX_SECONDS
     shortages.expire()
     assert {name: one.kind for name, one in shortages.by_device.items()} == {DEVICE: ShortageKind.HELPER_UNAVAILABLE}
     shortages.helper_answered(DEVICE)

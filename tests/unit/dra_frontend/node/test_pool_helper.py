@@ -9,7 +9,7 @@ import pytest
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_helper import PoolHelper
-from dra_frontend.node.pool_requests import LONGEST_ANSWER, LONGEST_REQUEST, PoolAnswer, PoolRequest
+from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, PoolAnswer, PoolRequest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.config import Config, OnDemandPages, ReservedMemory
@@ -103,8 +103,8 @@ HOSTILE: dict[str, Any] = {
     "another directory": {"numaNode": "../../..", "pageBytes": GIB, "pages": 2},
     "for ever": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "seconds": 1e9},
     "not a number": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2, "seconds": NaN}',
-    "too long": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2' + b" " * LONGEST_REQUEST + b"}",
-    "nested": b"[" * LONGEST_REQUEST,
+    "too long": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2' + b" " * MAX_REQUEST_BYTES + b"}",
+    "nested": b"[" * MAX_REQUEST_BYTES,
 }
 
 
@@ -122,7 +122,7 @@ def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
     """Texts of any length and content are cut, not rejected."""
     answer = PoolAnswer.of_problem(subject * 100, problem * 100)
     data = answer.model_dump_json().encode()
-    assert len(data) <= LONGEST_ANSWER
+    assert len(data) <= MAX_RESPONSE_BYTES
     assert PoolAnswer.model_validate_json(data) == answer
 
 

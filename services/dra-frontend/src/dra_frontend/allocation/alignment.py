@@ -32,10 +32,10 @@ Key = tuple[str, str, str]
 Value = str | int | bool
 Values = frozenset[tuple[type, Value]]
 """Attribute values with their types: values of different types never match."""
-_MOST_STEPS: Final = 2048
+_MAX_STEPS: Final = 2048
 """Maximum number of CPU sets compared in one search; other claims wait for its end."""
-_MOST_SHOWN: Final = 8
-_MOST_TOLD: Final = 4
+_MAX_SHOWN: Final = 8
+_MAX_LISTED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def ways(
 
     ``offered`` contains the CPUs of each result's device, ``counts`` the number of CPUs that each result needs.
     """
-    left = _MOST_STEPS
+    left = _MAX_STEPS
 
     def deeper(way: Way) -> Iterator[Way]:
         nonlocal left
@@ -264,8 +264,8 @@ def no_way(
 ) -> Refused:
     """Returns the refusal for a claim for which :func:`ways` yields nothing."""
     texts = []
-    for join in constraints[:_MOST_TOLD]:
-        free = ", ".join(_free(choice, held) for choice in join.choices[:_MOST_SHOWN])
+    for join in constraints[:_MAX_LISTED]:
+        free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])
         places = join.choices[0].cpus
         asked = [f"{counts[place]} CPUs for request {results[place].request}" for place in places]
         wanted = " and ".join(_some(asked))
@@ -282,8 +282,8 @@ def no_way(
 
 
 def _some(texts: Sequence[str]) -> list[str]:
-    more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
-    return [*texts[:_MOST_TOLD], *more]
+    more = [f"{len(texts) - _MAX_LISTED} more"] if len(texts) > _MAX_LISTED else []
+    return [*texts[:_MAX_LISTED], *more]
 
 
 def _free(choice: Choice, held: frozenset[int]) -> str:
@@ -293,7 +293,7 @@ def _free(choice: Choice, held: frozenset[int]) -> str:
 
 def _listed(values: Iterable[Any]) -> str:
     texts = sorted(map(str, values))
-    return (", ".join(texts[:_MOST_SHOWN]) + (", ..." if len(texts) > _MOST_SHOWN else "")) or "none"
+    return (", ".join(texts[:_MAX_SHOWN]) + (", ..." if len(texts) > _MAX_SHOWN else "")) or "none"
 
 
 def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Key, Mapping[str, Values]]:

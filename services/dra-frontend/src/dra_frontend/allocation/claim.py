@@ -21,17 +21,17 @@ from numa_contract.records import AllocationResult, ClaimReference, PodReference
 from dra_frontend.devices.gates import SHARING
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
-MOST_RESULTS: Final = 32
+MAX_RESULTS: Final = 32
 """Maximum number of devices of a claim (k8s.io/api/resource/v1, AllocationResultsMaxSize)."""
-MOST_CONSTRAINTS: Final = 32
+MAX_CONSTRAINTS: Final = 32
 """Maximum number of constraints of a claim (DeviceConstraintsMaxSize)."""
 # Limits of the API itself: a claim has at most 256 consumers, and its configuration at most 64 entries (32 of the
 # device classes and 32 of the claim). No claim needs more than 32 entries for these two drivers.
-_MOST_PODS: Final = 256
-_MOST_CONFIGS: Final = 64
-MOST_PARAMETERS: Final = 32
-_MOST_TERMS: Final = 64
-_HIGHEST_AMOUNT: Final = 1 << 63
+_MAX_PODS: Final = 256
+_MAX_CONFIGS: Final = 64
+MAX_PARAMETERS: Final = 32
+_MAX_TERMS: Final = 64
+_AMOUNT_LIMIT: Final = 1 << 63
 # Keys of ``consumedCapacity`` by driver: as published, and with the driver's domain added or removed.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
@@ -172,7 +172,7 @@ def count_of(driver: str, result: AllocationResult) -> int:
             f"request {name}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
             f"is the feature gate {SHARING} enabled in the API server and the scheduler?"
         )
-    if not 0 < taken < _HIGHEST_AMOUNT or taken.denominator != 1:
+    if not 0 < taken < _AMOUNT_LIMIT or taken.denominator != 1:
         raise Refused(f"request {name}: {shown(taken)} of {key} is not a positive whole number of {_UNITS[driver]}")
     return int(taken)
 
@@ -213,8 +213,8 @@ def parse_claim(document: object) -> ClaimView:
         who = f"claim {namespace}/{name}"
         allocation = _field(status, "allocation", dict, {})
         devices, selector = _field(allocation, "devices", dict, {}), _field(allocation, "nodeSelector", dict, {})
-        pods = [one for one in _objects(status, "reservedFor", _MOST_PODS) if one.get("resource") == "pods"]
-        entries = _objects(devices, "results", MOST_RESULTS)
+        pods = [one for one in _objects(status, "reservedFor", _MAX_PODS) if one.get("resource") == "pods"]
+        entries = _objects(devices, "results", MAX_RESULTS)
         results = [one for one in entries if one.get("driver") in DRIVERS]
         matches = _matches(_field(_field(claim, "spec", dict, {}), "devices", dict, {}))
         # (admin_access, driver, result) for each of our results.
@@ -224,7 +224,7 @@ def parse_claim(document: object) -> ClaimView:
             pod_claim_name=_field(_field(metadata, "annotations", dict, {}), POD_CLAIM_ANNOTATION, str, "") or None,
             reserved_for=tuple([PodReference(uid=_field(p, "uid", str), name=_field(p, "name", str)) for p in pods]),
             allocated=bool(allocation),
-            nodes=tuple([_names(term) for term in _objects(selector, "nodeSelectorTerms", _MOST_TERMS)]),
+            nodes=tuple([_names(term) for term in _objects(selector, "nodeSelectorTerms", _MAX_TERMS)]),
             results={driver: tuple([r for w, d, r in read if d == driver and not w]) for driver in DRIVERS},
             watched={driver: tuple([r for w, d, r in read if d == driver and w]) for driver in DRIVERS},
             configs=_configs(devices),
@@ -236,14 +236,14 @@ def parse_claim(document: object) -> ClaimView:
 
 
 def _names(term: Mapping[str, Any]) -> frozenset[str]:
-    fields = _objects(term, "matchFields", _MOST_TERMS)
+    fields = _objects(term, "matchFields", _MAX_TERMS)
     demanded = [f for f in fields if f.get("key") == "metadata.name" and f.get("operator") == "In"]
     return frozenset(name for field in demanded for name in _texts(field, "values"))
 
 
 def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
     """Returns the matchAttribute constraints of a claim's spec. All other kinds are left to the scheduler."""
-    entries = _objects(devices, "constraints", MOST_CONSTRAINTS)
+    entries = _objects(devices, "constraints", MAX_CONSTRAINTS)
     return tuple(
         [
             Match(attribute, frozenset(_texts(one, "requests")))
@@ -276,10 +276,10 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
 
 
 def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
-    entries = [(entry, _field(entry, "opaque", dict, {})) for entry in _objects(devices, "config", _MOST_CONFIGS)]
+    entries = [(entry, _field(entry, "opaque", dict, {})) for entry in _objects(devices, "config", _MAX_CONFIGS)]
     ours = [(entry, opaque) for entry, opaque in entries if opaque.get("driver") in DRIVERS]
-    if len(ours) > MOST_PARAMETERS:
-        raise Refused(f"field 'config' has {len(ours)} entries for this driver, more than {MOST_PARAMETERS}")
+    if len(ours) > MAX_PARAMETERS:
+        raise Refused(f"field 'config' has {len(ours)} entries for this driver, more than {MAX_PARAMETERS}")
     found = []
     for entry, opaque in ours:
         source, requests = _field(entry, "source", str), frozenset(_texts(entry, "requests"))

@@ -34,8 +34,8 @@ from dra_frontend.placement.allocator import NoCpusError, allocate
 # more results in at most as many. The number is lower if the largest machine would otherwise take longer than a tenth
 # of a second, because other claims wait that long.
 _PERMUTED: Final = 4
-_MOST_ORDERS: Final = 24
-_MOST_CHOICES: Final = 64
+_MAX_ORDERS: Final = 24
+_MAX_CHOICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
     strict = sorted(requests, key=_Request.strictness)
     if len(strict) <= _PERMUTED:
         return permutations(strict)
-    most = min(_MOST_ORDERS, _MOST_CHOICES // len(strict))
+    most = min(_MAX_ORDERS, _MAX_CHOICES // len(strict))
     return ([one, *strict[:place], *strict[place + 1 :]] for place, one in enumerate(strict[:most]))
 
 
@@ -175,7 +175,7 @@ class _Choice:
         """
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
-        most = max(1, _MOST_CHOICES // len(requests))
+        most = max(1, _MAX_CHOICES // len(requests))
         for way in islice(ways(joins, offered, counts, self.held), most):
             narrowed = [one.within(way) for one in requests]
             try:

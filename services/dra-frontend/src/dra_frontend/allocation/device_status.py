@@ -22,7 +22,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.machine.model import Machine
 
 Document = Mapping[str, Any]
-_MOST_ENTRIES: Final = 256
+_MAX_ENTRIES: Final = 256
 """Maximum number of entries read from a claim; the API allows 32 results over all drivers."""
 
 
@@ -69,7 +69,7 @@ def read_entries(document: object) -> Entries:
     entries = {}
     match document:
         case {"status": {"devices": list(devices)}}:
-            for one in devices[:_MOST_ENTRIES]:
+            for one in devices[:_MAX_ENTRIES]:
                 match one:
                     case {"driver": str(driver), "pool": str(pool), "device": str(device), **more} if driver in DRIVERS:
                         entries[Key(driver, pool, device, str(more.get("shareID") or ""))] = _entry(more)

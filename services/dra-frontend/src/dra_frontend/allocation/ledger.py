@@ -24,7 +24,7 @@ from numa_contract.pagesize import parse_page_size
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
-_MOST_USES = 64
+_MAX_USES = 64
 """Maximum number of claims without a record that are considered per container; a pod's author can name any number."""
 
 
@@ -76,7 +76,7 @@ class Ledger:
             # For most claims with a record the backend reports no CPUs, because they are those of the container's
             # cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
-                for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
+                for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
                     # An environment variable alone does not hold CPUs: the container must actually be pinned to them.
                     if key not in known and (cpus or use.driver != CPU_DRIVER):

@@ -23,12 +23,12 @@ from pydantic.alias_generators import to_camel
 from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Source
 
 API_VERSION: Final = "v1alpha1"
-LARGEST: Final = 10 << 10
+MAX_ENTRY_LENGTH: Final = 10 << 10
 """Maximum number of characters of an entry as JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}", re.ASCII)
 # Values that the kernel accepts for hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
 _MODE: Final = re.compile(r"0?[01]?[0-7]{3}", re.ASCII)
-_LONGEST_PATH: Final = 4095
+_MAX_PATH_BYTES: Final = 4095
 
 
 _REMEDIES: Final = {
@@ -106,8 +106,8 @@ def _mount_path(text: str) -> str:
     parts = [part for part in text.split("/") if part]
     if not text.startswith("/") or not {".", ".."}.isdisjoint(parts):
         raise ValueError("must be an absolute path without '.' and '..', as the container sees it")
-    if not text.isprintable() or len(text.encode()) > _LONGEST_PATH:
-        raise ValueError(f"must be at most {_LONGEST_PATH} bytes of printable characters")
+    if not text.isprintable() or len(text.encode()) > _MAX_PATH_BYTES:
+        raise ValueError(f"must be at most {_MAX_PATH_BYTES} bytes of printable characters")
     if not parts or parts[0] == "proc" or parts in (["dev"], ["sys"]):
         raise ValueError("is managed by the container runtime; choose a separate directory such as /dev/hugepages")
     return "/" + "/".join(parts)
@@ -197,8 +197,8 @@ def _read(config: OpaqueConfig) -> Section:
         return section()
     if value_too_deep(said):
         raise refusal(source, "entry", TOO_DEEP)
-    if _size(said) > LARGEST:
-        raise refusal(source, "entry", f"has more than {LARGEST} characters")
+    if _size(said) > MAX_ENTRY_LENGTH:
+        raise refusal(source, "entry", f"has more than {MAX_ENTRY_LENGTH} characters")
     for key in sorted(said.keys() & _OWNERS.keys() - {section.KEY}):
         raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} accepts {section.KEY}")
     for key in sorted(said.keys() - set(known)):
@@ -227,7 +227,7 @@ def _size(parameters: Mapping[str, Any]) -> int:
     try:
         return len(json.dumps(parameters, separators=(",", ":"), ensure_ascii=False))
     except ValueError:
-        return LARGEST + 1
+        return MAX_ENTRY_LENGTH + 1
 
 
 def _key(key: int | str) -> str:

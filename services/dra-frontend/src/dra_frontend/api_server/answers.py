@@ -31,7 +31,7 @@ from dra_frontend.api_server.requests import Call, Document
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 """Maximum size in bytes of a response, and of a watch event. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
 """Maximum size in bytes of a Status. Only a part of its message is shown, and failures may be frequent."""
@@ -40,9 +40,9 @@ _SHOWN: Final = 700
 """Maximum number of shown characters of the server's message. After two long field names it should still reach the
 cause.
 """
-_LONGEST_LOCATION: Final = 2048
+_MAX_LOCATION_LENGTH: Final = 2048
 _SHOWN_HOST: Final = 100
-_LONGEST_WAIT: Final = 120.0
+_MAX_WAIT_SECONDS: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
 """Beginning of a watch event. The API server writes the type first."""
 # Possessive, without backtracking, and an unterminated string is one token, so the time is linear in the length.
@@ -61,7 +61,7 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
 
 def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Document]:
     """Returns the valid items of a list, and its metadata. Raises UnavailableError if the response is not a list."""
-    frame, texts = _apart(data)
+    frame, texts = _split_items(data)
     document = _parsed(call, frame)
     metadata = document.get("metadata") if isinstance(document, dict) and document.get("items") in ([], None) else None
     if not isinstance(metadata, dict) or document.get("kind") != f"{kind}List":
@@ -69,14 +69,14 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
     items = []
     for text in texts:
         with suppress(MalformedError):
-            items.append(parse_json(text, MOST_BYTES, kind, call.operation))
+            items.append(parse_json(text, MAX_BYTES, kind, call.operation))
     usable = [item for item in items if _is_usable(kind, item)]
     if len(usable) < len(texts):
         _log.warning("ignored malformed list items", extra={"kind": kind, "items": len(texts) - len(usable)})
     return usable, metadata
 
 
-def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
+def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
     """Separates a list from its items. Each item is parsed separately, so that one cannot invalidate the others."""
     kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
     for token in _TOKEN.finditer(data):
@@ -131,7 +131,7 @@ def metadata_of_list(beginning: bytes, kind: str) -> Document | None:
     """
     head, _, _ = beginning.partition(b'"items"')
     with suppress(MalformedError):
-        match parse_json(head.rstrip(b", \r\n\t") + b"}", MOST_BYTES, kind, "list"):
+        match parse_json(head.rstrip(b", \r\n\t") + b"}", MAX_BYTES, kind, "list"):
             case {"kind": found, "metadata": dict(metadata)} if found == f"{kind}List":
                 return metadata
     return None
@@ -150,7 +150,7 @@ def _is_usable(kind: str, item: Any) -> bool:
 
 def _parsed(call: Call, data: bytes) -> Any:
     try:
-        return parse_json(data, MOST_BYTES, "answer", call.operation)
+        return parse_json(data, MAX_BYTES, "answer", call.operation)
     except MalformedError as error:
         if error.reason == TOO_DEEP or _is_json(data):
             raise UnreadableError(call.operation, f"the answer {error.reason}") from error
@@ -159,7 +159,7 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 def _is_json(data: bytes) -> bool:
     """Returns True for valid JSON with a value that this driver does not accept. The depth was checked before."""
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         return False
     try:
         json.loads(data, parse_constant=str, parse_float=str, parse_int=str)
@@ -218,7 +218,7 @@ def _redirected(headers: Mapping[str, str]) -> str:
     """Returns the part of an error that names the target of a redirect, without path and credentials."""
     location = next((value for key, value in headers.items() if key.lower() == "location"), "")
     try:
-        host = urlsplit(location[:_LONGEST_LOCATION]).netloc.rpartition("@")[2]
+        host = urlsplit(location[:_MAX_LOCATION_LENGTH]).netloc.rpartition("@")[2]
     except ValueError:
         host = ""
     where = f" to {shown(host, _SHOWN_HOST)}" if host else " to another path" if location else ""
@@ -227,4 +227,4 @@ def _redirected(headers: Mapping[str, str]) -> str:
 
 def _retry_after(headers: Mapping[str, str]) -> float:
     text = next((value for key, value in headers.items() if key.lower() == "retry-after"), "")
-    return min(float(text), _LONGEST_WAIT) if text.isdecimal() and len(text) < _DIGITS else 0.0
+    return min(float(text), _MAX_WAIT_SECONDS) if text.isdecimal() and len(text) < _DIGITS else 0.0

@@ -19,7 +19,7 @@ from numa_node.backoff import Backoff
 from numa_node.log import LimitedLog
 
 from dra_frontend.api_server.answers import metadata_of_list, read_event, read_list, read_object
-from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, LONGEST_WATCH_SECONDS, WATCH_SECONDS, Connection
+from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, MAX_WATCH_SECONDS, WATCH_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -39,12 +39,12 @@ PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
 """Minimum time limit of each attempt."""
 _PAGE: Final = 500
-MOST_LISTED: Final = 250_000
+MAX_LISTED: Final = 250_000
 """Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
-MOST_SLICES: Final = 1000
+MAX_SLICES: Final = 1000
 """Maximum number of slices of one of our drivers on a node. A machine of 8,192 CPUs with a device for each has 128."""
 _LIST_SECONDS: Final = 120.0
-_LONGEST_TOKEN: Final = 8 << 10
+_MAX_TOKEN_LENGTH: Final = 8 << 10
 """Maximum number of characters of a continue token, which becomes part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
@@ -70,7 +70,7 @@ class KubeClient:
     Since Kubernetes 1.34 such lists are served from the server's cache (KEP-2340).
     """
 
-    def __init__(self, connection: Connection, most_listed: int = MOST_LISTED) -> None:
+    def __init__(self, connection: Connection, most_listed: int = MAX_LISTED) -> None:
         self._connection = connection
         self._most_listed = most_listed
         self._pace = Pace()
@@ -244,9 +244,9 @@ class KubeClient:
             async for items, metadata in pages:
                 found += items
                 version = version or str(metadata.get("resourceVersion") or "")
-                if len(found) > MOST_SLICES:
+                if len(found) > MAX_SLICES:
                     detail = (
-                        f"there are more than {MOST_SLICES} of {driver} on {node_name}; delete slices of other writers"
+                        f"there are more than {MAX_SLICES} of {driver} on {node_name}; delete slices of other writers"
                     )
                     raise KubeError(call.operation, detail)
         return found, version
@@ -317,8 +317,8 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
     before.
     """
     token = str(metadata.get("continue") or "")
-    if len(token) > _LONGEST_TOKEN:
-        raise UnavailableError(call.operation, f"a continue token has more than {_LONGEST_TOKEN} characters")
+    if len(token) > _MAX_TOKEN_LENGTH:
+        raise UnavailableError(call.operation, f"a continue token has more than {_MAX_TOKEN_LENGTH} characters")
     if token in seen:
         raise UnavailableError(call.operation, "the same page is repeated; is this an API server?")
     return token
@@ -326,7 +326,7 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
 
 def _watching(version: str) -> dict[str, str]:
     # Random, so that not all nodes of a cluster watch again at the same time after a server has restarted.
-    seconds = random.randint(WATCH_SECONDS, LONGEST_WATCH_SECONDS)  # noqa: S311 - guards nothing
+    seconds = random.randint(WATCH_SECONDS, MAX_WATCH_SECONDS)  # noqa: S311 - guards nothing
     options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     return {**options, "resourceVersion": version}
 

@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from numa_contract.errors import shown
 
-from dra_frontend.api_server.answers import MOST_BYTES, is_event, read_status, translate
+from dra_frontend.api_server.answers import MAX_BYTES, is_event, read_status, translate
 from dra_frontend.api_server.credentials import Load, read_configuration
 from dra_frontend.api_server.errors import (
     InvalidError,
@@ -34,9 +34,9 @@ _CONNECT_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 90.0
 WATCH_SECONDS: Final = 300
 """Shortest time after which the server is asked to end a watch."""
-LONGEST_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
+MAX_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-_SKIPPED_BYTES: Final = 8 * MOST_BYTES
+_SKIPPED_BYTES: Final = 8 * MAX_BYTES
 """Maximum length of an event that is skipped. In JSON, each `<`, `>` and `&` of a 1.5 MiB object takes six bytes."""
 _HEAD_BYTES: Final = 16 << 10
 _BUFFERED_BYTES: Final = 1 << 18
@@ -87,7 +87,7 @@ class Connection:
         load: Load,
         call_seconds: float = CALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        watch_seconds: float = LONGEST_WATCH_SECONDS + _SILENCE_SECONDS,
+        watch_seconds: float = MAX_WATCH_SECONDS + _SILENCE_SECONDS,
     ) -> None:
         """``watch_seconds`` is the time after which a watch is ended here if the server does not end it as
         requested.
@@ -145,10 +145,10 @@ class Connection:
                     if line.strip() and not skipped:
                         yield bytes(line)
                     line, skipped = bytearray(begun), 0
-                if len(line) > MOST_BYTES:
+                if len(line) > MAX_BYTES:
                     skipped += len(line)
                     if skipped > _SKIPPED_BYTES or (skipped == len(line) and not is_event(line)):
-                        raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
+                        raise TooLargeError(call.operation, f"an event has more than {MAX_BYTES} bytes")
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
@@ -240,8 +240,8 @@ async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_BYTES:
             raise TooLargeError(
-                call.operation, f"the response has more than {MOST_BYTES} bytes", bytes(data[:_HEAD_BYTES])
+                call.operation, f"the response has more than {MAX_BYTES} bytes", bytes(data[:_HEAD_BYTES])
             )
     return bytes(data)

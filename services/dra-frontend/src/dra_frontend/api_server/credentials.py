@@ -57,7 +57,7 @@ def kubeconfig(path: str) -> Load:
             # The loader is a coroutine that reads files, so it gets its own event loop in this thread.
             asyncio.run(load_kube_config(path, client_configuration=configuration, persist_config=False))
         except _UNREADABLE as error:
-            raise KubeConfigError(f"read kubeconfig {path}", _words(error)) from error
+            raise KubeConfigError(f"read kubeconfig {path}", _message(error)) from error
 
     return load if path else in_cluster()
 
@@ -71,12 +71,12 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
         try:
             InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(configuration)
         except _UNREADABLE as error:
-            why = _words(error).rstrip(".")
+            why = _message(error).rstrip(".")
             remedy = f"mount the pod's service account token at {folder} (the chart's volume token), or set kubeconfig"
             raise KubeConfigError("read the service account of the pod", f"{why}; {remedy}") from error
 
     return load
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

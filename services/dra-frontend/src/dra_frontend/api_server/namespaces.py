@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-MOST_IN_A_ROW: Final = 3
+MAX_FAILING_NAMESPACES: Final = 3
 """Number of namespaces with failed writes, without a success in between, after which the server counts as the cause."""
 
 
@@ -40,7 +40,7 @@ class NamespaceFailures:
         failing.failures += 1
         failing.until = self._clock() + max(self._pause(failing.failures), least)
         self._in_a_row.add(namespace)
-        return len(self._in_a_row) >= MOST_IN_A_ROW
+        return len(self._in_a_row) >= MAX_FAILING_NAMESPACES
 
     def succeed(self, namespace: str) -> None:
         """Ends the pause of a namespace."""

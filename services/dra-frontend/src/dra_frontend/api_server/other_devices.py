@@ -14,7 +14,7 @@ from dra_frontend.api_server.errors import KubeError, UnavailableError
 
 SECONDS: Final = 8.0
 """Time limit of a lookup including its retries. The kubelet retries only after a minute."""
-_MOST_SLICES: Final = 2000
+_MAX_SLICES: Final = 2000
 """Maximum number of slices of one driver that are read for a claim."""
 
 
@@ -72,9 +72,9 @@ async def _read(
     async with aclosing(source.list_slices_of(driver, place)) as listed:
         async for document in listed:
             seen += 1
-            if seen > _MOST_SLICES:
+            if seen > _MAX_SLICES:
                 where = f"on node {place}" if place else "of no single node"
-                raise KubeError("list resourceslices", f"{driver} has more than {_MOST_SLICES} {where}")
+                raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} {where}")
             if document["spec"]["pool"]["name"] in pools:
                 documents.append(document)
     return read_attributes(documents, wanted)

@@ -248,11 +248,11 @@ class BackendView:
         self.status = status
         self._renewed = self.clock()
         if (found := self._found(status, reports)) is not None:
-            self._take(found)
+            self._store(found)
             self.generation = status.generation
         self.complete = self.generation == status.generation > 0
 
-    def _take(self, reports: ContainerReports) -> None:
+    def _store(self, reports: ContainerReports) -> None:
         unreadable = next(reversed(reports.unreadable.values()), "")
         if unreadable and unreadable != self.unreadable:
             _log.error("cannot parse backend report", extra={"error": unreadable})

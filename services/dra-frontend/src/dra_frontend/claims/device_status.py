@@ -47,7 +47,7 @@ PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
 """Time for which the backend must have been inactive before that is written. Its restart takes seconds."""
-MOST_AT_ONCE: Final = 4
+MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one tick of two seconds."""
 _REFUSED_SECONDS: Final = 600.0
 """Delay before a claim is retried after the server refused its write."""
@@ -56,7 +56,7 @@ _DENIED: Final = (300.0, 3600.0)
 """Retry delays while no claim can be written, in one namespace or at all, because the server is unreachable or denies
 it.
 """
-_MOST_DENIED: Final = 3
+_MAX_DENIALS: Final = 3
 """Number of consecutive denied claims in a namespace after which the whole namespace is paused."""
 _NOT_WRITTEN: Final = "status of claims not written; they work without it"
 
@@ -132,7 +132,7 @@ class DeviceStatus:
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
         due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
         # The claims that have waited longest come first, so a failed claim goes behind them.
-        for uid in sorted(due, key=times.__getitem__)[:MOST_AT_ONCE]:
+        for uid in sorted(due, key=times.__getitem__)[:MAX_WRITES_PER_TICK]:
             if self._paused_until > now:
                 break
             if self._postponed(uid):
@@ -226,7 +226,7 @@ class DeviceStatus:
             self._count("failed")
             self._complaints.say(uid, "status of a claim not written", error)
 
-    def _deny(self, uid: str, why: str, most: int = _MOST_DENIED) -> None:
+    def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
         """Postpones a claim whose write was denied; after several denials, pauses the whole namespace.
 
         A policy can deny the writes in one namespace. If they are denied in several, all writes pause.

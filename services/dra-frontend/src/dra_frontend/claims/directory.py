@@ -30,10 +30,10 @@ from dra_frontend.claims.metadata import MetadataFiles
 _log = logging.getLogger(__name__)
 
 # Limits of the copies in quarantine, which is on a tmpfs. The newest copies are kept.
-_MOST_COPIES: Final = 64
-_MOST_COPIED_BYTES: Final = 16 << 20
-_MOST_SET_ASIDE: Final = 64
-_MOST_TOMBSTONES: Final = 256
+_MAX_COPIES: Final = 64
+_MAX_COPIED_BYTES: Final = 16 << 20
+_MAX_SET_ASIDE: Final = 64
+_MAX_TOMBSTONES: Final = 256
 """Maximum number of remembered releases of claims without a file; the oldest are dropped."""
 
 
@@ -104,7 +104,7 @@ class ClaimFiles(ClaimDirectory):
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
-        self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MOST_SET_ASIDE:])
+        self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MAX_SET_ASIDE:])
 
     def _sync(self) -> None:
         # Not an error: the file is in place, and a crash that could undo that empties the directory anyway.
@@ -129,11 +129,11 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("cannot copy claim file to quarantine", extra={"file": name, "error": str(error)})
 
     def _prune(self) -> None:
-        left = _MOST_COPIED_BYTES
+        left = _MAX_COPIED_BYTES
         copies = [(path.lstat(), path) for path in self._quarantine.iterdir()]
         for place, (status, path) in enumerate(sorted(copies, key=lambda copy: -copy[0].st_mtime_ns)):
             left -= status.st_size
-            if place >= _MOST_COPIES or left < 0:
+            if place >= _MAX_COPIES or left < 0:
                 path.unlink(missing_ok=True)
 
     def clear_leftovers(self) -> None:
@@ -287,7 +287,7 @@ class Transaction:
 
     def _forget_oldest(self) -> None:
         tombstones = [key for key, file in self.releasing.items() if is_tombstone(file)]
-        for key in tombstones[:-_MOST_TOMBSTONES]:
+        for key in tombstones[:-_MAX_TOMBSTONES]:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:

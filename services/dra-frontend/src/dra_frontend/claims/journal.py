@@ -40,7 +40,7 @@ from numa_node.claim_directory import stamp_clock_ns
 SLOT_BYTES: Final = 256 << 10
 """Size of a slot. It fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES without."""
 _SLOTS: Final = (0, SLOT_BYTES)
-_MOST_CPUS: Final = 16 * (HIGHEST_CPU + 1)
+_MAX_CPUS: Final = 16 * (HIGHEST_CPU + 1)
 """Maximum number of CPUs in all entries together. Each CPU of a machine is in one or two entries. Without this
 limit,
 """
@@ -283,7 +283,7 @@ def _parse(data: bytes) -> Entries:
     present: dict[ClaimKey, Name] = {}
     cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
-    unlisted, left = False, _MOST_CPUS
+    unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
         # A line that cannot be parsed was written by a newer release. A name that is invalid for a claim file is
         # skipped too: no release would ever end that entry, and its CPUs would stay allocated.
@@ -303,7 +303,7 @@ def _parse(data: bytes) -> Entries:
                 releasing[file.driver, file.uid] = file
                 left -= len(file.cpus)
         if left < 0:
-            raise MalformedError("journal", "", f"contains more than {_MOST_CPUS} CPUs")
+            raise MalformedError("journal", "", f"contains more than {_MAX_CPUS} CPUs")
     return Entries(present, releasing, unlisted, cpus)
 
 

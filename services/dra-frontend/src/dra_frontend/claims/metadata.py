@@ -41,7 +41,7 @@ API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
 _OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
 _POOL_CPUS: Final = "dra.cpu/poolCPUs"
-_LARGEST: Final = 1 << 20
+_MAX_FILE_BYTES: Final = 1 << 20
 
 
 def _document(record: AllocationRecord, view: ClaimView, request: str, inventory: Inventory) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class MetadataFiles:
                 below = f"is not below {self.plugins}"
                 raise MalformedError("metadata file", file.host_path, below)
             data = file.content.encode() + b"\n"
-            if len(data) > _LARGEST:
-                raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_LARGEST}")
+            if len(data) > _MAX_FILE_BYTES:
+                raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_MAX_FILE_BYTES}")
             # No fsync: after a crash of the node the claims are prepared again, and files that differ are rewritten.
             if not _has(path, data):
                 # Path takes twice as long.

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
 """Field manager of these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
-_MOST_CLAIMS: Final = 10_000
+_MAX_CLAIMS: Final = 10_000
 """Maximum number of allocated claims with the label in the cluster that are followed."""
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for the growth of one pool; the scheduler waits 600 s."""
@@ -113,7 +113,7 @@ class LabelledClaims:
         while True:
             try:
                 items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
-                claims = {uid_of(one): one for one in items[:_MOST_CLAIMS]}
+                claims = {uid_of(one): one for one in items[:_MAX_CLAIMS]}
                 for uid in list(self.by_uid or {}):
                     self._compare(uid, claims.get(uid))
                 self.by_uid, self.version = claims, object()
@@ -134,11 +134,11 @@ class LabelledClaims:
             uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
             self._compare(uid, kept)
             self.by_uid.pop(uid, None)
-            if kept is not None and len(self.by_uid) < _MOST_CLAIMS:
+            if kept is not None and len(self.by_uid) < _MAX_CLAIMS:
                 self.by_uid[uid] = kept
             elif kept is not None:
                 self._complaints.say(
-                    "number", "claim for hugepages on demand not followed", f"over {_MOST_CLAIMS} claims"
+                    "number", "claim for hugepages on demand not followed", f"over {_MAX_CLAIMS} claims"
                 )
         self.version = object()
 

@@ -275,7 +275,7 @@ class Recovery:
                 # itself may be missing now, because its pages were freed or the machine cannot be read.
                 if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                     names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
-        await self._store.transact(partial(_learn, names=names, unusable=unusable))
+        await self._store.transact(partial(_add_listed, names=names, unusable=unusable))
         self._listed = self._nameless()
 
     async def _part_overlaps(self) -> bool:
@@ -335,7 +335,7 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
             transaction.release(*key)
 
 
-def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
+def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
     """Adds listed claims without a record to those that are rebuilt.
 
     A journal that was not lost contains every prepared claim, though perhaps not its name, so no other claim is added

@@ -16,7 +16,7 @@ CPU_IDS: Final = "dra.cpu/cpuIDs"
 """Attribute with the CPUs that a device offers, in the kernel's list format."""
 SMT_LAYOUT: Final = "dra.cpu/smtLayout"
 """Attribute that shows which CPUs are threads of one core, in the format of :func:`smt_layout`."""
-_MOST_BYTES: Final = 64
+_MAX_BYTES: Final = 64
 """Maximum length of a string attribute (DeviceAttributeMaxValueLength)."""
 _THREADS: Final = 2
 
@@ -24,7 +24,7 @@ _THREADS: Final = 2
 def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
     """Returns the attributes of a device, without those that are too long for the server."""
     texts = {CPU_IDS: format_cpu_list(device.cpus), SMT_LAYOUT: smt_layout(machine)}
-    return {name: text for name, text in texts.items() if 0 < len(text) <= _MOST_BYTES}
+    return {name: text for name, text in texts.items() if 0 < len(text) <= _MAX_BYTES}
 
 
 def smt_layout(machine: Machine) -> str:
@@ -50,8 +50,8 @@ def smt_layout(machine: Machine) -> str:
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
     """Yields a text about each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
-        yield f"{', '.join(long)}: the CPUs do not fit into {_MOST_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
+        yield f"{', '.join(long)}: the CPUs do not fit into {_MAX_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
     if any(SMT_LAYOUT not in device.attributes for device in devices):
         layout = smt_layout(machine)
-        reason = f"does not fit into {_MOST_BYTES} bytes" if layout else f"supports cores of up to {_THREADS} threads"
+        reason = f"does not fit into {_MAX_BYTES} bytes" if layout else f"supports cores of up to {_THREADS} threads"
         yield f"allocator: external: {SMT_LAYOUT} is omitted, since it {reason}"

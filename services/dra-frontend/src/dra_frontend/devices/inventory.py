@@ -31,7 +31,7 @@ from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, NUMA_NODE, cpu_gr
 from dra_frontend.devices.cpu_lists import cpu_lists, left_out
 from dra_frontend.devices.memory import hugepages, plain_memory
 from dra_frontend.devices.model import (
-    MOST_ATTRIBUTE_VALUES,
+    MAX_ATTRIBUTE_VALUES,
     AttributeValue,
     Capacity,
     CpuDevice,
@@ -47,7 +47,7 @@ from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Attribute that lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
-_LONGEST_POOL_NAME: Final = 253
+_MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
     "socket": "sockets are distinguished by their IDs",
@@ -179,8 +179,8 @@ def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
         fault = "is not a name of a Kubernetes node (lower-case DNS subdomain)"
         raise InventoryError(f"node name: {shown(node_name)} {fault}")
     for pool in pools:
-        if len(pool.name) > _LONGEST_POOL_NAME:
-            raise InventoryError(f"node name: pool {pool.name} would have more than {_LONGEST_POOL_NAME} characters")
+        if len(pool.name) > _MAX_POOL_NAME_LENGTH:
+            raise InventoryError(f"node name: pool {pool.name} would have more than {_MAX_POOL_NAME_LENGTH} characters")
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
@@ -239,10 +239,10 @@ def _offered(
     if listed:
         attributes |= cpu_lists(machine, replace(group, cpus=cpus))
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
-    if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_ATTRIBUTE_VALUES - len(attributes)):
+    if NUMA_NODE not in attributes and len(nodes) <= (room := MAX_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
     # Truncated, since the server would reject the whole slice for a longer list. A partial list is still correct.
-    room = MOST_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
+    room = MAX_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
     if NUMA_NODE in attributes and NEAREST_NUMA_NODE not in attributes and len(nodes) <= room - len(near):

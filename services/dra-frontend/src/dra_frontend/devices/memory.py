@@ -9,7 +9,7 @@ from numa_contract.names import MEMORY_CAPACITY, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, numa_attributes
-from dra_frontend.devices.model import MOST_ATTRIBUTE_VALUES, AttributeValue, Capacity, MemoryDevice
+from dra_frontend.devices.model import MAX_ATTRIBUTE_VALUES, AttributeValue, Capacity, MemoryDevice
 from dra_frontend.devices.reserves import MemoryReserve
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
@@ -88,7 +88,7 @@ def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -
         **{f"dra.memory/{name}": value for name, value in reported.items() if value is not None},
     }
     nearest = nearest_nodes(machine, node)
-    if 0 < len(nearest) <= MOST_ATTRIBUTE_VALUES - len(attributes):
+    if 0 < len(nearest) <= MAX_ATTRIBUTE_VALUES - len(attributes):
         attributes[NEAREST_NUMA_NODE] = nearest[0] if len(nearest) == 1 else nearest
     capacity = Capacity.of(MEMORY_CAPACITY, size, default=hugepage or 1 << 20, step=page, binary=True)
     name = memory_device_name(hugepage, node.id)

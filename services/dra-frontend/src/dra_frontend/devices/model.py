@@ -16,7 +16,7 @@ from numa_contract.names import FAULT_TAINTS, OBSERVE_ATTRIBUTES, OVERCLAIMED_TA
 
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
-MOST_ATTRIBUTE_VALUES: Final = 48
+MAX_ATTRIBUTE_VALUES: Final = 48
 """Maximum number of attribute values of a device. The server counts every value of a list."""
 
 

@@ -2,7 +2,7 @@
 """Tracks devices with hugepages on demand whose pages could not be allocated, so that new claims avoid them.
 
 After a failed growth a device is tainted for FIRST_SECONDS; then new claims may try again. Each further consecutive
-failure doubles the time, up to MOST_SECONDS. The kernel is not tested in the meantime: a test would evict the node's
+failure doubles the time, up to MAX_SECONDS. The kernel is not tested in the meantime: a test would evict the node's
 page cache for pages that no claim requests. See docs/adr/0023.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from numa_contract.state.status import Notice, StatusCode
 
 FIRST_SECONDS: Final = 300.0
-MOST_SECONDS: Final = 3600.0
+MAX_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
 """Time from the first unanswered request to a shortage, since the helper's container needs some seconds to restart.
 
@@ -60,11 +60,11 @@ class Shortages:
     def growth_failed(self, device: str, text: str) -> None:
         """Records that the kernel found too few pages for a device."""
         now, known = self._clock(), self._failures.get(device)
-        if known is None or now >= known.until + MOST_SECONDS:
+        if known is None or now >= known.until + MAX_SECONDS:
             known = self._failures[device] = _Failures(1, now + FIRST_SECONDS)
         elif now >= known.until:
             known.in_a_row += 1
-            known.until = now + min(FIRST_SECONDS * 2 ** (known.in_a_row - 1), MOST_SECONDS)
+            known.until = now + min(FIRST_SECONDS * 2 ** (known.in_a_row - 1), MAX_SECONDS)
         minutes = round((known.until - now) / 60)
         self._set(device, Shortage(ShortageKind.GROWTH_FAILED, f"{text}; new claims are kept away for {minutes} min"))
 

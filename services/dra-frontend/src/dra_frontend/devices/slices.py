@@ -14,7 +14,7 @@ from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Devi
 # The API's limit for slices in which a device has taints, counters or list attributes. Applied always, so that a later
 # taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
-_LONGEST_NAME: Final = 253
+_MAX_NAME_LENGTH: Final = 253
 _HASH_DIGITS: Final = 8
 
 
@@ -47,9 +47,9 @@ def _name(index: int, pool: Pool) -> str:
     order.
     """
     name = f"{index:05x}-{pool.driver}-{pool.name}"
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME_LENGTH:
         return name
-    kept = name[: _LONGEST_NAME - 1 - _HASH_DIGITS].rstrip("-.")
+    kept = name[: _MAX_NAME_LENGTH - 1 - _HASH_DIGITS].rstrip("-.")
     return f"{kept}-{sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 

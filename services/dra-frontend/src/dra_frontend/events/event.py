@@ -18,7 +18,7 @@ from numa_contract.errors import cut_answer
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
 """Annotation ``source=total`` with the source whose total was last added, and that total."""
-_MOST_DIGITS: Final = 9
+_MAX_DIGITS: Final = 9
 """Maximum number of digits of a total. A longer one counts as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
 """Maximum count of a series in the API."""
@@ -144,7 +144,7 @@ def read_recorded(document: Mapping[str, Any]) -> Recorded:
     """Parses the response to a create or a patch. Fields damaged by another writer count as absent."""
     metadata, series = _object(document, "metadata"), _object(document, "series")
     source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
-    number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MOST_DIGITS else 0
+    number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MAX_DIGITS else 0
     count = series.get("count")
     known = count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
     return Recorded(str(metadata.get("resourceVersion") or ""), known, source, number)

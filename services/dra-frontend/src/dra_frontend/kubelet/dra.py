@@ -23,7 +23,7 @@ DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
 # The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go), used if the caller sets none.
 _RPC_SECONDS: Final = 45.0
-_MOST_CLAIMS: Final = 4096
+_MAX_CLAIMS: Final = 4096
 """Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes some seconds, in which
 no other claim can be prepared or released. gRPC would accept a request with 600,000.
 """
@@ -142,8 +142,8 @@ def claim_names(request: Any) -> tuple[ClaimName, ...]:
 
     Raises RequestRejectedError if there are too many.
     """
-    if (count := len(request.claims)) > _MOST_CLAIMS:
-        raise RequestRejectedError(f"{count} claims in one call, more than {_MOST_CLAIMS}; use fewer in a pod")
+    if (count := len(request.claims)) > _MAX_CLAIMS:
+        raise RequestRejectedError(f"{count} claims in one call, more than {_MAX_CLAIMS}; use fewer in a pod")
     return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in request.claims])
 
 

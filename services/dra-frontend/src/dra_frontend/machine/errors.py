@@ -23,7 +23,7 @@ _CPUS: Final = f"{_EDAC}/cpu"
 _DIMMS_NAMED: Final = 4
 _LABEL: Final = 48
 # The kernel counts with 32 bits and prints the values as signed numbers (edac_mc_sysfs.c).
-_LOWEST: Final = -(1 << 31)
+_MIN_VALUE: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
 # sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac in the labels of DIMMs. HBM of a socket may be
 # a separate NUMA node, and is excluded.
@@ -104,7 +104,7 @@ def _cpu(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCo
 
 def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
     """Returns the numbers of corrected and uncorrected errors, or None if a file is missing."""
-    corrected, uncorrected = (reader.integer(f"{path}/{kind}_count", _LOWEST) for kind in ("ce", "ue"))
+    corrected, uncorrected = (reader.integer(f"{path}/{kind}_count", _MIN_VALUE) for kind in ("ce", "ue"))
     return None if corrected is None or uncorrected is None else (corrected % _MODULUS, uncorrected % _MODULUS)
 
 
@@ -121,6 +121,6 @@ def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
     """Returns a text with the labels of the DIMMs that have errors of a kind, or "" if the kernel does not know
     them.
     """
-    bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _LOWEST)]
+    bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _MIN_VALUE)]
     labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _LABEL) for dimm in bad[:_DIMMS_NAMED]]
     return f", DIMM {', '.join(labels)}" if labels else ""

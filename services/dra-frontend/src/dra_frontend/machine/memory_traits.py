@@ -23,8 +23,8 @@ _CXL: Final = "/sys/bus/cxl/devices"
 _NVDIMM: Final = "/sys/bus/nd/devices"
 _BLOCKS: Final = "/sys/devices/system/memory"
 # The kernel stores these values with 32 bits (struct access_coordinate). 0 means that the firmware does not report it.
-_LARGEST: Final = (1 << 32) - 1
-_MOST_DEVICES: Final = 1024
+_MAX_VALUE: Final = (1 << 32) - 1
+_MAX_DEVICES: Final = 1024
 """Maximum number of devices examined on a bus."""
 _HEX = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
 _DAX_DEVICE = re.compile(r"dax\d{1,6}\.\d{1,6}", re.ASCII)
@@ -104,8 +104,8 @@ def _read_mean(reader: Reader, path: str, what: str) -> int | None:
 
 def _read_value(reader: Reader, path: str) -> int | None:
     value = reader.integer(path)
-    if value is not None and value > _LARGEST:
-        raise HostTreeError(path, f"{value} is more than {_LARGEST}")
+    if value is not None and value > _MAX_VALUE:
+        raise HostTreeError(path, f"{value} is more than {_MAX_VALUE}")
     return value
 
 
@@ -119,7 +119,7 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
     """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if its bus is unknown."""
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
-    devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
+    devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MAX_DEVICES]
     if not devices:
         return {}
     kinds = dict.fromkeys(_children(reader, _NVDIMM, r"dax\d{1,6}\.\d{1,6}"), MemoryKind.PERSISTENT)
@@ -136,13 +136,13 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
     """Yields the names in the directories of a bus's devices, which include the name of each device's DAX device."""
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
-    for name in names[:_MOST_DEVICES]:
+    for name in names[:_MAX_DEVICES]:
         yield from reader.all_names(f"{bus}/{name}") or ()
 
 
 def _read_cxl_regions(reader: Reader) -> frozenset[int]:
     """Returns the nodes with memory that the firmware created from CXL devices, which has no DAX device."""
-    regions = list((reader.names(_CXL, r"region(\d{1,6})") or {}).values())[:_MOST_DEVICES]
+    regions = list((reader.names(_CXL, r"region(\d{1,6})") or {}).values())[:_MAX_DEVICES]
     block = _read_hex(reader, f"{_BLOCKS}/block_size_bytes") if regions else None
     if not block:
         return frozenset()

@@ -11,10 +11,10 @@ from numa_node.files import read_regular
 from dra_frontend.machine.file_tree import HostTreeError
 
 # Kernel seq_files report no size. All files read here are far smaller than this.
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
-_MOST_LINKS = 40
-_MOST_PLAIN = 256
+_MAX_LINKS = 40
+_MAX_PLAIN = 256
 """Maximum number of directories that a tree caches as plain. The regular reads of the frontend need about 30."""
 # Unique for each boot of each machine (drivers/char/random.c).
 BOOT = "/proc/sys/kernel/random/boot_id"
@@ -78,19 +78,19 @@ class HostTree:
         directory = path.rpartition("/")[0]
         if directory in self._plain:
             try:
-                return read_regular(self._base + path, _MOST_BYTES)
+                return read_regular(self._base + path, _MAX_BYTES)
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
         real = self.real(path)
-        data = read_regular(real, _MOST_BYTES, follow=True)
+        data = read_regular(real, _MAX_BYTES, follow=True)
         self._remember(path, real, directory)
         return data
 
     def _remember(self, path: str, real: str, directory: str) -> None:
         """Caches a directory as plain if the path was read without following a link."""
         if not self._is_live and real == self._base + path:
-            if len(self._plain) >= _MOST_PLAIN:
+            if len(self._plain) >= _MAX_PLAIN:
                 self._plain.clear()
             self._plain.add(directory)
 
@@ -115,8 +115,8 @@ class HostTree:
                 done = step
                 continue
             links += 1
-            if links > _MOST_LINKS:
-                raise HostTreeError(path, f"contains more than {_MOST_LINKS} symbolic links, or a loop of them")
+            if links > _MAX_LINKS:
+                raise HostTreeError(path, f"contains more than {_MAX_LINKS} symbolic links, or a loop of them")
             done = "/" if target.startswith("/") else done
             todo += target.split("/")[::-1]
         return done

@@ -30,7 +30,7 @@ _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
 """Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of such a link."""
 _UNFINISHED_SECONDS: Final = 60.0
 """Age at which a hidden socket counts as a leftover: a socket is bound before it listens."""
-_MOST_ENTRIES: Final = 4096
+_MAX_ENTRIES: Final = 4096
 """Maximum number of entries examined in one directory."""
 _OTHERS: Final = frozenset({"backend", "quarantine"})
 """Directories in the run directory that do not belong to a single frontend instance."""
@@ -91,7 +91,7 @@ def remove_hidden_links(run_directory: Path) -> None:
 def _entries(directory: Path) -> Iterable[Path]:
     try:
         with os.scandir(directory) as entries:
-            return [directory / entry.name for entry in islice(entries, _MOST_ENTRIES)]
+            return [directory / entry.name for entry in islice(entries, _MAX_ENTRIES)]
     except OSError:
         return []
 

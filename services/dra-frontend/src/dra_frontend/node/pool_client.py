@@ -7,7 +7,7 @@ from typing import Final
 
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.node.pool_requests import LONGEST_ANSWER, MOST_SECONDS, PoolAnswer, PoolRequest, pool_socket
+from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, MAX_SECONDS, PoolAnswer, PoolRequest, pool_socket
 
 _PATIENCE_SECONDS: Final = 30.0
 """Additional time for the helper, since one write can block in the kernel while it frees memory."""
@@ -54,9 +54,9 @@ class HelperPools:
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
         """Requests a larger pool.
 
-        The helper retries for the number of seconds that ``left()`` returns now, at most MOST_SECONDS.
+        The helper retries for the number of seconds that ``left()`` returns now, at most MAX_SECONDS.
         """
-        seconds = min(max(0.0, left()), MOST_SECONDS)
+        seconds = min(max(0.0, left()), MAX_SECONDS)
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds)
         self._ask(request, seconds + self._patience)
 
@@ -66,7 +66,7 @@ class HelperPools:
                 connection.settimeout(timeout)
                 connection.connect(self._path)
                 connection.send(request.model_dump_json(exclude_none=True).encode())
-                data = connection.recv(LONGEST_ANSWER)
+                data = connection.recv(MAX_RESPONSE_BYTES)
             answer = PoolAnswer.model_validate_json(data)
         except OSError as error:
             raise HelperError(self._path, error.strerror or str(error)) from error

@@ -23,7 +23,7 @@ from numa_node.log import Complaints, set_up_logging
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.node.pool_requests import LONGEST_REQUEST, PoolAnswer, PoolRequest, pool_socket
+from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, PoolAnswer, PoolRequest, pool_socket
 
 _log = logging.getLogger(__name__)
 _SETTING: Final = "hugepagesOnDemand"
@@ -45,8 +45,8 @@ class PoolHelper:
     def answer(self, data: bytes) -> PoolAnswer:
         """Resizes the pool as requested and returns the response. Does not raise, whatever the content."""
         try:
-            if len(data) > LONGEST_REQUEST:
-                raise ValueError(f"has more than {LONGEST_REQUEST} bytes")
+            if len(data) > MAX_REQUEST_BYTES:
+                raise ValueError(f"has more than {MAX_REQUEST_BYTES} bytes")
             request = PoolRequest.model_validate_json(data)
         except ValueError:
             return PoolAnswer.of_problem("request", "is malformed; frontend and helper have different versions")
@@ -121,7 +121,7 @@ def _serve(listening: socket.socket, helper: PoolHelper) -> None:
         connection, _ = listening.accept()
         with connection, complaints.about("caller", "request not answered"):
             connection.settimeout(_CALLER_SECONDS)
-            if data := connection.recv(LONGEST_REQUEST + 1):
+            if data := connection.recv(MAX_REQUEST_BYTES + 1):
                 connection.send(helper.answer(data).model_dump_json().encode())
 
 

@@ -11,12 +11,12 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-LONGEST_REQUEST: Final = 256
+MAX_REQUEST_BYTES: Final = 256
 """Maximum size of a request in bytes."""
-LONGEST_ANSWER: Final = 8192
+MAX_RESPONSE_BYTES: Final = 8192
 """Maximum size of a response in bytes."""
-MOST_SECONDS: Final = 60
-_LONGEST_TEXT: Final = 512
+MAX_SECONDS: Final = 60
+_MAX_TEXT_LENGTH: Final = 512
 """Maximum number of characters in a text. JSON needs at most 6 bytes for each (``\\u001f``), so two texts fit."""
 
 
@@ -38,7 +38,7 @@ class PoolRequest(_Message):
     page_bytes: Annotated[int, Field(ge=4096, le=1 << 40)]
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
     """Number of pages; None checks that the pool can be written, and changes nothing."""
-    seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
     """Maximum time during which missing pages are requested from the kernel again."""
 
 
@@ -55,7 +55,7 @@ class PoolAnswer(_Message):
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
         """Returns a response whose texts are cut to fit into a message."""
-        return cls(subject=subject[:_LONGEST_TEXT], problem=problem[:_LONGEST_TEXT])
+        return cls(subject=subject[:_MAX_TEXT_LENGTH], problem=problem[:_MAX_TEXT_LENGTH])
 
 
 def pool_socket() -> socket.socket:

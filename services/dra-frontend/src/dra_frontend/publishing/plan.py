@@ -24,7 +24,7 @@ Accepted = Mapping[str, tuple[Document, Document]]
 """Slice as sent and as stored by the server, by slice name. A slice that the server alters is not sent again, which
 would never end.
 """
-_HIGHEST_GENERATION: Final = 1 << 62
+_MAX_GENERATION: Final = 1 << 62
 """Highest generation that is raised further. The field has 63 bits, and the server rejects a larger number."""
 
 
@@ -38,7 +38,7 @@ def plan_pool(
     another writer; consumers see the new slices once those have been replaced.
     """
     generations = [document["spec"]["pool"].get("generation") or 0 for document in held.values()]
-    highest = max((one for one in generations if one <= _HIGHEST_GENERATION), default=0)
+    highest = max((one for one in generations if one <= _MAX_GENERATION), default=0)
     header = {"name": pool, "generation": highest or 1, "resourceSliceCount": len(desired)}
     deletes = [document for name, document in held.items() if name not in desired]
     changed = [

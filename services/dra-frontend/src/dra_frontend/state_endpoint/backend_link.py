@@ -18,7 +18,7 @@ from dra_frontend.state_endpoint.source import StateSource
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
 """Size up to which a body is always read, whatever else is being read: a lease, or the state of an ordinary node."""
-_MOST_BUFFERED: Final = 2 * MAX_STATE_BYTES
+_MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class Bodies:
@@ -53,7 +53,7 @@ class Bodies:
             self._buffered -= counted
 
     def _count(self, more: int) -> int:
-        if self._buffered + more > _MOST_BUFFERED:
+        if self._buffered + more > _MAX_BUFFERED:
             raise HTTPException(
                 503, f"other large bodies are being read; send bodies over {_SMALL_BODY} bytes one at a time"
             )

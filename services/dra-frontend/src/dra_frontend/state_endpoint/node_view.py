@@ -26,7 +26,7 @@ from dra_frontend.state_endpoint.source import StateSource
 from dra_frontend.state_endpoint.status_view import claim_conditions, notices
 from dra_frontend.state_endpoint.views import cpu_uses_view, memory_view
 
-_MOST_PROBLEMS: Final = 100
+_MAX_PROBLEMS: Final = 100
 
 
 def node_view(state: StateSource) -> NodeDocument:
@@ -122,6 +122,6 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[P
         for level, several in (("fault", problems), ("warning", warnings))
         for one in several
     ]
-    more = left_out + max(0, len(found) - _MOST_PROBLEMS)
+    more = left_out + max(0, len(found) - _MAX_PROBLEMS)
     rest = [ProblemDocument(level="warning", code="", subject="", text=f"and {more} more")] if more else []
-    return found[:_MOST_PROBLEMS] + rest
+    return found[:_MAX_PROBLEMS] + rest

@@ -13,7 +13,7 @@ from numa_contract.state.status import Notice, StatusCode, StatusDocument
 from dra_frontend.allocation.device_status import NO_CONTAINER, Condition, status_entries
 from dra_frontend.state_endpoint.source import StateSource
 
-_MOST: Final = 100
+_MAX_NOTICES: Final = 100
 """Maximum number of listed problems, and of listed warnings."""
 _BY_SEVERITY: Final = ("True", "Unknown", "False")
 """Statuses of the condition ``Enforced``, from best to worst."""
@@ -60,8 +60,8 @@ def notices(
     others = [one for one in _problems(state, conditions) if (one.code, one.subject) not in known]
     problems = tuple(dict.fromkeys((*unready, *others)))
     warnings = tuple(dict.fromkeys(_warnings(state)))
-    left_out = sum(max(0, len(found) - _MOST) for found in (problems, warnings))
-    return problems[:_MOST], warnings[:_MOST], left_out
+    left_out = sum(max(0, len(found) - _MAX_NOTICES) for found in (problems, warnings))
+    return problems[:_MAX_NOTICES], warnings[:_MAX_NOTICES], left_out
 
 
 def _warnings(state: StateSource) -> Iterator[Notice]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dra_frontend.devices.model import MOST_ATTRIBUTE_VALUES
+from dra_frontend.devices.model import MAX_ATTRIBUTE_VALUES
 from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
@@ -77,8 +77,8 @@ def _size(value: Any) -> int:
 def _includes(place: Any, item: Any) -> bool:
     if not isinstance(place, list):
         return equal(place, item)
-    if len(place) > MOST_ATTRIBUTE_VALUES:
-        raise CelUnsupportedError(f"includes() of more than {MOST_ATTRIBUTE_VALUES} values differs between releases")
+    if len(place) > MAX_ATTRIBUTE_VALUES:
+        raise CelUnsupportedError(f"includes() of more than {MAX_ATTRIBUTE_VALUES} values differs between releases")
     return any(equal(each, item) for each in place)
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
-from dra_frontend.allocation.claim import MOST_RESULTS
+from dra_frontend.allocation.claim import MAX_RESULTS
 
 from numa_tools.scheduling.asked import Asked, Way, asked, room, too_large, unmet
 from numa_tools.scheduling.constraints import Agreement, Effort
@@ -246,7 +246,7 @@ class Search:
         """Returns the constraints and limits that the requests must meet together, as the end of a message."""
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f", with {' and '.join(shared)} as the constraints require" if shared else ""
-        return with_that + (f", with at most {MOST_RESULTS} devices for each claim" if self._limited else "")
+        return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limited else "")
 
 
 def allocated(

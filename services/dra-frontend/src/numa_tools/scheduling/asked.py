@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_frontend.allocation.claim import MOST_RESULTS
+from dra_frontend.allocation.claim import MAX_RESULTS
 
 from numa_tools.scheduling.fit import Candidate, InUse, budget, class_of, matching, named, verdict
 from numa_tools.scheduling.published import Published
@@ -97,9 +97,9 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
     reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]
-        if (least := sum(one.least for one in own)) > MOST_RESULTS:
+        if (least := sum(one.least for one in own)) > MAX_RESULTS:
             names = ", ".join(one.name for one in own)
-            limit = f"number of requested devices {least} exceeds the claim limit of {MOST_RESULTS}"
+            limit = f"number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
             reasons.append(f"requests {names}: {limit}; split it into several claims")
     return reasons
 
@@ -120,6 +120,6 @@ def room(requests: Sequence[Asked]) -> list[int]:
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):
-        found.append(MOST_RESULTS - behind[one.claim])
+        found.append(MAX_RESULTS - behind[one.claim])
         behind[one.claim] += one.least
     return found[::-1]

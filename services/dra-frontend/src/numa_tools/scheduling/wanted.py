@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from dra_frontend.allocation.claim import MOST_CONSTRAINTS, covers
+from dra_frontend.allocation.claim import MAX_CONSTRAINTS, covers
 
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
@@ -108,7 +108,7 @@ def read_wanted(spec: Mapping[str, Any]) -> Wanted:
     devices = mapping(spec, "devices")
     requests = items(devices, "requests", _request, _MOST_REQUESTS)
     names = [request.name for request in requests]
-    constraints = items(devices, "constraints", _constraint, MOST_CONSTRAINTS)
+    constraints = items(devices, "constraints", _constraint, MAX_CONSTRAINTS)
     known = {*names, *(wish.name for request in requests for wish in request.wishes)}
     for place, constraint in enumerate(constraints):
         if unknown := sorted(constraint.requests - known):

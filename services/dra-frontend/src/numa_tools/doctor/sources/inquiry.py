@@ -3,7 +3,7 @@
 
 from typing import Final
 
-from dra_frontend.api_server.answers import MOST_BYTES, read_list
+from dra_frontend.api_server.answers import MAX_BYTES, read_list
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.api_server.requests import Call, Document
@@ -87,7 +87,7 @@ class Inquiry:
 
     async def _ask(self, call: Call) -> Document:
         try:
-            document = parse_json(await self._connection.ask(call), MOST_BYTES, "answer", call.operation)
+            document = parse_json(await self._connection.ask(call), MAX_BYTES, "answer", call.operation)
         except MalformedError as error:
             raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
         if not isinstance(document, dict):

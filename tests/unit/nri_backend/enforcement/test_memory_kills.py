@@ -126,7 +126,7 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
     node.kernel.kill_for_memory(side)
     node.kernel.remove(side)
     path = await node.run("main", *node.claim(ONE))
-    assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+    assert any("cannot be written" in problem for problem in node.enforcer.problems)
     node.kernel.kill_for_memory(path)
     await node.stop("main")
     assert kills(node) == {"side": 0, "main": 1}

@@ -150,14 +150,14 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
         records.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         (problem,) = node.enforcer.problems
-        assert ("cannot be kept" in problem, problem.code) == (True, BackendCode.ENFORCEMENT_NOT_RECORDED)
+        assert ("cannot be written" in problem, problem.code) == (True, BackendCode.ENFORCEMENT_NOT_RECORDED)
         node.unprepare(ONE)
         await node.enforcer.claim_files.refresh(thorough=True)
         assert node.enforcer.state.pool.held == {2, 3}
         records.unlink()
         node.enforcer._auditor.request_audit()
         await node.until(lambda: records.is_dir() and [file.name for file in records.iterdir()] == ["claim.json"])
-        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+        await node.until(lambda: not any("cannot be written" in problem for problem in node.enforcer.problems))
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
         node.enforcer._auditor.request_audit()
@@ -169,12 +169,12 @@ async def test_writing_one_enforcement_record_does_not_end_the_problem_of_anothe
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records/claim.json").mkdir(parents=True)
         await node.run("claim", *node.claim(ONE))
-        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        assert any("cannot be written" in problem for problem in node.enforcer.problems)
         await node.run("other", *node.claim(cpu_record("c2", "cpus=4", pods=["p2"])), of="p2")
-        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        assert any("cannot be written" in problem for problem in node.enforcer.problems)
         (memory / "enforcement-records/claim.json").rmdir()
         node.enforcer._auditor.request_audit()
-        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+        await node.until(lambda: not any("cannot be written" in problem for problem in node.enforcer.problems))
 
 
 async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory: Path) -> None:
@@ -182,10 +182,10 @@ async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records").write_text("in the way")
         await node.run("claim", *node.claim(ONE))
-        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        assert any("cannot be written" in problem for problem in node.enforcer.problems)
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
-        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+        await node.until(lambda: not any("cannot be written" in problem for problem in node.enforcer.problems))
 
 
 async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:

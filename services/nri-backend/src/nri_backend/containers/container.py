@@ -99,7 +99,9 @@ class Tracked:
     orphaned: tuple[ClaimUse, ...] = ()
     """Claims of the entitlement whose record is gone or does not allow the use any more."""
     rejection: Rejection | None = None
-    """Rejection of claims that the container names and may not use. The rest is enforced all the same while it runs."""
+    """Rejection of claims that the container names and may not use. While the container runs, the other claims are
+    still enforced.
+    """
     enforced: tuple[Held, ...] = ()
     """Claims that have been applied to its cgroup, as in its enforcement record."""
     fallback: Problem = NO_PROBLEM
@@ -114,7 +116,7 @@ class Tracked:
         return self.identity.id
 
     def after(self, event: Event) -> "Tracked":
-        """Returns the container after an event of its life."""
+        """Returns the container after an event in its life."""
         phase = TRANSITIONS[self.phase][event]
         return self if phase is self.phase else replace(self, phase=phase)
 
@@ -123,7 +125,7 @@ class Tracked:
         return replace(self, observed=replace(self.observed, **changes))
 
     def without_claims(self) -> "Tracked":
-        """Returns the container as one that names no claim, before it is authorized again."""
+        """Returns the container as one that names no claims, before it is authorized again."""
         without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced=())
         return without.seen(exclusive=frozenset())
 
@@ -146,18 +148,18 @@ class Tracked:
 
     @property
     def rightful(self) -> tuple[Held, ...]:
-        """The claims whose record allows the use."""
+        """Claims whose records allow the use."""
         lost = {(use.driver, use.uid) for use in self.orphaned}
         return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
     def unsettled(self) -> bool:
-        """True if it runs with claims that have no record here: limits that they have set must stay."""
+        """True if it runs with claims that have no record here, so that limits which they have set must stay."""
         return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
-        """True if it runs with memory claims that have no record here: limits may be raised but not lowered."""
+        """True if it runs with memory claims that have no record here, so that limits may be raised but not lowered."""
         unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
@@ -215,8 +217,8 @@ def tracked_as(
 ) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``requested``: as in stated(). ``include_claims``: its limits contain the hugepages of its claims already.
-    ``own_pod``: as in Identity.
+    ``requested`` is as in stated(), ``own_pod`` as in Identity. ``include_claims`` is True if its limits already
+    contain the hugepages of its claims.
     """
     cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:

@@ -24,7 +24,7 @@ class Derived(Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """The value for the present state: the same object as before while the state has not changed."""
+        """Value for the current state: the same object as before while the state has not changed."""
         if self._as_of != self._state.changes:
             as_of = self._state.changes
             self._value = self._compute()

@@ -55,16 +55,17 @@ class Phase(_HashedByIdentity):
     ENDING = auto()
     """The runtime has reported its end, or its processes were killed; one of them may still live."""
     LINGERING = auto()
-    """As ENDING, but the runtime does not know it any more: no event will report its removal."""
+    """As ENDING, but the runtime no longer knows it, so no event will report its removal."""
     VANISHED = auto()
-    """Its cgroup is gone, so no process can live. The runtime has not reported that, and the cgroup may come back: a
-    mount may have hidden it."""
+    """Its cgroup is gone, so no process can live. The runtime has not reported that, and the cgroup may reappear if it
+    was only hidden by a mount.
+    """
     STOPPED = auto()
     """It has ended, and no process of it lives. The runtime still lists it."""
 
 
 class Event(_HashedByIdentity):
-    """An event of a container's life: reported by the runtime (the first seven), by the hooks, or by the kernel."""
+    """An event in a container's life, reported by the runtime (the first seven), by the hooks, or by the kernel."""
 
     CREATE = auto()
     """CreateContainer was answered."""

@@ -150,12 +150,13 @@ class Plan:
     """Desired partition type; empty if the cgroup is not made a partition."""
     releases: bool = False
     """True if the cgroup counts as a partition and will not be made one again. If the kernel has invalidated it, it
-    becomes a member, and the pool excludes its CPUs. That of a container whose claims were taken from it becomes a
-    member even if it is valid."""
+    becomes a member, and the pool excludes its CPUs. If the container lost its claims, the cgroup becomes a member even
+    if the partition is valid.
+    """
     beside: frozenset[str] = frozenset()
     """Cgroups of the pod that belong to other containers; set only for a container in the sandbox of its pod."""
     online: frozenset[int] = frozenset()
-    """Online CPUs; set for the driver's own containers only."""
+    """Online CPUs; only set for the driver's own containers."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
@@ -328,8 +329,8 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
-        # It may have a memory claim that is unknown here, and pages that are reserved but not used yet: the first
-        # access to one of these would kill it (SIGBUS).
+        # It may have a memory claim that is unknown here, and pages that are reserved but not used yet. Without the
+        # reservation, the first access to one of these would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 

@@ -16,6 +16,15 @@ as well, containers without a claim cannot start. A pool whose CPUs are all clai
 held: partitions may take all of it at any time, and the kernel then lets its members run on the CPUs of their parent,
 which include the held ones (docs/adr/0013-partitions.md). A container's own part of the pool also lacks its
 ``excluded`` CPUs, those of other claims in its pod, as far as something remains without them.
+
+Eight CPUs with 0 reserved, a claim A of 1-3 whose container is a partition, and a claim B of 4-5 that is shared in its
+pod:
+
+                                   held       pool    pool members run on
+  partition mode                   4-5        1-3,6-7 6-7 (the kernel removes 1-3)
+  partition mode, A ends           4-5        1-3,6-7 1-3,6-7, without any write
+  pool mode                        1-5        6-7     6-7
+  pool mode, claim C of 6-7        1-7        0       0, the reserved CPU
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,7 +50,7 @@ class NodeClaims(Claims):
     """The claims of the node with indexes. Owned by NodeState."""
 
     def __init__(self, lives: Callable[[Owner], bool]) -> None:
-        """``lives`` is as in Claims."""
+        """Creates an empty index; ``lives`` is as in Claims."""
         super().__init__(lives=lives)
         self.cpus = claimed_cpus(())
         """CPUs of all claims."""
@@ -53,7 +62,7 @@ class NodeClaims(Claims):
         """Amounts that the kubelet adds to the limits of a pod for each of its claims, by the UID of the pod."""
 
     def replace_files(self, files: Mapping[ClaimKey, ClaimFile]) -> tuple[set[ClaimKey], set[str]]:
-        """Sets the present claim files; returns the claims that have changed, and the UIDs of the pods concerned.
+        """Sets the current claim files. Returns the claims that have changed, and the UIDs of affected pods.
 
         An unchanged file must be the same object as before.
         """

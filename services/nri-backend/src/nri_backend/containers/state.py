@@ -160,7 +160,7 @@ class NodeState:
     """The state of the node. Mutable; only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
-        """``changed`` is called after each change."""
+        """Creates the state of an unknown node; ``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
         self.claims = NodeClaims(self._lives)
@@ -187,7 +187,7 @@ class NodeState:
 
     @property
     def files(self) -> Mapping[ClaimKey, ClaimFile]:
-        """The present claim files."""
+        """Current claim files."""
         return self.claims.files
 
     def started(self, ids: Iterable[str]) -> list[Tracked]:
@@ -303,7 +303,7 @@ class NodeState:
                 self.put(tracked.seen(cpus=None, mems=None))
 
     def set_host(self, host: Host) -> None:
-        """Sets the present state of the machine."""
+        """Sets the current state of the machine."""
         if self.kernel_damage:
             host = replace(host, obstacle=self.kernel_damage)
         if host != self.host:
@@ -398,7 +398,7 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """Static managers of the kubelet that a request for a living container has shown."""
+        """Static managers of the kubelet, as requests for living containers have shown."""
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
 

@@ -87,7 +87,7 @@ class Due:
 
 
 class IdleChanged(Protocol):
-    """A function that is called when the idle pace begins (``idle=True``) or ends."""
+    """Callback for when the idle pace begins (``idle=True``) or ends."""
 
     def __call__(self, *, idle: bool) -> object:
         """Handles the change."""

@@ -350,8 +350,8 @@ class Enforcer:
 
 
 def file_problem(text: str) -> Problem:
-    """Returns a text of ClaimDirectory as a problem.
+    """Converts a text of ClaimDirectory to a problem.
 
-    The text about a missing directory is already one, with its own code: app.py has passed it to ClaimDirectory.
+    The text about a missing directory is already one, with its own code, since app.py passed it to ClaimDirectory.
     """
     return text if isinstance(text, Problem) else Problem(text, BackendCode.CLAIM_FILES_UNREADABLE)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes what enforcement would write, on a node with ``enforcement: observe``, and writes nothing.
+"""Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
 The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
 only reads the machine and the claim files, and detects ends of containers. The hooks are those of
-``standby.ObservedHooks``: they answer nothing, and reject containers with a claim.
+``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
 daemons. It includes the cpusets that the runtime would write for the answer to Synchronize. The recorded changes of a
 whole pass replace those of the previous one. The observations of the containers are stored in the state, so that their
-reports show on which CPUs they really run.
+reports show the CPUs on which they really run.
 """
 
 import asyncio

@@ -288,7 +288,8 @@ class Recorder:
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:
-        """Stores that CreateContainer was answered, so that the limits in the runtime include the claimed hugepages."""
+        """Records that CreateContainer was answered, so that the limits in the runtime include the claimed
+        hugepages."""
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
         async with self._turn:
@@ -296,7 +297,7 @@ class Recorder:
             await asyncio.to_thread(self._records.write, [record])
 
     def resized(self, tracked: Tracked) -> None:
-        """Stores that an update was answered with limits that include the claimed hugepages."""
+        """Records that an update was answered with limits that include the claimed hugepages."""
         self._answered.add(tracked.id)
 
     def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
@@ -339,7 +340,7 @@ class Recorder:
         if errors := [error for error in results.values() if error is not None]:
             if not self.problem:
                 _log.warning("cannot write enforcement records", extra={"error": str(errors[0])})
-            text = cut_answer(f"what containers were given cannot be kept: {errors[0]}")
+            text = cut_answer(f"enforcement records cannot be written: {errors[0]}")
             self.problem = Problem(text, code_of(errors[0], BackendCode.ENFORCEMENT_NOT_RECORDED))
         elif every and len(new) <= MAX_AT_ONCE:
             self.problem = NO_PROBLEM

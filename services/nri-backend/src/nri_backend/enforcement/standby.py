@@ -29,7 +29,8 @@ from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, Resources
 
 REFUSAL: Final = (
-    "this node only observes (enforcement: observe), so no container with a claim of dra.cpu or dra.memory starts; set "
+    "this node only observes (enforcement: observe), so containers with a claim of dra.cpu or dra.memory cannot "
+    "start; set "
     "enforcement: enforce in driverConfig"
 )
 
@@ -93,7 +94,7 @@ class Standby:
 
 
 class ObservedHooks:
-    """Rejects containers with a claim, since nothing enforces it, and answers nothing for all others.
+    """Rejects containers with a claim, since nothing enforces it, and changes nothing for all others.
 
     Only a claim with a file counts, which was prepared before the node began to observe. Its record may be damaged, or
     may not allow the use: an enforcing instance would reject the container, too. A container that names any other claim

@@ -15,8 +15,8 @@ on the container's CPUs: then the wait begins again. A job applies the plan as o
 has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container starts with the plan
 of the last job, and the audit applies the new one.
 
-A container with a claim whose settings cannot be applied is rejected, and its process is killed: a runtime may start it
-in spite of the error.
+A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
+start it in spite of the error.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def _fallback_of(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
-        text = "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.poolCPUs)"
+        text = "the container also uses the shared pool, as its claim requests (cpuConfig.poolCPUs)"
         return Problem(text, None)
     return Problem("the container also has a claim that is shared in its pod", None)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel and disk: cgroups, CPUs online, the lock. What files should say is decided elsewhere."""
+"""Access to kernel and disk: cgroups, online CPUs, the active lock. Other packages decide what is written."""

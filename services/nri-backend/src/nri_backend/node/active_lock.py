@@ -10,11 +10,17 @@ The heartbeat detects a holder that still runs but does not work: one that is fr
 the runtime. At every tick, or more rarely while the node is idle, the holder writes its name, the time, whether it is
 synchronized with the runtime, and the interval of its heartbeats into the file.
 
-A stale take-over replaces such a holder. A standby that is itself synchronized waits for the time of three heartbeats
-after the last heartbeat of a synchronized holder, or for STALE_SECONDS after the holder has lost the runtime; a new
-holder, or a reconnection of the standby, starts this grace period again. Then the standby creates a new file, locks it,
-writes its heartbeat into it, and renames it to ``active.lock``. The old holder still has a lock, but on a file without
-a name. It notices that by the inode as soon as it runs again, and exits with LockLostError.
+A stale take-over replaces such a holder:
+
+  holder    beat      beat      (frozen)                               (resumes) inode differs: LockLostError, exit
+  file      inode 1 ───────────────────────────────┐ rename
+  standby   poll: locked   poll: locked   grace    └ new file, flock, heartbeat ─> active.lock is inode 2: active
+
+A standby that is itself synchronized waits for the time of three heartbeats after the last heartbeat of a synchronized
+holder, or for STALE_SECONDS after the holder has lost the runtime; a new holder, or a reconnection of the standby,
+starts this grace period again. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames
+it to ``active.lock``. The old holder still has a lock, but on a file without a name. It notices that by the inode as
+soon as it runs again, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
@@ -71,19 +77,19 @@ class ActiveLock:
 
     @property
     def active(self) -> bool:
-        """Whether this instance holds the lock and its file still has the name. Makes a system call."""
+        """True if this instance holds the lock and its file still has the name. Makes a system call."""
         return self._held and is_named(self._fd, self._path)
 
     @property
     def fresh(self) -> bool:
-        """Whether the holder, this instance or another, has a fresh heartbeat."""
+        """True if the holder, this instance or another, has a fresh heartbeat."""
         if self._held:
             return self.active and self._own.fresh(self._clock())
         return self._holder is None or self._holder.fresh(self._clock())
 
     @property
     def leadership(self) -> Leadership:
-        """The holder of the lock as far as this instance knows."""
+        """Holder of the lock as far as this instance knows."""
         holder = self._holder
         first = holder is not None and holder.serving and 0 < holder.since < self._own.since
         return Leadership(self.fresh, first, own=self._held)
@@ -219,7 +225,7 @@ class ActiveLock:
             os.pwrite(fd, self._own.encode(), 0)
             self._last_warning = ""
         except OSError as error:
-            # A full disk has no room for the first heartbeat. Others trust a holder without one.
+            # The first heartbeat does not fit on a full disk. Other instances trust a holder without one.
             self._warn_once("the heartbeat cannot be written", error)
 
     def _warn_once(self, text: str, error: OSError) -> None:

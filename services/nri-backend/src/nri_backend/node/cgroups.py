@@ -23,7 +23,7 @@ from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
 MOST_CHILDREN: Final = 4096
-"""Maximum number of children of a cgroup that are listed; a node has some hundred pods."""
+"""Maximum number of children of a cgroup that are listed; a node has a few hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 # Errors for a cgroup that does not exist, also if it was removed after the file was opened.
@@ -39,7 +39,7 @@ class CgroupGoneError(Exception):
 
 
 class CgroupAccessError(CodedError):
-    """The kernel has refused a read or a write, or the content of a file cannot be parsed."""
+    """The kernel rejected a read or a write, or the content of a file cannot be parsed."""
 
     code = BackendCode.CGROUP_FILE_REFUSED
 
@@ -76,7 +76,8 @@ def access_error(error: OSError, file: str, reason: str, text: str = "") -> Cgro
 
 
 class CpusetWriteError(Exception):
-    """A file of the cpuset would have to be written, but the view of the tree does not permit that. It was not."""
+    """A file of the cpuset would have to be written, but this view of the tree does not permit it. Nothing was
+    written."""
 
 
 class CgroupTree:
@@ -85,7 +86,7 @@ class CgroupTree:
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:
         self.root = root.rstrip("/")
         self.files = files or NodeFiles()
-        """Makes the changes of the tree, or only records them."""
+        """Writer that makes the changes of the tree, or only records them."""
         self.observes = self.files.observes
         """True if writes are recorded and not made (``enforcement: observe``)."""
         self.seen: Seen | None = None
@@ -181,7 +182,7 @@ class CgroupTree:
             raise self._translated(error, path, name, text) from error
         finally:
             if self.seen is not None:
-                # The content is not the one that was read before, and is not known until it is read again.
+                # The content is no longer the one read before, and is unknown until the next read.
                 self.seen.pop((path, name), None)
 
     def clear_exclusive(self, path: str) -> None:
@@ -256,10 +257,10 @@ class CgroupTree:
         self.files.remove_cgroup(f"{self.root}/{path}")
 
     def children(self, path: str) -> list[str]:
-        """Returns the names of the cgroups in a cgroup; none if it is gone.
+        """Returns the names of the cgroups in a cgroup, or none if it does not exist.
 
-        Raises CgroupAccessError if they cannot be read, or if there are more than MOST_CHILDREN: callers would take an
-        incomplete list for a complete one.
+        Raises CgroupAccessError if they cannot be read, or if there are more than MOST_CHILDREN, since callers need the
+        complete list.
         """
         try:
             with os.scandir(f"{self.root}/{path}") as entries:

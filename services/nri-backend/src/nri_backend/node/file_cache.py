@@ -224,7 +224,8 @@ class FileCache:
 
     def _open_for(self, reading: _Reading, file: tuple[str, str]) -> int:
         descriptor, (path, name) = self._open(*file), file
-        # In this order: another thread that forgets the reading closes what it contains, and removes it from _opened.
+        # This order matters: another thread that forgets the reading closes what it contains, and removes it from
+        # _opened.
         self._opened.setdefault(name, {})[path] = descriptor
         reading.opened[file] = descriptor
         self._comparisons = {}
@@ -234,7 +235,7 @@ class FileCache:
         reading.closed = True
         while reading.opened:
             (path, name), descriptor = reading.opened.popitem()
-            # In this order: a reader that still finds the descriptor has read the number before it is incremented.
+            # This order matters: a reader that still finds the descriptor has read the number before it is incremented.
             if self._opened[name].get(path) == descriptor:
                 del self._opened[name][path]
             self._closings += 1

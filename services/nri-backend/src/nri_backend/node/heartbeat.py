@@ -16,7 +16,7 @@ EVERY_SECONDS: Final = 2.0
 STALE_HEARTBEATS: Final = 3
 """Maximum age of a fresh heartbeat, in intervals between heartbeats, since a busy node may delay one."""
 STALE_SECONDS: Final = STALE_HEARTBEATS * EVERY_SECONDS
-"""The same in seconds while the node has claims."""
+"""Maximum age of a fresh heartbeat in seconds while the node has claims."""
 _MAX_EVERY_SECONDS: Final = 60.0
 HEARTBEAT_BYTES: Final = 256
 """Size of an encoded heartbeat. It is constant, so that a heartbeat can be renewed in place on a full disk."""
@@ -31,9 +31,9 @@ class Heartbeat:
     at: float
     """Time of writing in seconds of the monotonic clock, which all processes of a boot share (clock_gettime(2))."""
     serving: bool
-    """Whether the holder was synchronized with the container runtime."""
+    """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
-    """Time since when ``serving`` has its value, by the same clock."""
+    """Time since which ``serving`` has its value, by the same clock."""
     every: float = EVERY_SECONDS
     """Time until the next heartbeat in seconds."""
 
@@ -74,8 +74,8 @@ class Leadership:
     """The holder of the lock, as an instance sees it."""
 
     fresh: bool
-    """Whether the holder's heartbeat is fresh."""
+    """True if the holder's heartbeat is fresh."""
     first: bool
-    """Whether the runtime calls the holder before this instance: it calls plugins in the order of registration."""
+    """True if the runtime calls the holder before this instance: it calls plugins in the order of registration."""
     own: bool = False
-    """Whether the holder is this instance."""
+    """True if the holder is this instance."""

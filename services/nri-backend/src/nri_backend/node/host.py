@@ -66,7 +66,7 @@ class HostReader:
         self._probe_is_due = probe_is_due
 
     async def refresh(self) -> None:
-        """Reads the present machine. While it cannot be read, the last reading stays in force.
+        """Reads the machine. While it cannot be read, the last reading stays in use.
 
         The event loop itself reads it, which takes less time than a switch to a thread. The kernel prints the files of
         sysfs from memory. It looks up and lists cgroups under the lock of kernfs (kernfs_iop_getattr() and

@@ -13,7 +13,7 @@ MEMS: Final = "cpuset.mems"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The present state of the machine, as far as enforcement depends on it."""
+    """Current state of the machine, as far as enforcement depends on it."""
 
     online: frozenset[int] = frozenset()
     """Online CPUs."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place at which the backend changes the node: files of cgroups, of interrupts and of slices, and irqbalance.
+"""The only module that changes the node: files of cgroups, of interrupts and of slices, and irqbalance.
 
-`NodeFiles` makes the changes. `ObservedFiles` has the same methods, makes none, and records each change with the
-present content of the file (``enforcement: observe``). The files in the driver's own directories are not files of the
-node in this sense: the lock, the heartbeat and the enforcement records. tests/unit/test_node_writers.py lists every
-module that writes a file, and fails if another one does. Every method blocks.
+`NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
+current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
+driver's own directories are not files of the node in this sense. tests/unit/test_node_writers.py lists every module
+that writes a file, and fails if another one does. Every method blocks.
 
 The mode is selected in one place: app.py creates one of the two classes and passes it to `CgroupTree`, and everything
 that changes the node writes through ``CgroupTree.files``. The code above it is the same in both modes, with one
@@ -28,7 +28,7 @@ class Change(NamedTuple):
     path: str
     """Absolute path of the file, or of the socket of irqbalance."""
     present: str
-    """Present content, without the end of the line; empty if the file cannot be read."""
+    """Current content, without the end of the line; empty if the file cannot be read."""
     desired: str
     """Text that would be written."""
 
@@ -70,7 +70,7 @@ class NodeFiles:
 
 
 class ObservedFiles(NodeFiles):
-    """Records changes and makes none. A file that does not exist raises the same error as a write."""
+    """Records changes without making them. A file that does not exist raises the same error as a write."""
 
     observes = True
 

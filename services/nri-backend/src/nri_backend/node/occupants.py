@@ -13,7 +13,7 @@ from nri_backend.node.model import CPUS, EFFECTIVE
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The cgroup of a pod that runs in a sandbox, and the cgroups beside the sandbox, as in sandbox_cgroups()."""
+    """Cgroup of a pod that runs in a sandbox, and the cgroups beside the sandbox, as in sandbox_cgroups()."""
 
     pod: str
     beside: Collection[str]
@@ -21,7 +21,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class OtherCgroups:
-    """Cgroups of the containers that must not be on the CPUs of the one that is being started, by container id."""
+    """Cgroups of the containers that must not be on the CPUs of the starting container, by container id."""
 
     paths: Mapping[str, str]
     """Paths of containers with a cgroup of their own."""
@@ -36,11 +36,12 @@ class OtherCgroups:
 def occupants(
     tree: CgroupTree, others: OtherCgroups, own: frozenset[int], *, partition: bool
 ) -> dict[str, frozenset[int] | None]:
-    """Returns the containers that are, or may be, on these CPUs, with the CPUs that the kernel shows of each.
+    """Returns the containers that are, or may be, on these CPUs, each with its effective CPUs.
 
-    ``partition``: the CPUs are to become a partition. A container whose configured CPUs all belong to other partitions
-    has the effective CPUs of its parent, these among them. The audit cannot move it, and need not: the kernel takes the
-    CPUs of a new partition from all others, unless the configured CPUs of a sibling overlap with it.
+    ``partition`` is True if the CPUs are to become a partition. A container whose configured CPUs all belong to other
+    partitions has the effective CPUs of its parent, which include these. The audit cannot move it and need not: the
+    kernel takes the CPUs of a new partition from all other cgroups, unless the configured CPUs of a sibling overlap
+    with it.
     """
     found: dict[str, frozenset[int] | None] = {}
     read = others.contents(others.paths, EFFECTIVE)
@@ -78,7 +79,7 @@ def _cpus_in(content: bytes) -> frozenset[int] | None:
 
 
 def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
-    """Returns the effective CPUs of a cgroup: empty if it is gone, None if the kernel does not show them."""
+    """Returns the effective CPUs of a cgroup: empty if it does not exist, None if they cannot be read."""
     try:
         paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
         seen = [tree.read_set(one, EFFECTIVE) for one in paths]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the node before anything starts. Every error names the remedy."""
+"""Checks the node before anything starts. Every error contains the remedy."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -159,7 +159,7 @@ def missing_capabilities(host_root: str) -> frozenset[int]:
 
 
 def capability_problem(host_root: str) -> Problem:
-    """Returns the consequence of a missing CAP_DAC_OVERRIDE, with the remedy, or NO_PROBLEM if it is not missing."""
+    """Returns the consequence of a missing CAP_DAC_OVERRIDE, with the remedy, or NO_PROBLEM if the process has it."""
     if CAP_DAC_OVERRIDE not in missing_capabilities(host_root):
         return NO_PROBLEM
     text = (

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
+"""A single worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
 A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
 the event loop never writes one. Two jobs never write at the same time, so that the value written last is also the one
 requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
-comes. A job of the audit ends after JOB_SECONDS, with the rest of its steps left to a later job; this is the longest
-longest time that a hook waits for it. Hooks overtake all jobs of the audit that wait.
+comes. A job of the audit ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no
+longer than that. Hooks overtake all waiting jobs of the audit.
 
-The job of a hook usually takes less time than the way of its result through the executor and the event loop, several
-turns of which the hook would need. So the event loop itself waits for the end of such a job, for HOLD_SECONDS at most.
-It could do little else in this time, since nearly all of the job is Python code, which runs in one thread at a time.
+The job of a hook usually takes less time than its result needs to get back through the executor and the event loop. So
+the event loop itself waits for the end of such a job, for HOLD_SECONDS at most. It could do little else in this time,
+since nearly all of the job is Python code, which runs in one thread at a time.
 
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
-a call cannot be cancelled. After PASS_BY_SECONDS its job is passed by: the thread stays with the call, the next job
-begins in another thread, and steps with the name of the hung one are left out until it ends. Its container counts as
-seen on the CPUs that the step would give it, and the state reports it as a problem. When the call returns, the caller
-gets the result of the step late: on a slow machine each attempt may take longer than PASS_BY_SECONDS, and without its
-result the audit would repeat it forever. With MAX_STUCK hung calls nothing new is begun until one of them ends, so that
-a kernel which answers no call does not use up all threads. A hook that waits for the same container gets an answer by
-its own deadline.
+a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
+
+  thread 1   step c1 hangs in the kernel ···························· returns: late result
+  thread 2                          next job, without steps of c1       steps of c1 run again
+             0                      PASS_BY_SECONDS
+
+* The thread stays with the call, and the next job begins in another thread. Steps with the name of the hung one are
+  skipped until it ends.
+* Its container counts as seen on the CPUs that the step would give it, and the state reports it as a problem.
+* When the call returns, the caller gets the result of the step late. On a slow machine each attempt may take longer
+  than PASS_BY_SECONDS, and without its result the audit would repeat it forever.
+* With MAX_STUCK hung calls no new job begins until one of them ends, so that a kernel that answers no call does not use
+  up all threads. A hook that waits for the same container is answered by its own deadline.
 """
 
 import asyncio
@@ -35,7 +41,7 @@ from nri_backend.budgets import HOLD_SECONDS, JOB_SECONDS, MAX_STUCK, PASS_BY_SE
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 Step = tuple[str, Callable[[], Result]]
-"""The name of what is worked at (a container's id, a cgroup's path), and the work, which blocks."""
+"""Name of a step (a container's id or a cgroup's path), and its function, which blocks."""
 
 
 @dataclass(slots=True)
@@ -43,17 +49,19 @@ class _Job(Generic[Result]):
     steps: Sequence[Step[Result]]
     clock: Callable[[], float]
     late: Callable[[list[Result]], object] | None
-    """Called with the result of the step at work if the job is passed by; None if the caller waits for it."""
+    """Called with the result of the current step if the worker continues without the job; None if the caller waits for
+    it.
+    """
     results: list[Result] = field(default_factory=list)
     """Results that the caller has not taken yet, in order."""
     current: str = ""
-    """Name of the step at work."""
+    """Name of the current step."""
     passed_by: bool = False
     at_work: threading.Lock = field(default_factory=threading.Lock)
     """Locked before the job is started, and released when run() has ended."""
 
     def run(self) -> None:
-        """Takes at least one step, unless the job was passed by before it began."""
+        """Runs at least one step, unless the worker gave up on the job before it began."""
         end = self.clock() + JOB_SECONDS
         try:
             for name, step in self.steps:
@@ -67,14 +75,14 @@ class _Job(Generic[Result]):
             self.at_work.release()
 
     def take_results(self) -> list[Result]:
-        """Returns the results so far; a later call returns those that have been added since."""
+        """Returns the results so far. A later call returns those added since."""
         taken = self.results[:]
         del self.results[: len(taken)]
         return taken
 
 
 class CgroupWorker:
-    """The queue of jobs, and the calls that hang."""
+    """Queue of jobs, and the calls that hang."""
 
     def __init__(
         self,
@@ -82,7 +90,10 @@ class CgroupWorker:
         hangs: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``freed`` is called when a hung step has ended, ``hangs`` with the name of a step that is passed by."""
+        """Creates the queue.
+
+        ``freed`` is called when a hung step has ended, ``hangs`` with the name of a step that begins to count as hung.
+        """
         self._freed = freed
         self._hangs = hangs
         self._clock = clock
@@ -90,26 +101,26 @@ class CgroupWorker:
         self._hooks: deque[asyncio.Future[None]] = deque()
         self._background: deque[asyncio.Future[None]] = deque()
         self.stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
-        """Names of hung steps, each with the job and the time of the clock since when it counts as hung."""
+        """Names of hung steps, each with its job and the time since which it counts as hung."""
 
     @property
     def stuck_seconds(self) -> dict[str, float]:
-        """Names of hung steps, and for how many seconds they have hung."""
+        """Names of hung steps with the seconds for which they have hung."""
         now = self._clock()
         return {name: now - since for name, (_, since) in self.stuck.items()}
 
     @property
     def free(self) -> bool:
-        """True if no job is at work and no step hangs."""
+        """True if no job is running and no step hangs."""
         return not (self._busy or self.stuck)
 
     async def work(
         self, plan: Callable[[], Sequence[Step[Result]]], late: Callable[[list[Result]], object] | None = None
     ) -> list[Result]:
-        """Runs steps of a job of the audit for JOB_SECONDS, at least the first; returns their results in order.
+        """Runs steps of an audit job for JOB_SECONDS, but at least the first one. Returns their results in order.
 
-        If the job is passed by, the results of the steps that have ended are returned. ``late`` is called with the
-        result of the hung step once it has ended.
+        If a step hangs, the results of the steps before it are returned. ``late`` is called with the result of the hung
+        step once it has ended.
         """
         job, running = await self._run(plan, self._background, late)
         if running.done() and not running.cancelled():
@@ -117,7 +128,7 @@ class CgroupWorker:
         return job.take_results()
 
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
-        """Takes one step of a hook to its end, after a hung step with the same name."""
+        """Runs one step of a hook to completion, waiting first for any hung step with the same name."""
         while True:
             while name in self.stuck:
                 await asyncio.wait({self.stuck[name][0]})
@@ -139,7 +150,7 @@ class CgroupWorker:
                 await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
             job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock, late)
             job.at_work.acquire()
-            # Not to_thread: if the caller is cancelled, the job goes on.
+            # Not to_thread: the job must continue if the caller is cancelled.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
             if queue is self._hooks and job.at_work.acquire(timeout=HOLD_SECONDS):
                 return job, running
@@ -162,7 +173,7 @@ class CgroupWorker:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The turn was given and the caller cancelled before it could take it.
+                # The caller was cancelled after it got its turn and before it could use it.
                 self._give_turn()
             raise
 
@@ -178,7 +189,7 @@ class CgroupWorker:
         job.passed_by = True
         name = job.current
         if not name:
-            # Every thread is busy with something else. What the job would write later is out of date by then.
+            # Every thread is busy with other work. What the job would write later would be out of date.
             running.cancel()
             return
         self.stuck[name] = running, self._clock()
@@ -189,8 +200,8 @@ class CgroupWorker:
                 _log.error("delayed cgroup write failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
-            # finish() waits for the result of its step and takes it itself. The step of an audit may have failed, or
-            # its caller may have got the result already.
+            # finish() waits for the result of its step and fetches it itself. The step of an audit may have failed, or
+            # its caller may have the result already.
             if job.late is not None and (results := job.take_results()):
                 job.late(results)
 

@@ -28,7 +28,7 @@ SERVICES: Final = {
 }
 """Module with ``main`` of each service, and an argument with which it imports everything and exits."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
-_LEAST_KIB: Final = 240
+_MIN_KIB: Final = 240
 """Packages with less than this are combined in one row."""
 REASONS: Final = {
     "own modules": "the service itself",
@@ -114,7 +114,7 @@ def costs(entry: str, argument: str) -> dict[str, int]:
 def table(services: dict[str, dict[str, int]]) -> str:
     """Returns the table for these services: the largest packages, and the sum of all others."""
     every = {name for found in services.values() for name in found}
-    names = {name for found in services.values() for name, kib in found.items() if kib >= _LEAST_KIB}
+    names = {name for found in services.values() for name, kib in found.items() if kib >= _MIN_KIB}
     ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))
     rows = [(name, _cells(services, {name}), REASONS.get(name, "")) for name in ordered]
     rows += [("all others", _cells(services, every - names), ""), ("sum", _cells(services, every), "")]

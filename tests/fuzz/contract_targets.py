@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from numa_contract import cdi, pagesize
 from numa_contract.config import ConfigError, parse_config
-from numa_contract.cpuset import LONGEST_LIST, format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import MAX_LIST, format_cpu_list, parse_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError
 from numa_contract.names import CPU_DRIVER, cdi_file_name, parse_env_key
@@ -89,8 +89,8 @@ _FULL += [b"[" * cdi.MAX_CLAIM_FILE, b'{"a":' * 200_000, b'"' + b"\xff" * 1_000_
 _LISTS = (
     b"0-8191," * 5000,
     b",".join(b"%d" % cpu for cpu in range(0, 8192, 2)),
-    b"0," * (LONGEST_LIST // 2),
-    b"0" * LONGEST_LIST,
+    b"0," * (MAX_LIST // 2),
+    b"0" * MAX_LIST,
     b"1" * (1 << 20),
     b" " * (1 << 20),
 )
@@ -127,7 +127,7 @@ TARGETS = [
         contract.cpu_sets.map(format_cpu_list).map(str.encode),
         (MalformedError,),
         milliseconds=30,
-        most_bytes=2 * LONGEST_LIST,
+        most_bytes=2 * MAX_LIST,
         bombs=_LISTS,
     ),
     Target(

@@ -65,7 +65,7 @@ class ClaimFile:
 
 
 # Each of 32 requests has one variable for CPUs, or one for its NUMA nodes and one for each of its page sizes.
-_MOST_VARIABLES: Final = 160
+_MAX_VARIABLES: Final = 160
 _SHIFTS: Final = {"Gi": 30, "Mi": 20, "Ki": 10, "": 0}
 _AMOUNT: Final = re.compile(r"numanode:(\d{1,4}),size:(\d{1,18})([KMG]i)?", re.ASCII)
 
@@ -140,8 +140,8 @@ def _environment(document: Any) -> list[str]:
         if not isinstance(device["name"], str):
             raise TypeError("a device's name is not a string")
         found += [str(entry) for entry in device["containerEdits"].get("env", [])]
-        if len(found) > _MOST_VARIABLES:
-            raise ValueError(f"it has more than {_MOST_VARIABLES} environment variables")
+        if len(found) > _MAX_VARIABLES:
+            raise ValueError(f"it has more than {_MAX_VARIABLES} environment variables")
     return found
 
 

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import ContractError, described, shown
 from numa_contract.models import BaseModel
 from numa_contract.names import CDI_DIRECTORY, FORMER_SETTINGS, RUN_DIRECTORY, present_names
@@ -227,7 +227,7 @@ class Config(Section):
     containers. ``auto``: by the kernel if possible, else as ``pool``."""
     pool_growth: Literal["immediate", "lazy"] = "immediate"
     """Whether running containers without a CPU claim get released CPUs at once, or with their next change."""
-    withheld_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU)] | None = Field(default=None, alias="withheldCPUs")
+    withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
     """Minimum number of unreserved CPUs that claims leave to other containers; by default 1 if no CPU is reserved."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Maximum share of this node's CPUs that one claim may have."""

@@ -14,27 +14,27 @@ from typing import Final
 from numa_contract.errors import MalformedError, shown
 
 _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
-HIGHEST_CPU: Final = 8191
+MAX_CPU: Final = 8191
 """Highest number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
-LONGEST_LIST: Final = 32 << 10
+MAX_LIST: Final = 32 << 10
 """Maximum length of a list in bytes. Every second CPU of the largest machine takes 20 KB."""
 # The caches stay below 4 MB in any case: 256 sets of 512 CPUs share their ints, as do 8 sets of 8192.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
-_LONGEST_TEXT: Final = 256
-_LARGEST_SET: Final = 512
+_MAX_TEXT: Final = 256
+_MAX_SET: Final = 512
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Parses ``"0-3,8"``. The empty text is the empty set. White space is allowed around the list, not inside.
 
     Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax,
-    which no file read here uses, and texts longer than LONGEST_LIST.
+    which no file read here uses, and texts longer than MAX_LIST.
     """
-    if len(text) > LONGEST_LIST:
-        raise MalformedError("CPU list", text, f"has more than {LONGEST_LIST} characters")
+    if len(text) > MAX_LIST:
+        raise MalformedError("CPU list", text, f"has more than {MAX_LIST} characters")
     text = text.strip()
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _MAX_TEXT:
         return _parse(text)
     small = _parsed_if_small(text)
     return _parsed_large(text) if small is None else small
@@ -51,7 +51,7 @@ def parse_or_none(text: str) -> frozenset[int] | None:
 @lru_cache(_REMEMBERED)
 def _parsed_if_small(text: str) -> frozenset[int] | None:
     found = _parse(text)
-    return found if len(found) <= _LARGEST_SET else None
+    return found if len(found) <= _MAX_SET else None
 
 
 def _parse(text: str) -> frozenset[int]:
@@ -65,8 +65,8 @@ def _parse(text: str) -> frozenset[int]:
         last = int(match[2] or first)
         if first > last:
             raise MalformedError("CPU list", text, f"the range {item} runs backwards")
-        if last > HIGHEST_CPU:
-            raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({HIGHEST_CPU})")
+        if last > MAX_CPU:
+            raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({MAX_CPU})")
         if first < next_free:
             raise MalformedError(
                 "CPU list", text, f"{item} must come after {next_free - 1}: write it in ascending order"
@@ -82,7 +82,7 @@ _parsed_large = lru_cache(_REMEMBERED_LARGE)(_parse)
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Formats a set as the shortest list, ascending with merged ranges: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
     cpus = frozenset(cpus)
-    return _formatted_small(cpus) if len(cpus) <= _LARGEST_SET else _format(cpus)
+    return _formatted_small(cpus) if len(cpus) <= _MAX_SET else _format(cpus)
 
 
 def _format(cpus: frozenset[int]) -> str:

@@ -64,7 +64,7 @@ CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
 # Prefix, UID, request and item have at most 15, 128, 63 and about 20 characters.
-_LONGEST_KEY: Final = 256
+_MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
@@ -193,8 +193,8 @@ def parse_env_key(key: str) -> EnvKey | None:
     """Parses the name of a variable. Returns None without a prefix of the driver; raises MalformedError if the rest is
     invalid.
     """
-    if len(key) > _LONGEST_KEY and key.startswith((CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)):
-        raise MalformedError("environment variable", key, f"has more than {_LONGEST_KEY} characters")
+    if len(key) > _MAX_KEY and key.startswith((CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)):
+        raise MalformedError("environment variable", key, f"has more than {_MAX_KEY} characters")
     if key.startswith(CPU_ENV_PREFIX):
         uid, _, request = key.removeprefix(CPU_ENV_PREFIX).partition("_")
         parsed = EnvKey(CPU_DRIVER, uid, request or None)

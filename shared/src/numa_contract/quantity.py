@@ -16,10 +16,10 @@ _FINEST: Final = 10**9
 _SCALES: Final = {suffix: 1024**power for power, suffix in enumerate(_BINARY)} | {
     suffix: Fraction(1000**power, _FINEST) for power, suffix in enumerate(_DECIMAL)
 }
-_HIGHEST_BINARY: Final = 2**63 - 1
+_MAX_BINARY: Final = 2**63 - 1
 # Maximum number of characters and bits, and maximum exponent, all far above any real amount. Matching the pattern takes
 # time quadratic in the number of digits, and the exact value of 1e999999999 does not fit into memory.
-_LONGEST: Final = 400
+_MAX_LENGTH: Final = 400
 
 
 def parse_quantity(text: str | float) -> Fraction:
@@ -28,22 +28,22 @@ def parse_quantity(text: str | float) -> Fraction:
     As in the API server, values are rounded away from zero to a multiple of 10^-9, and binary amounts are at most 2^63
     - 1.
     """
-    if isinstance(text, int) and text.bit_length() > _LONGEST:
-        raise MalformedError("quantity", "number", f"has more than {_LONGEST} bits")
+    if isinstance(text, int) and text.bit_length() > _MAX_LENGTH:
+        raise MalformedError("quantity", "number", f"has more than {_MAX_LENGTH} bits")
     text = text.strip() if isinstance(text, str) else repr(text)
-    match = _TEXT.fullmatch(text) if len(text) <= _LONGEST else None
+    match = _TEXT.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
         raise MalformedError("quantity", text, "is not a number with a suffix such as m, k, Ki, Mi, Gi or e3")
     sign, digits, suffix = match[1], match[2], match[3] or ""
     if suffix in _SCALES:
         value = Fraction(digits) * _SCALES[suffix]
-    elif abs(int(suffix[1:])) <= _LONGEST:
+    elif abs(int(suffix[1:])) <= _MAX_LENGTH:
         value = Fraction(digits + suffix)
     else:
-        raise MalformedError("quantity", text, f"has an exponent beyond {_LONGEST}")
+        raise MalformedError("quantity", text, f"has an exponent beyond {_MAX_LENGTH}")
     value = Fraction(_nano(value), _FINEST)
     if suffix in _BINARY[1:]:
-        value = min(value, Fraction(_HIGHEST_BINARY))
+        value = min(value, Fraction(_MAX_BINARY))
     return -value if sign == "-" else value
 
 

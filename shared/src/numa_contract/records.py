@@ -26,28 +26,28 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
 from numa_contract.models import BaseModel, as_markdown, attribute_docs
 from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1
-_MOST_RESULTS: Final = 32
+_MAX_RESULTS: Final = 32
 """Maximum number of allocation results of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
-_MOST_PODS: Final = 256
+_MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
-_MOST_SETS: Final = 1024
+_MAX_SETS: Final = 1024
 """Maximum number of cached field sets. In practice each model has few different ones."""
 _SMALLEST_PAGE: Final = 1 << 10
-_LARGEST_PAGE: Final = 1 << 40
+_MAX_PAGE: Final = 1 << 40
 
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
         return parse_cpu_list(value)  # Equal texts share one set, since a set of 128 CPUs takes 8 KB.
     cpus: frozenset[int] = read(value)
-    if cpus and not 0 <= min(cpus) <= max(cpus) <= HIGHEST_CPU:
-        raise ValueError(f"must be numbers from 0 to {HIGHEST_CPU}")
+    if cpus and not 0 <= min(cpus) <= max(cpus) <= MAX_CPU:
+        raise ValueError(f"must be numbers from 0 to {MAX_CPU}")
     return cpus
 
 
@@ -66,11 +66,11 @@ def _page_size(value: int) -> int:
 
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
-PageBytes = Annotated[int, Field(ge=_SMALLEST_PAGE, le=_LARGEST_PAGE), AfterValidator(_page_size)]
-NumaNode = Annotated[int, Field(ge=0, le=HIGHEST_CPU)]
+PageBytes = Annotated[int, Field(ge=_SMALLEST_PAGE, le=_MAX_PAGE), AfterValidator(_page_size)]
+NumaNode = Annotated[int, Field(ge=0, le=MAX_CPU)]
 
 
-@lru_cache(_MOST_SETS)
+@lru_cache(_MAX_SETS)
 def _shared_fields(given: frozenset[str]) -> set[str]:
     return set(given)
 
@@ -329,14 +329,14 @@ class AllocationRecord(RecordPart):
     """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     claim: ClaimReference
     """The claim."""
-    reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MOST_PODS)] = ()
+    reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MAX_PODS)] = ()
     """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
     another pod, and the frontend then reads the claim again."""
-    results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MOST_RESULTS)] = ()
+    results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocation results that the record was made from. A repeated Prepare compares the claim with them."""
-    cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
+    cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated CPUs by result; empty in a record of ``dra.memory``."""
-    memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
+    memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated memory by result; empty in a record of ``dra.cpu``."""
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
     """Parameters of the requests of ``dra.cpu``, by base name of the request."""

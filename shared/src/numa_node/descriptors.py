@@ -4,16 +4,16 @@
 import resource
 from typing import Final
 
-MOST_OPEN: Final = 65536
+MAX_OPEN: Final = 65536
 """Maximum limit that the process sets. Some runtimes allow a billion, which would never stop a leak."""
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one, up to MOST_OPEN.
+    """Raises the soft limit of open files to the hard one, up to MAX_OPEN.
 
     systemd and containerd set it to 1024 for programs that still use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN)
+    wanted = MAX_OPEN if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

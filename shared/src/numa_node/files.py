@@ -20,7 +20,7 @@ from typing import Final
 # unmapped each time, which took a seventh of an idle frontend's CPU time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
-_LONGEST_DELAY: Final = 0.1
+_MAX_DELAY: Final = 0.1
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
@@ -119,7 +119,7 @@ class FileLock:
                 delay = _FIRST_DELAY
                 while not self._try():
                     await asyncio.sleep(delay)
-                    delay = min(delay * 2, _LONGEST_DELAY)
+                    delay = min(delay * 2, _MAX_DELAY)
         except BaseException as error:
             if mine:
                 self._turn.release()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-_LONGEST_VALUE: Final = 2048
+_MAX_VALUE: Final = 2048
 """Maximum length of a value in characters. An exception's traceback is never truncated."""
-_MOST_COMPLAINTS: Final = 256
+_MAX_COMPLAINTS: Final = 256
 
 
 class _Lines(logging.Formatter):
@@ -59,7 +59,7 @@ def _cut(value: object) -> object:
 
 
 def _cut_text(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 
 def _quoted(text: str) -> str:
@@ -79,7 +79,7 @@ class Complaints:
         """Logs the error of an item, with the traceback if its type is not an expected one."""
         text = str(error) or repr(error)
         if self._told.get(item) != text:
-            self._told = dict([*self._told.items(), (item, text)][-_MOST_COMPLAINTS:])
+            self._told = dict([*self._told.items(), (item, text)][-_MAX_COMPLAINTS:])
             trace = error if isinstance(error, Exception) and not isinstance(error, self._foreseen) else None
             self._logger.warning(message, extra={"item": str(item), "error": text}, exc_info=trace)
 

@@ -22,7 +22,7 @@ from numa_node.lazy_modules import add_lazy_modules
 _FAILED, _BAD_INPUT = 1, 2
 _PROGRAM: Final = "dra-frontend"
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
-_MOST_TIMES: Final = 1024
+_MAX_TIMES: Final = 1024
 _TABLE: Final = ("table", "wide", "json", "yaml")
 _OBJECTS: Final = ("yaml", "json")
 _VERSION_HELP: Final = "print the version and exit"
@@ -228,8 +228,8 @@ def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_TIMES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_TIMES}")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_TIMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MAX_TIMES}")
     return int(text)
 
 

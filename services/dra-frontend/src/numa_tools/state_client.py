@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 _SECONDS: Final = 5.0
 # A node with 500 containers needs about 1 % of this.
-_MOST_BYTES: Final = 16 << 20
+_MAX_BYTES: Final = 16 << 20
 _OK: Final = 200
 _Model = TypeVar("_Model", bound=Document)
 
@@ -53,8 +53,8 @@ class StateClient:
             check_socket_path(self.socket)
             connection.request("GET", path)
             answer = connection.getresponse()
-            body = answer.read(_MOST_BYTES + 1).decode("utf-8", "replace")
-            if answer.length and len(body) <= _MOST_BYTES:
+            body = answer.read(_MAX_BYTES + 1).decode("utf-8", "replace")
+            if answer.length and len(body) <= _MAX_BYTES:
                 raise http.client.IncompleteRead(body.encode(), answer.length)
         except FileNotFoundError:
             raise NoServiceError(f"{self.socket}: no such socket; the service does not run here") from None
@@ -65,8 +65,8 @@ class StateClient:
             raise NoServiceError(f"{self.socket}: the service does not answer: {why}") from error
         finally:
             connection.close()
-        if len(body) > _MOST_BYTES:
-            raise NoServiceError(f"{self.socket}: {path} has more than {_MOST_BYTES} bytes")
+        if len(body) > _MAX_BYTES:
+            raise NoServiceError(f"{self.socket}: {path} has more than {_MAX_BYTES} bytes")
         if answer.status not in (_OK, also):
             raise NoServiceError(f"{self.socket}: {path}: status {answer.status} {shown(body)}")
         return body
@@ -74,7 +74,7 @@ class StateClient:
     def document(self, path: str) -> Any:
         """Returns the JSON value of ``GET path``, such as ``/v1/claims``. Raises NoServiceError."""
         try:
-            return parse_json(self.text(path).encode(), _MOST_BYTES, "answer to", path)
+            return parse_json(self.text(path).encode(), _MAX_BYTES, "answer to", path)
         except MalformedError as error:
             raise NoServiceError(f"{self.socket}: {error}") from error
 

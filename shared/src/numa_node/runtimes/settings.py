@@ -18,7 +18,7 @@ OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
 """First release, by runtime, whose NRI has all functions that the backend needs."""
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
 """First release, by runtime, with NRI's default validator, which can require plugins."""
-LEAST_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
+MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
 """Minimum timeouts of NRI, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.host_isolation.masks import format_mask, parse_mask
-from numa_contract.cpuset import HIGHEST_CPU
+from numa_contract.cpuset import MAX_CPU
 from numa_contract.errors import MalformedError
 
 
@@ -16,7 +16,7 @@ def test_masks_of_the_kernel_are_parsed(text: str, cpus: set[int]) -> None:
     assert parse_mask(text) == cpus
 
 
-@given(st.frozensets(st.integers(0, HIGHEST_CPU), max_size=40))
+@given(st.frozensets(st.integers(0, MAX_CPU), max_size=40))
 def test_a_formatted_mask_parses_to_the_same_cpus(cpus: frozenset[int]) -> None:
     """Each group has eight digits, as the kernel requires of all but the first (bitmap_parse)."""
     text = format_mask(cpus)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.node.cgroups import (
-    MOST_CHILDREN,
+    MAX_CHILDREN,
     CgroupAccessError,
     CgroupGoneError,
     CgroupTree,
@@ -124,9 +124,9 @@ def test_listing_children_without_a_free_descriptor_raises_an_error(tree: Cgroup
 
 def test_too_many_children_are_an_error_and_not_cut_off(tree: CgroupTree, tmp_path: Path) -> None:
     """If some were left out, settle() would clear the exclusive CPUs of partitions below them."""
-    for number in range(MOST_CHILDREN):
+    for number in range(MAX_CHILDREN):
         (tmp_path / f"many/{number}").mkdir(parents=True)
-    assert len(tree.children("many")) == MOST_CHILDREN
+    assert len(tree.children("many")) == MAX_CHILDREN
     (tmp_path / "many/more").mkdir()
     with pytest.raises(CgroupAccessError, match="has more than 4096 cgroups"):
         tree.children("many")

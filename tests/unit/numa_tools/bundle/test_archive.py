@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numa_tools.bundle.archive import MOST_BYTES, ArchiveError, ArchiveWriter, extract
+from numa_tools.bundle.archive import MAX_BYTES, ArchiveError, ArchiveWriter, extract
 
 
 def packed(*files: tuple[str, str]) -> io.BytesIO:
@@ -74,11 +74,11 @@ def test_what_is_too_much_is_left_out() -> None:
         (foreign(("node/link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}, b"")), "neither a file nor a directory"),
         (foreign(("node/link", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"}, b"")), "neither a file nor"),
         (foreign(("node/device", {"type": tarfile.CHRTYPE}, b"")), "neither a file nor a directory"),
-        (io.BytesIO(gzip.compress(b"\0" * (2 * MOST_BYTES + 1024), 1)), "is not an archive|has more than"),
+        (io.BytesIO(gzip.compress(b"\0" * (2 * MAX_BYTES + 1024), 1)), "is not an archive|has more than"),
         (foreign(("node" + "/a" * 64, {"type": tarfile.DIRTYPE}, b"")), "more than 64 parts"),
         (foreign(("node" + "/a" * 64, {}, b"")), "more than 64 parts"),
         (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
-        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MOST_BYTES}, b"")), "more than 134217728 bytes in files"),
+        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MAX_BYTES}, b"")), "more than 134217728 bytes in files"),
         (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),
         # The tarfile module reads each of these headers recursively.
         (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header has more than 65536 bytes"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dra_frontend.machine.discovery import discover
 from numa_contract.quantity import parse_quantity
-from numa_tools.cel.evaluate import LONGEST, selected
+from numa_tools.cel.evaluate import MAX_LENGTH, selected
 from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import CelError, Domains, Quantity
 from numa_tools.commands.classes import device_classes
@@ -102,7 +102,7 @@ def test_errors(expression: str, text: str) -> None:
         ("-" * 5000 + "1 == 1", "nested too deep"),
         ("device" + ".a" * 5000, "nested too deep|more than"),
         ("[" * 2000 + "]" * 2000 + " == []", "nested too deep"),
-        ("1" * (LONGEST + 1), "more than"),
+        ("1" * (MAX_LENGTH + 1), "more than"),
     ],
 )
 def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:

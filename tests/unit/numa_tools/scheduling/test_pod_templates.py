@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from numa_tools.scheduling.manifests import Manifests
-from numa_tools.scheduling.pod_templates import MOST_TEMPLATES, pod_templates
+from numa_tools.scheduling.pod_templates import MAX_TEMPLATES, pod_templates
 from numa_tools.scheduling.reading import ManifestError
 
 DATA = Path(__file__).parents[3] / "data" / "manifests"
@@ -107,8 +107,8 @@ def nested(levels: int) -> dict[str, Any]:
 def test_the_search_is_limited() -> None:
     """Depth, values and templates of an object are limited, and exceeding a limit ends the search at once."""
     assert len(pod_templates(nested(60))) == 1
-    many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MOST_TEMPLATES}
-    assert len(pod_templates(many)) == MOST_TEMPLATES
+    many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MAX_TEMPLATES}
+    assert len(pod_templates(many)) == MAX_TEMPLATES
     shared: Any = [[]] * 10
     for _ in range(20):
         shared = [shared] * 10

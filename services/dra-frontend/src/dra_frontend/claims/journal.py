@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import ClaimKey, cdi_file_name
@@ -40,7 +40,7 @@ from numa_node.claim_directory import stamp_clock_ns
 SLOT_BYTES: Final = 256 << 10
 """Size of a slot. It fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES without."""
 _SLOTS: Final = (0, SLOT_BYTES)
-_MAX_CPUS: Final = 16 * (HIGHEST_CPU + 1)
+_MAX_CPUS: Final = 16 * (MAX_CPU + 1)
 """Maximum number of CPUs in all entries together. Each CPU of a machine is in one or two entries. Without this
 limit,
 """

@@ -22,12 +22,12 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-MOST_BYTES: Final = 128 << 20
+MAX_BYTES: Final = 128 << 20
 """Maximum size of all files together. A machine with 512 CPUs and 500 containers needs about 5 % of it."""
-MOST_ENTRIES: Final = 200_000
-_MOST_HEADER: Final = 64 << 10
+MAX_ENTRIES: Final = 200_000
+_MAX_HEADER: Final = 64 << 10
 """Maximum number of bytes before a file's content. A kernel path has 4 KiB; headers for sparse files are unbounded."""
-MOST_PARTS: Final = 64
+MAX_PARTS: Final = 64
 """Maximum depth of a path. sysfs needs 20. Removing directories recurses, and an archive could nest thousands."""
 MANIFEST: Final = "manifest.json"
 """File with the archive's version and the files that could not be read."""
@@ -47,7 +47,7 @@ class ArchiveError(Exception):
 class ArchiveWriter:
     """Builds a reproducible archive: equal content gives byte-identical output."""
 
-    def __init__(self, file: BinaryIO, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, file: BinaryIO, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
         self._zip = gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="")
         self._tar = tarfile.TarFile.open(fileobj=self._zip, mode="w|", format=tarfile.PAX_FORMAT)
@@ -75,7 +75,7 @@ class ArchiveWriter:
         return True
 
     def _has_room(self, path: str) -> bool:
-        return self._entries < MOST_ENTRIES and len(PurePosixPath(_TOP, path.strip("/")).parts) <= MOST_PARTS
+        return self._entries < MAX_ENTRIES and len(PurePosixPath(_TOP, path.strip("/")).parts) <= MAX_PARTS
 
     def _entry(self, path: str) -> tarfile.TarInfo:
         self._entries += 1
@@ -92,12 +92,12 @@ class _Bounded(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
-        self._left = 2 * MOST_BYTES
-        self._of_part = _MOST_HEADER
+        self._left = 2 * MAX_BYTES
+        self._of_part = _MAX_HEADER
 
     def allow(self, size: int = 0) -> None:
         """Permits reading ``size`` bytes of content and the header that follows."""
-        self._of_part = size + _MOST_HEADER
+        self._of_part = size + _MAX_HEADER
 
     def read(self, size: int = -1) -> bytes:
         most = min(self._left, self._of_part)
@@ -105,9 +105,9 @@ class _Bounded(io.RawIOBase):
         self._left -= len(data)
         self._of_part -= len(data)
         if self._left <= 0:
-            raise ArchiveError(f"has more than {2 * MOST_BYTES} bytes")
+            raise ArchiveError(f"has more than {2 * MAX_BYTES} bytes")
         if self._of_part <= 0:
-            raise ArchiveError(f"has an entry whose header has more than {_MOST_HEADER} bytes")
+            raise ArchiveError(f"has an entry whose header has more than {_MAX_HEADER} bytes")
         return data
 
 
@@ -118,10 +118,8 @@ def extract(file: BinaryIO, into: Path) -> Path:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for entry in tar:
                 entries, size = entries + 1, size + max(entry.size, 0)
-                if entries > MOST_ENTRIES or size > MOST_BYTES:
-                    raise ArchiveError(
-                        f"has more than {MOST_ENTRIES} entries, or more than {MOST_BYTES} bytes in files"
-                    )
+                if entries > MAX_ENTRIES or size > MAX_BYTES:
+                    raise ArchiveError(f"has more than {MAX_ENTRIES} entries, or more than {MAX_BYTES} bytes in files")
                 stream.allow(max(entry.size, 0))
                 _extract_one(tar, entry, into)
                 stream.allow()
@@ -137,8 +135,8 @@ def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> No
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP,) or "\0" in entry.name:
         raise ArchiveError(f"has an entry outside {_TOP}/")
-    if len(path.parts) > MOST_PARTS:
-        raise ArchiveError(f"has a path of more than {MOST_PARTS} parts")
+    if len(path.parts) > MAX_PARTS:
+        raise ArchiveError(f"has a path of more than {MAX_PARTS} parts")
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return

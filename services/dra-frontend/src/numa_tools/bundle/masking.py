@@ -28,7 +28,7 @@ dra.cpu dra.memory packed spread preferred required ignore group distribute only
 keep move exclusive isolated mixed all strict interleave none claim low min container pod partition pool numa unknown
 created running paused stopped prepared healthy unhealthy true false null
 """
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 """Maximum size of a document inside a string. A longer string is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
 """Words of the driver's own vocabulary. They are masked only in fields that contain names."""
@@ -137,7 +137,7 @@ def _inner(text: str) -> Any:
     if not text.startswith("{"):
         return None
     try:
-        found = parse_json(text.encode(), _MOST_BYTES, "text", "")
+        found = parse_json(text.encode(), _MAX_BYTES, "text", "")
     except (MalformedError, UnicodeEncodeError):
         return None
     return found if isinstance(found, dict) else None

@@ -24,15 +24,15 @@ from numa_tools.cel.parser import Parser, Program
 from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import Budget, boolean
 
-LONGEST: Final = 10 << 10
+MAX_LENGTH: Final = 10 << 10
 """Maximum number of characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
 
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
     """Returns the program, or the reason why the expression cannot be parsed. Both are cached for the next device."""
-    if len(expression) > LONGEST:
-        return f"has more than {LONGEST} characters"
+    if len(expression) > MAX_LENGTH:
+        return f"has more than {MAX_LENGTH} characters"
     try:
         return Parser(expression).whole()
     except CelUnsupportedError as error:

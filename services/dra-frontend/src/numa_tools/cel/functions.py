@@ -16,7 +16,7 @@ from numa_contract.quantity import parse_quantity
 
 from numa_tools.cel import regex
 from numa_tools.cel.semver import Semver, normalized
-from numa_tools.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelUnsupportedError, Uint
+from numa_tools.cel.tokens import INT_END, UINT_END, CelUnsupportedError, Uint
 from numa_tools.cel.values import (
     NONE,
     OPERATORS,
@@ -161,7 +161,7 @@ def _is_valid(make: Function) -> Function:
 def _fits_int(quantity: Quantity) -> bool:
     if quantity.value.denominator == 1 and not quantity.whole:
         raise CelUnsupportedError("whether a quantity with decimals converts to an integer is not known")
-    return quantity.value.denominator == 1 and -HIGHEST_INT <= quantity.value < HIGHEST_INT
+    return quantity.value.denominator == 1 and -INT_END <= quantity.value < INT_END
 
 
 def _as_integer(quantity: Quantity) -> int:
@@ -199,7 +199,7 @@ def _string(value: Any) -> str:
     return str(value)
 
 
-def _integer(value: Any, low: int = -HIGHEST_INT, high: int = HIGHEST_INT) -> int:
+def _integer(value: Any, low: int = -INT_END, high: int = INT_END) -> int:
     if isinstance(value, str):
         if not re.fullmatch(r"[+-]?\d{1,30}", value, re.ASCII):
             raise CelError(f"{shown(value)} is not a number")
@@ -258,7 +258,7 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "dyn": _typed(object)(lambda value: value),
     "string": _string,
     "int": _typed(object)(_integer),
-    "uint": _typed(object)(lambda value: Uint(_integer(value, 0, HIGHEST_UINT))),
+    "uint": _typed(object)(lambda value: Uint(_integer(value, 0, UINT_END))),
     "double": _double,
     "bool": _truth,
     "matches": _typed(str, str)(_matches),

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from numa_tools.cel.tokens import CelUnsupportedError
 
-MOST_INSTRUCTIONS: Final = 2_000
-LONGEST: Final = 4_000
+MAX_INSTRUCTIONS: Final = 2_000
+MAX_LENGTH: Final = 4_000
 """Maximum length of a pattern in characters. It limits character classes, which are one instruction of any length."""
-_MOST_LEVELS: Final = 40
-_MOST_REPEATS: Final = 1_000
-_HIGHEST: Final = 0x10FFFF
+_MAX_LEVELS: Final = 40
+_MAX_REPEATS: Final = 1_000
+_MAX_CHARACTER: Final = 0x10FFFF
 _REPEAT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}", re.ASCII)
 _GROUP = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)", re.ASCII)
 _DIGITS: Final = [(48, 57)]
@@ -52,7 +52,7 @@ def _complement(ranges: Ranges) -> Ranges:
         if first > low:
             found.append((low, first - 1))
         low = max(low, last + 1)
-    return [*found, (low, _HIGHEST)] if low <= _HIGHEST else found
+    return [*found, (low, _MAX_CHARACTER)] if low <= _MAX_CHARACTER else found
 
 
 def _merged(ranges: Ranges) -> Ranges:
@@ -62,7 +62,7 @@ def _merged(ranges: Ranges) -> Ranges:
 
 def _contain(ranges: Ranges, character: int) -> bool:
     """Returns True if one of the sorted ranges contains the character."""
-    place = bisect_right(ranges, (character, _HIGHEST))
+    place = bisect_right(ranges, (character, _MAX_CHARACTER))
     return place > 0 and character <= ranges[place - 1][1]
 
 
@@ -129,7 +129,7 @@ def compiled(pattern: str) -> Pattern | str:
 
 
 def _compile(pattern: str) -> Pattern:
-    if len(pattern) > LONGEST:
+    if len(pattern) > MAX_LENGTH:
         raise CelUnsupportedError("the pattern is too large")
     fold = pattern.startswith("(?i)")
     body = pattern[4:] if fold else pattern
@@ -139,7 +139,7 @@ def _compile(pattern: str) -> Pattern:
     tree = reader.alternatives()
     if reader.place < len(body):
         raise reader.unreadable()
-    if _size(tree) > MOST_INSTRUCTIONS:
+    if _size(tree) > MAX_INSTRUCTIONS:
         raise CelUnsupportedError("the pattern is too large")
     made: list[tuple[Any, ...]] = []
     _emit(tree, made)
@@ -172,7 +172,7 @@ class _Reader:
     def alternatives(self) -> Tree:
         """Parses an alternation up to the end of the pattern or the closing parenthesis."""
         self._level += 1
-        if self._level > _MOST_LEVELS:
+        if self._level > _MAX_LEVELS:
             raise CelUnsupportedError("the pattern is nested too deep")
         found = [self._sequence()]
         while self._take("|"):
@@ -194,7 +194,7 @@ class _Reader:
         if self._bounds() is not None:
             raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds
-        if max(low, high or 0) > _MOST_REPEATS or (high is not None and high < low):
+        if max(low, high or 0) > _MAX_REPEATS or (high is not None and high < low):
             raise CelUnsupportedError("the pattern repeats too often")
         return ("repeat", atom, low, high)
 

@@ -7,10 +7,10 @@ from typing import Final
 
 from numa_contract.errors import shown
 
-from numa_tools.cel.tokens import HIGHEST_UINT
+from numa_tools.cel.tokens import UINT_END
 from numa_tools.cel.values import CelError
 
-_LONGEST_VERSION: Final = 256
+_MAX_VERSION: Final = 256
 _VERSION = re.compile(
     r"(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})\.(0|[1-9]\d{0,19})(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?", re.ASCII
 )
@@ -23,9 +23,9 @@ class Semver:
     __slots__ = ("key", "text")
 
     def __init__(self, text: str) -> None:
-        match = _VERSION.fullmatch(text) if len(text) <= _LONGEST_VERSION else None
+        match = _VERSION.fullmatch(text) if len(text) <= _MAX_VERSION else None
         numbers = [int(part) for part in match.groups()[:3]] if match else []
-        if match is None or max(numbers) >= HIGHEST_UINT:
+        if match is None or max(numbers) >= UINT_END:
             raise CelError(f"{shown(text)} is not a semantic version")
         pre = match[4].split(".") if match[4] else []
         parts = [*pre, *(match[5].split(".") if match[5] else [])]

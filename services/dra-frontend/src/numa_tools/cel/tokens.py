@@ -17,13 +17,13 @@ _TOKEN = re.compile(
 _BLANK = re.compile(r"(?:\s|//[^\n]*)*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|(?s:.))")
 _ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
-HIGHEST_INT: Final = 2**63
-HIGHEST_UINT: Final = 2**64
+INT_END: Final = 2**63
+UINT_END: Final = 2**64
 """First values above the ranges of int and uint. The literal 2**63 is accepted because a minus may precede it."""
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
-_LONGEST_TEXT: Final = 200
+_MAX_TEXT: Final = 200
 """Maximum length of an error text. Errors quote user-chosen names and end up in Events and logs."""
 
 
@@ -31,7 +31,7 @@ class CelTextError(Exception):
     """Base class of errors with a truncated text."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")
+        super().__init__(text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
 
 
 class CelUnsupportedError(CelTextError):
@@ -83,14 +83,14 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _int(text: str) -> int:
     number = int(text, 16 if "x" in text else 10)
-    if number > HIGHEST_INT:
+    if number > INT_END:
         raise CelUnsupportedError(f"the number {text} has more than 64 bits")
     return number
 
 
 def _uint(text: str) -> Uint:
     number = int(text[:-1], 16 if "x" in text else 10)
-    if number >= HIGHEST_UINT:
+    if number >= UINT_END:
         raise CelUnsupportedError(f"the number {text} has more than 64 bits")
     return Uint(number)
 

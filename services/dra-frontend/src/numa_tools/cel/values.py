@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 
-from numa_tools.cel.tokens import HIGHEST_INT, HIGHEST_UINT, CelTextError, CelUnsupportedError, Uint
+from numa_tools.cel.tokens import INT_END, UINT_END, CelTextError, CelUnsupportedError, Uint
 
-MOST_VALUES: Final = 100_000
+MAX_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
 _PIECE: Final = 16
 """Number of characters of a text that cost as much as one value."""
@@ -81,7 +81,7 @@ class Budget:
 
     __slots__ = ("_left", "_most", "_whole", "_whose")
 
-    def __init__(self, most: int = MOST_VALUES, whose: str = "it handles", whole: "Budget | None" = None) -> None:
+    def __init__(self, most: int = MAX_VALUES, whose: str = "it handles", whole: "Budget | None" = None) -> None:
         self._left, self._most, self._whose, self._whole = most, most, whose, whole
 
     def spend(self, operands: Iterable[Any]) -> None:
@@ -204,7 +204,7 @@ def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
             if isinstance(one, float):
                 raise CelUnsupportedError("the quotient of a float and zero is not calculated") from error
             raise CelError("division by zero") from error
-        low, high = (0, HIGHEST_UINT) if isinstance(one, Uint) else (-HIGHEST_INT, HIGHEST_INT)
+        low, high = (0, UINT_END) if isinstance(one, Uint) else (-INT_END, INT_END)
         if isinstance(result, int) and not low <= result < high:
             raise CelError("integer overflow")
         return Uint(result) if isinstance(one, Uint) else result

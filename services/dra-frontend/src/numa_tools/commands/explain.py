@@ -44,7 +44,7 @@ from numa_tools.scheduling.wanted import DeviceClass, read_class, read_wanted
 from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
-_MOST_CLAIMS: Final = 5000
+_MAX_CLAIMS: Final = 5000
 """Maximum number of claims of a namespace that are searched for those of a pod."""
 
 
@@ -183,7 +183,7 @@ async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> l
         async for document in client.list_claims(namespace):
             found += [document] if _belongs(document, name) else []
             seen += 1
-            if seen >= _MOST_CLAIMS:
+            if seen >= _MAX_CLAIMS:
                 break
     return found
 

@@ -33,7 +33,7 @@ from numa_tools.bundle.archive import (
     JOURNAL,
     KUBELET,
     MANIFEST,
-    MOST_BYTES,
+    MAX_BYTES,
     STATE,
     ArchiveError,
     ArchiveWriter,
@@ -212,7 +212,7 @@ class Bundle:
 def _json(text: str) -> Any:
     """Parses a text as JSON. Returns None if it is not JSON, such as a damaged claim file."""
     try:
-        return parse_json(text.encode(errors="replace"), MOST_BYTES, "file", "")
+        return parse_json(text.encode(errors="replace"), MAX_BYTES, "file", "")
     except MalformedError:
         return None
 

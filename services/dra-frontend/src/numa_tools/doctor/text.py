@@ -10,8 +10,8 @@ from numa_contract.errors import printable
 from numa_tools.doctor.model import Check, Finding, Level
 from numa_tools.doctor.table import Verdict
 
-_MOST_EVIDENCE: Final = 20
-_MOST_NAMES: Final = 12
+_MAX_EVIDENCE: Final = 20
+_MAX_NAMES: Final = 12
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
@@ -37,9 +37,9 @@ def _findings(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def _lines(name: str, finding: Finding) -> Iterator[str]:
     yield f"{finding.level.value.upper():<9}{finding.what} [{name}]"
-    yield from (f"{'EVIDENCE':<9}{fact}" for fact in finding.evidence[:_MOST_EVIDENCE])
-    if len(finding.evidence) > _MOST_EVIDENCE:
-        yield f"{'EVIDENCE':<9}and {len(finding.evidence) - _MOST_EVIDENCE} more (-o json prints all)"
+    yield from (f"{'EVIDENCE':<9}{fact}" for fact in finding.evidence[:_MAX_EVIDENCE])
+    if len(finding.evidence) > _MAX_EVIDENCE:
+        yield f"{'EVIDENCE':<9}and {len(finding.evidence) - _MAX_EVIDENCE} more (-o json prints all)"
     yield f"{'WHY':<9}{finding.why}"
     yield f"{'REMEDY':<9}{finding.remedy}"
     yield ""
@@ -65,9 +65,9 @@ def _counted(names: Sequence[str]) -> str:
     """Formats the names of checks that were not made for one reason, with their number if there are several."""
     if len(names) == 1:
         return names[0]
-    left_out = len(names) - _MOST_NAMES
+    left_out = len(names) - _MAX_NAMES
     more = f", and {left_out} more" if left_out > 0 else ""
-    return f"{len(names)} checks: {', '.join(names[:_MOST_NAMES])}{more}"
+    return f"{len(names)} checks: {', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _summary(verdicts: Sequence[Verdict], node_name: str) -> str:

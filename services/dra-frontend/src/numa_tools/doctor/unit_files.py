@@ -16,7 +16,7 @@ _PREFIXES: Final = "@-:+!"
 _IN_WORD: Final = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _WORD: Final = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 _SPECIFIER: Final = re.compile(r"%(.?)", re.DOTALL)
-_MOST_WORDS: Final = 4096
+_MAX_WORDS: Final = 4096
 
 
 class UnitError(Exception):
@@ -116,8 +116,8 @@ def words(text: str) -> list[str]:
         found = list(lexer)
     except ValueError as error:
         raise UnitError(f"a line of the unit cannot be split into words ({error})") from error
-    if len(found) > _MOST_WORDS:
-        raise UnitError(f"a line of the unit has more than {_MOST_WORDS} words")
+    if len(found) > _MAX_WORDS:
+        raise UnitError(f"a line of the unit has more than {_MAX_WORDS} words")
     return found
 
 

@@ -39,8 +39,8 @@ from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to a few seconds.
-_MOST_EFFORT: Final = 2_000_000
-_MOST_TOGETHER: Final = 640
+_MAX_EFFORT: Final = 2_000_000
+_MAX_TOGETHER: Final = 640
 """Maximum sum of devices and requests of all claims, because the search recurses once for each of them."""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
@@ -158,7 +158,7 @@ class Search:
     def _check_size(self) -> None:
         """Raises UndecidedError if the requests and devices are too many for one search."""
         most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
-        if most > _MOST_TOGETHER:
+        if most > _MAX_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
             raise UndecidedError([f"{many} are more than can be simulated together; split them into several pods"])
 
@@ -237,7 +237,7 @@ class Search:
         """Adds the cost of one combination. Raises UndecidedError if the search becomes too expensive."""
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
-        if self._effort.spent > _MOST_EFFORT:
+        if self._effort.spent > _MAX_EFFORT:
             simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
             text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
             raise _TooManyStepsError([f"{text}: request fewer devices together{simpler}"])

@@ -19,12 +19,12 @@ from numa_tools.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
 """First words of the message about a request with an unknown class."""
-_MOST_VALUES: Final = 10_000_000
-_MOST_NAMED: Final = 4
+_MAX_VALUES: Final = 10_000_000
+_MAX_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
 """Name prefix of this driver's DeviceClasses for hugepages."""
 _EXHAUSTED: Final = "the selectors before it cost too much"
-_MOST_SHOWN: Final = 400
+_MAX_SHOWN: Final = 400
 """Maximum length of a selector in a message, in characters."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
@@ -87,7 +87,7 @@ def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
 
 def budget() -> Budget:
     """Returns the budget that the selectors of one pod share. It corresponds to a few seconds."""
-    return Budget(_MOST_VALUES, "with all selectors before it, it handles")
+    return Budget(_MAX_VALUES, "with all selectors before it, it handles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
             failed = "" if unknown else f"{where}: device {device.name}: {error}{remedy}"
             return Candidate(device, unknown, failed, excluded=True)
         except CelUnsupportedError as error:
-            unknown = unknown or f"{where}: cannot be evaluated: {error}: {shown(expression, _MOST_SHOWN)}"
+            unknown = unknown or f"{where}: cannot be evaluated: {error}: {shown(expression, _MAX_SHOWN)}"
             if whole.exhausted:
                 break
     return Candidate(device, unknown)
@@ -217,8 +217,8 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
     if fitting >= count:
         return ""
     wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return "; ".join([*wanted, *missing[:_MOST_NAMED]]) + more
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    return "; ".join([*wanted, *missing[:_MAX_NAMED]]) + more
 
 
 def _hugepages_of_class(name: str) -> str:

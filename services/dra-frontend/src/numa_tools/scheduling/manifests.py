@@ -25,7 +25,7 @@ _PARENTS: Final = {
 """Built-in kinds of Kubernetes, which must contain a pod template at this path."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
 """Prefixes of the ``apiVersion`` of these kinds, since other API groups also define a Job."""
-_MOST_PODS: Final = 4096
+_MAX_PODS: Final = 4096
 """Maximum number of pods and pod templates in all files."""
 _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
@@ -128,8 +128,8 @@ class Manifests:
         namespace, name = value(metadata, "namespace", str, "default"), _name_of(metadata)
         for one in found:
             self.pods.append(((namespace, f"{name}/{one.part}" if len(found) > 1 and one.part else name), one))
-        if len(self.pods) > _MOST_PODS:
-            raise ManifestError(f"the files have more than {_MOST_PODS} pods and pod templates")
+        if len(self.pods) > _MAX_PODS:
+            raise ManifestError(f"the files have more than {_MAX_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
         """Merges the objects of both."""

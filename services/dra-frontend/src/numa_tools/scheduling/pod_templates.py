@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from numa_tools.scheduling.reading import ManifestError
 
-MOST_TEMPLATES: Final = 256
+MAX_TEMPLATES: Final = 256
 """Maximum number of pod templates of one object."""
-_MOST_LEVELS: Final = 64
-_MOST_VALUES: Final = 100_000
-_MOST_PODS: Final = 1_000_000
+_MAX_LEVELS: Final = 64
+_MAX_VALUES: Final = 100_000
+_MAX_PODS: Final = 1_000_000
 _UNNAMED: Final = ("spec", "template", "items")
 """Keys that do not help to tell the templates of an object apart."""
 
@@ -46,7 +46,7 @@ def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
     """Returns the pod templates of an object in order. Raises ManifestError if it is too large or nested too deeply."""
     found: list[PodTemplate] = []
     waiting = [_Place(document, "", "", 1, 0)]
-    for _ in range(_MOST_VALUES):
+    for _ in range(_MAX_VALUES):
         if not waiting:
             return found
         place = waiting.pop()
@@ -55,9 +55,9 @@ def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
             waiting += reversed(list(_below(place)))
             continue
         found.append(PodTemplate(place.part, spec, place.pods))
-        if len(found) > MOST_TEMPLATES:
-            raise ManifestError(f"has more than {MOST_TEMPLATES} pod templates")
-    raise ManifestError(f"has more than {_MOST_VALUES} values")
+        if len(found) > MAX_TEMPLATES:
+            raise ManifestError(f"has more than {MAX_TEMPLATES} pod templates")
+    raise ManifestError(f"has more than {_MAX_VALUES} values")
 
 
 def _pod_spec(place: _Place) -> Mapping[str, Any] | None:
@@ -83,9 +83,9 @@ def _below(place: _Place) -> Iterator[_Place]:
     for key, part, one in inner:
         if not isinstance(one, dict | list):
             continue
-        if place.level == _MOST_LEVELS:
-            raise ManifestError(f"is nested more than {_MOST_LEVELS} levels deep")
-        pods = min(place.pods * _replicas(place.value, key), _MOST_PODS)
+        if place.level == _MAX_LEVELS:
+            raise ManifestError(f"is nested more than {_MAX_LEVELS} levels deep")
+        pods = min(place.pods * _replicas(place.value, key), _MAX_PODS)
         yield _Place(one, key if isinstance(place.value, dict) else "", part or place.part, pods, place.level + 1)
 
 
@@ -121,4 +121,4 @@ def _of_group(place: Mapping[str, Any], key: str) -> int:
 
 def _count(place: Mapping[str, Any], key: str) -> int:
     found = place.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= _MOST_PODS else 1
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= _MAX_PODS else 1

@@ -19,7 +19,7 @@ Key = tuple[str, str, str]
 Values = frozenset[tuple[type, Any]]
 """Values of an attribute, each with its type, because values of different types never match."""
 _NONE: Final[Values] = frozenset()
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
     if len(named) < 2:
         return list(documents)
     if node not in named:
-        some = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+        some = ", ".join(named[:_MAX_NAMED]) + (", ..." if len(named) > _MAX_NAMED else "")
         alone = "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml"
         raise ManifestError(
             f"the ResourceSlices belong to {len(named)} nodes ({some}): select one of them with --node NAME, "

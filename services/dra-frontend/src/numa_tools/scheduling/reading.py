@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
-MOST_ITEMS: Final = 1024
+MAX_ITEMS: Final = 1024
 """Maximum number of entries of a list. The API's own limits are lower."""
 _KINDS: Final[Mapping[type, str]] = {
     str: "a string",
@@ -44,7 +44,7 @@ def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def items(
-    document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MOST_ITEMS
+    document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MAX_ITEMS
 ) -> tuple[T, ...]:
     """Applies ``read`` to each map of a list of at most ``most`` entries. Raises ManifestError with the path."""
     found = value(document, key, list, [])
@@ -64,7 +64,7 @@ def items(
 def texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Returns a list of strings. Raises ManifestError."""
     found = value(document, key, list, [])
-    if len(found) > MOST_ITEMS or not all(isinstance(one, str) for one in found):
+    if len(found) > MAX_ITEMS or not all(isinstance(one, str) for one in found):
         raise ManifestError(f"{key}: must be a list of strings")
     return tuple(found)
 

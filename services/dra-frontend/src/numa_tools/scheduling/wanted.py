@@ -11,12 +11,12 @@ from dra_frontend.allocation.claim import MAX_CONSTRAINTS, covers
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
 # Limits of lists that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
-_MOST_REQUESTS: Final = 32
-_MOST_ALTERNATIVES: Final = 8
-_MOST_SELECTORS: Final = 32
-_MOST_TOLERATIONS: Final = 16
-_MOST_CONFIGS: Final = 32
-_HIGHEST_COUNT: Final = 2**63 - 1
+_MAX_REQUESTS: Final = 32
+_MAX_ALTERNATIVES: Final = 8
+_MAX_SELECTORS: Final = 32
+_MAX_TOLERATIONS: Final = 16
+_MAX_CONFIGS: Final = 32
+_MAX_COUNT: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
     spec = mapping(document, "spec")
     return DeviceClass(
         name=value(mapping(document, "metadata"), "name", str),
-        selectors=items(spec, "selectors", _expression, _MOST_SELECTORS),
-        configs=items(spec, "config", lambda config: config, _MOST_CONFIGS),
+        selectors=items(spec, "selectors", _expression, _MAX_SELECTORS),
+        configs=items(spec, "config", lambda config: config, _MAX_CONFIGS),
         extended_resource=value(spec, "extendedResourceName", str, ""),
     )
 
@@ -106,7 +106,7 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
 def read_wanted(spec: Mapping[str, Any]) -> Wanted:
     """Parses the ``spec`` of a ResourceClaim. Raises ManifestError."""
     devices = mapping(spec, "devices")
-    requests = items(devices, "requests", _request, _MOST_REQUESTS)
+    requests = items(devices, "requests", _request, _MAX_REQUESTS)
     names = [request.name for request in requests]
     constraints = items(devices, "constraints", _constraint, MAX_CONSTRAINTS)
     known = {*names, *(wish.name for request in requests for wish in request.wishes)}
@@ -115,7 +115,7 @@ def read_wanted(spec: Mapping[str, Any]) -> Wanted:
             raise ManifestError(f"constraints[{place}].requests: the claim has no request {unknown[0]}")
     if len(set(names)) < len(names):
         raise ManifestError("requests: two requests have the same name")
-    return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MOST_CONFIGS))
+    return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MAX_CONFIGS))
 
 
 def _expression(selector: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ def _request(document: Mapping[str, Any]) -> Request:
         def wish(sub: Mapping[str, Any]) -> Wish:
             return _wish(f"{name}/{value(sub, 'name', str)}", sub)
 
-        return Request(name, items(document, "firstAvailable", wish, _MOST_ALTERNATIVES))
+        return Request(name, items(document, "firstAvailable", wish, _MAX_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
         form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside exactly" if old else ""
@@ -144,15 +144,15 @@ def _wish(name: str, document: Mapping[str, Any]) -> Wish:
     if value(document, "adminAccess", bool, False):
         raise ManifestError(f"{name}: adminAccess: is not simulated; such a request allocates no device")
     count = value(document, "count", int, 1)
-    if not 1 <= count <= _HIGHEST_COUNT:
+    if not 1 <= count <= _MAX_COUNT:
         raise ManifestError(f"{name}: count: must be a positive 64-bit number")
     return Wish(
         name=name,
         device_class=value(document, "deviceClassName", str),
-        selectors=items(document, "selectors", _expression, _MOST_SELECTORS),
+        selectors=items(document, "selectors", _expression, _MAX_SELECTORS),
         capacity=quantities(mapping(document, "capacity"), "requests"),
         count=None if mode == "All" else count,
-        tolerations=items(document, "tolerations", _toleration, _MOST_TOLERATIONS),
+        tolerations=items(document, "tolerations", _toleration, _MAX_TOLERATIONS),
     )
 
 

@@ -5,12 +5,12 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from numa_contract.cpuset import HIGHEST_CPU
+from numa_contract.cpuset import MAX_CPU
 from numa_contract.errors import MalformedError
 
 _GROUP_BITS: Final = 32
 _MASK: Final = re.compile(r"[0-9a-f]{1,8}(,[0-9a-f]{8})*", re.ASCII)
-_MAX_LENGTH: Final = HIGHEST_CPU // 4 + HIGHEST_CPU // _GROUP_BITS + 2
+_MAX_LENGTH: Final = MAX_CPU // 4 + MAX_CPU // _GROUP_BITS + 2
 
 
 def parse_mask(text: str) -> frozenset[int]:

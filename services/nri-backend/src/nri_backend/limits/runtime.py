@@ -21,7 +21,7 @@ _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"
 # PATH_MAX (linux/limits.h). The directory of a slice repeats its name for each of its parts, so a name of 32 KB would
 # expand to 256 MB.
-_LONGEST_PATH: Final = 4096
+_MAX_PATH: Final = 4096
 _SHOWN: Final = 80
 
 
@@ -105,8 +105,8 @@ def cgroup_directory(path: str) -> str:
     The path is ``slice:prefix:id`` for a container under the systemd driver, a slice name or a path for a pod, and a
     path for a container under the cgroupfs driver.
     """
-    if len(path) > _LONGEST_PATH:
-        raise CgroupPathError(f"{path[:_SHOWN]}...", f"is longer than {_LONGEST_PATH} characters")
+    if len(path) > _MAX_PATH:
+        raise CgroupPathError(f"{path[:_SHOWN]}...", f"is longer than {_MAX_PATH} characters")
     slice_name, below = "", path
     if path.count(":") == 2:
         parent, prefix, name = path.split(":")

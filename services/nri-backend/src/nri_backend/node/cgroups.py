@@ -22,7 +22,7 @@ from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
-MOST_CHILDREN: Final = 4096
+MAX_CHILDREN: Final = 4096
 """Maximum number of children of a cgroup that are listed; a node has a few hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 _ATTRIBUTE: Final = "user.dra-driver-numa"
@@ -259,19 +259,19 @@ class CgroupTree:
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup, or none if it does not exist.
 
-        Raises CgroupAccessError if they cannot be read, or if there are more than MOST_CHILDREN, since callers need the
+        Raises CgroupAccessError if they cannot be read, or if there are more than MAX_CHILDREN, since callers need the
         complete list.
         """
         try:
             with os.scandir(f"{self.root}/{path}") as entries:
                 directories = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-                found = list(islice(directories, MOST_CHILDREN + 1))
+                found = list(islice(directories, MAX_CHILDREN + 1))
         except OSError as error:
             if error.errno in _GONE:
                 return []
             raise access_error(error, f"{self.root}/{path}", error.strerror or repr(error)) from error
-        if len(found) > MOST_CHILDREN:
-            raise CgroupAccessError(f"{self.root}/{path}", f"has more than {MOST_CHILDREN} cgroups")
+        if len(found) > MAX_CHILDREN:
+            raise CgroupAccessError(f"{self.root}/{path}", f"has more than {MAX_CHILDREN} cgroups")
         return found
 
     def populated(self, path: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 
 from nri_backend.node.cgroups import Seen
 
-_MOST_BYTES: Final = 1 << 12
+_MAX_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
 """Maximum number of files that stay open in one cache. It is lower if a quarter of the process's limit of open files is
 lower. For most containers one file is read."""
@@ -121,7 +121,7 @@ class FileCache:
         known = {key: descriptor for key, descriptor in descriptors.items() if descriptor is not None}
         rest = {key: path for key, path in paths.items() if key not in known} if len(known) < len(paths) else {}
         try:
-            found = dict(zip(known, map(os.pread, known.values(), repeat(_MOST_BYTES), repeat(0)), strict=True))
+            found = dict(zip(known, map(os.pread, known.values(), repeat(_MAX_BYTES), repeat(0)), strict=True))
         except OSError:
             # One of the cgroups was removed.
             return self._contents_of_each(paths, name)
@@ -142,7 +142,7 @@ class FileCache:
                     if free > 0:
                         descriptor = self._open_for(reading, file)
                         free -= 1
-                content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MOST_BYTES, 0)
+                content = self._read(path, name) if descriptor is None else os.pread(descriptor, _MAX_BYTES, 0)
             except OSError:
                 content = None
             if reading.closed:
@@ -181,7 +181,7 @@ class FileCache:
     def _are_same(comparison: _Comparison) -> bool:
         """Compares the open files. Returns False as well if one of them cannot be read."""
         try:
-            return list(map(os.pread, comparison.descriptors, repeat(_MOST_BYTES), repeat(0))) == comparison.contents
+            return list(map(os.pread, comparison.descriptors, repeat(_MAX_BYTES), repeat(0))) == comparison.contents
         except OSError:
             # The kernel returns ENODEV for an open file whose cgroup was removed.
             return False
@@ -210,7 +210,7 @@ class FileCache:
             for file, data in reading.seen.items():
                 if (descriptor := reading.opened.get(file)) is None:
                     descriptor = self._open_for(reading, file)
-                if os.pread(descriptor, _MOST_BYTES, 0) != data:
+                if os.pread(descriptor, _MAX_BYTES, 0) != data:
                     return False
         except OSError:
             # The kernel returns ENODEV for an open file whose cgroup was removed.
@@ -252,6 +252,6 @@ class FileCache:
         except FileNotFoundError:
             return None
         try:
-            return os.read(descriptor, _MOST_BYTES)
+            return os.read(descriptor, _MAX_BYTES)
         finally:
             os.close(descriptor)

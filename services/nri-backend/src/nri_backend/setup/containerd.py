@@ -19,7 +19,7 @@ from typing import Any, Final
 from numa_contract.errors import shown
 from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, same_place
 from numa_node.runtimes.settings import (
-    LEAST_SECONDS,
+    MIN_SECONDS,
     NEEDED,
     REQUIRE_PLUGIN,
     SETTINGS,
@@ -51,7 +51,7 @@ class Change:
 def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Change]:
     """Returns the keys that must be changed, in the order of sections. Disabled plugins are left out."""
     changes = _changes(NEEDED, dump, cdi_dir)
-    for key, seconds in LEAST_SECONDS.items():
+    for key, seconds in MIN_SECONDS.items():
         found = dump.value(NRI, key)
         changes.append(Change((NRI, key), _at_least(found, seconds), found))
     if require_plugin and dump.can_require_plugins:

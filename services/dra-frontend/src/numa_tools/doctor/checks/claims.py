@@ -20,7 +20,7 @@ from numa_tools.causes import REFUSED, cause_of
 from numa_tools.doctor.facts import Claims, Document, Service
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 _ALLOCATE: Final = "allocate the hugepages again with dra-frontend provision, docs/memory.md"
 _ONLINE: Final = "bring the memory online again (/sys/devices/system/memory)"
 _COLUMNS: Final = (
@@ -42,7 +42,7 @@ def _running(service: Service) -> list[ContainerReport]:
 
 
 def _readable(claims: Claims) -> Iterator[Finding]:
-    for name, text in list(claims.problems.items())[:_MOST_SHOWN]:
+    for name, text in list(claims.problems.items())[:_MAX_SHOWN]:
         if not name:
             remedy = "mount the node's cdiDir into the driver's pod (the chart's volume cdi), or correct cdiDir"
             yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
@@ -70,7 +70,7 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
         yield unknown(service)
         return
     named = {cdi_file_name(record.driver, record.claim.uid): record for record in service.records}
-    for name, text in list(service.quarantine.items())[:_MOST_SHOWN]:
+    for name, text in list(service.quarantine.items())[:_MAX_SHOWN]:
         if name not in claims.problems:
             record = named.get(name)
             yield problem(
@@ -84,7 +84,7 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
 
 def _pods(record: AllocationRecord) -> str:
     """Returns the pods of a claim, for a remedy."""
-    names = [f"{record.claim.namespace}/{one.name}" for one in record.reserved_for[:_MOST_SHOWN]]
+    names = [f"{record.claim.namespace}/{one.name}" for one in record.reserved_for[:_MAX_SHOWN]]
     return ", ".join(names) or f"of claim {_name(record)}"
 
 
@@ -138,7 +138,7 @@ def _used(service: Service) -> Iterator[Finding]:
     used = {(use.driver, use.uid) for one in _running(service) for use in one.claims + one.unknown_claims}
     idle = [record for record in service.records if (record.driver, record.claim.uid) not in used]
     if idle:
-        names = ", ".join(sorted({_name(record) for record in idle})[:_MOST_SHOWN])
+        names = ", ".join(sorted({_name(record) for record in idle})[:_MAX_SHOWN])
         yield note(
             f"No container runs for the prepared claims {names}.",
             "their CPUs and memory are allocated but unused; a pod that is starting or crashing looks the same",
@@ -149,7 +149,7 @@ def _used(service: Service) -> Iterator[Finding]:
 def _recorded(service: Service) -> Iterator[Finding]:
     for one in _running(service):
         if one.unknown_claims:
-            uids = ", ".join(use.uid for use in one.unknown_claims[:_MOST_SHOWN])
+            uids = ", ".join(use.uid for use in one.unknown_claims[:_MAX_SHOWN])
             yield problem(
                 f"{_pod(one)} names claims without a record: {uids}.",
                 "its allocation is uncertain, and no new claim gets CPUs until it is known",
@@ -160,14 +160,14 @@ def _recorded(service: Service) -> Iterator[Finding]:
 
 
 def _started(service: Service) -> Iterator[Finding]:
-    for one in [one for one in service.containers if one.refused][:_MOST_SHOWN]:
+    for one in [one for one in service.containers if one.refused][:_MAX_SHOWN]:
         remedy = cause_of(one.refused_code, REFUSED).remedy
         yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 
 def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
     daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay"
-    for one in [one for one in _running(service) if one.fallback_reason][:_MOST_SHOWN]:
+    for one in [one for one in _running(service) if one.fallback_reason][:_MAX_SHOWN]:
         yield problem(
             f"The kernel does not isolate the CPUs of {_pod(one)}: {one.fallback_reason}.",
             f"the shared pool keeps containers off them; {daemons}",

@@ -16,7 +16,7 @@ from numa_tools.doctor.facts import Document, Right, Service, Trial
 from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
-_MOST_SECONDS: Final = 30.0
+_MAX_SECONDS: Final = 30.0
 """Maximum difference between clocks. Tokens are valid from the moment they are issued."""
 _ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
@@ -87,7 +87,7 @@ def _gates_off(trial: Trial) -> set[str]:
 
 
 def _clock(trial: Trial) -> Iterator[Finding]:
-    if abs(trial.server_ahead) > _MOST_SECONDS:
+    if abs(trial.server_ahead) > _MAX_SECONDS:
         yield problem(
             f"The clocks of this node and of the API server differ by {abs(trial.server_ahead):.0f} s.",
             "tokens and certificates may seem expired or not yet valid, and times of Events are misleading",
@@ -222,7 +222,7 @@ CHECKS: Final = (
     Check("api.node", "The Node object of this name exists.", ("node", "server"), _node, always=True),
     Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),
     Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
-    Check("api.clock", f"The API server's clock is within {_MOST_SECONDS:.0f} s of this node's.", ("trial",), _clock),
+    Check("api.clock", f"The API server's clock is within {_MAX_SECONDS:.0f} s of this node's.", ("trial",), _clock),
     Check("api.classes", "A DeviceClass exists for each kind of device.", ("classes", "machine"), _classes),
     Check("api.rights", "RBAC grants the driver all rights that it needs.", ("rights",), _rights),
     Check(

@@ -11,13 +11,13 @@ from numa_contract.pagesize import kubernetes_page_size
 from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Service, Space
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
-_LEAST_BYTES: Final = 16 << 20
+_MIN_BYTES: Final = 16 << 20
 """Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most this much."""
-_LEAST_FILES: Final = 1024
-_LEAST_OPEN: Final = 4096
+_MIN_FILES: Final = 1024
+_MIN_OPEN: Final = 4096
 """Minimum limit of open files per process. Each kubelet call, connection and watch takes one, and so do 500 cgroups."""
 _FULL: Final = 0.9
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 
 
 def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]:
@@ -57,7 +57,7 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
     workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
     evidence = []
     if there:
-        numbers = ", ".join(map(str, there[:_MOST_SHOWN])) + (", ..." if len(there) > _MOST_SHOWN else "")
+        numbers = ", ".join(map(str, there[:_MAX_SHOWN])) + (", ..." if len(there) > _MAX_SHOWN else "")
         evidence.append(f"{len(there)} device interrupts arrive there: {numbers}")
     if workers:
         evidence.append(f"unbound kernel workers may run on CPUs {format_cpu_list(workers)}")
@@ -109,19 +109,19 @@ def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iter
 
 
 def _full(space: Space) -> Iterator[str]:
-    if space.free_bytes < _LEAST_BYTES:
+    if space.free_bytes < _MIN_BYTES:
         yield f"{space.free_bytes >> 10} KiB are left for {space.path}"
-    if space.free_files is not None and space.free_files < _LEAST_FILES:
+    if space.free_files is not None and space.free_files < _MIN_FILES:
         yield f"{space.free_files} files can still be created in the file system of {space.path}"
 
 
 def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
     hard = open_files[1]
-    if 0 <= hard < _LEAST_OPEN:
+    if 0 <= hard < _MIN_OPEN:
         yield problem(
             f"A process of this container may have at most {hard} open files.",
             "the services raise their soft limit to the hard one; a lower one makes them fail on a busy node",
-            f"set LimitNOFILE of the container runtime's unit to {_LEAST_OPEN} or more, restart it, delete this pod",
+            f"set LimitNOFILE of the container runtime's unit to {_MIN_OPEN} or more, restart it, delete this pod",
         )
 
 
@@ -149,6 +149,6 @@ CHECKS: Final = (
         _room,
         always=True,
     ),
-    Check("host.own-files", f"A process may open {_LEAST_OPEN} files.", ("open_files",), _own_files),
+    Check("host.own-files", f"A process may open {_MIN_OPEN} files.", ("open_files",), _own_files),
     Check("host.node-files", "The node is not short of open files.", ("kernel",), _node_files),
 )

@@ -16,7 +16,7 @@ from numa_tools.doctor.facts import Document, KubeletConfig
 from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
-_MOST_BEHIND: Final = 3
+_MAX_BEHIND: Final = 3
 """Number of minor releases that a kubelet may lag behind the API server (version skew policy)."""
 _GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
@@ -41,9 +41,9 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
     if ours and ours < _OLDEST:
         why = "dynamic resource allocation is stable since Kubernetes 1.34; older kubelets use another protocol"
         yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
-    elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MOST_BEHIND:
+    elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
-        which = "newer than" if newer else f"more than {_MOST_BEHIND} releases behind"
+        which = "newer than" if newer else f"more than {_MAX_BEHIND} releases behind"
         why = "Kubernetes does not support this version skew; fields of claims may be lost"
         remedy = f"update the {'API server' if newer else 'node'}, which is older"
         yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, remedy)

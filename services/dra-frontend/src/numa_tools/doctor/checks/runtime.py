@@ -8,7 +8,7 @@ from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import UndeterminedError, same_place
-from numa_node.runtimes.settings import CRI_O, LEAST_SECONDS, NEEDED, OLDEST, required_value
+from numa_node.runtimes.settings import CRI_O, MIN_SECONDS, NEEDED, OLDEST, required_value
 
 from numa_tools.doctor.facts import Document
 from numa_tools.doctor.model import Check, Finding, Level, Unread, problem, unknown
@@ -125,9 +125,9 @@ def _timeouts(backend: BackendStatus) -> Iterator[Finding]:
         "plugin_request_timeout": backend.request_timeout,
         "plugin_registration_timeout": backend.registration_timeout,
     }
-    short = {key: seconds for key, seconds in given.items() if seconds is not None and seconds < LEAST_SECONDS[key]}
+    short = {key: seconds for key, seconds in given.items() if seconds is not None and seconds < MIN_SECONDS[key]}
     if short:
-        needed = " and ".join(f"{key} to {LEAST_SECONDS[key]}s" for key in short)
+        needed = " and ".join(f"{key} to {MIN_SECONDS[key]}s" for key in short)
         yield problem(
             "The runtime waits less long for plugins than by default.",
             "; ".join(_TIMEOUT_EFFECTS[key] for key in short),

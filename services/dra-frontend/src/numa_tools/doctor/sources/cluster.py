@@ -27,7 +27,7 @@ from numa_tools.doctor.facts import Document, Trial
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.sources.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
 
-_MOST_CLAIMS: Final = 100
+_MAX_CLAIMS: Final = 100
 """Maximum number of prepared claims to look up."""
 _KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
 _ELSEWHERE: Final = Unread(
@@ -71,7 +71,7 @@ class Cluster:
     async def claims(self, records: Sequence[AllocationRecord]) -> dict[str, Document | None]:
         """Returns the claims of records by UID, or None for a claim that was deleted or replaced."""
         found: dict[str, Document | None] = {}
-        for record in records[:_MOST_CLAIMS]:
+        for record in records[:_MAX_CLAIMS]:
             wanted = record.claim
             if wanted.uid in found:
                 continue

@@ -13,7 +13,7 @@ from numa_tools.doctor.facts import Claims, RunDirectory, Space
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.sources.endpoint import is_served
 
-_MOST_ENTRIES: Final = 256
+_MAX_ENTRIES: Final = 256
 
 
 def read_space(path: Path) -> Space:
@@ -27,7 +27,7 @@ def read_run_directory(path: Path) -> RunDirectory | Unread:
     try:
         mode = path.stat().st_mode & 0o7777
         instances = {}
-        for entry in sorted(path.iterdir())[:_MOST_ENTRIES]:
+        for entry in sorted(path.iterdir())[:_MAX_ENTRIES]:
             if not entry.is_symlink() and (entry / STATE_SOCKET).is_socket():
                 instances[entry.name] = is_served(entry / STATE_SOCKET)
         link = path / STATE_SOCKET

@@ -16,7 +16,7 @@ from numa_tools.doctor.facts import Cgroups, Kernel
 from numa_tools.doctor.model import Unread
 
 _SLICES: Final = ("system.slice", "user.slice", "init.scope")
-_MOST_INTERRUPTS: Final = 16384
+_MAX_INTERRUPTS: Final = 16384
 _NO_HANDLERS: Final = {
     *("smp_affinity", "smp_affinity_list", "effective_affinity", "effective_affinity_list"),
     *("affinity_hint", "node", "spurious"),
@@ -64,7 +64,7 @@ def _boot_cpus(reader: Reader, name: str) -> frozenset[int]:
 
 def _interrupts(reader: Reader, tree: FileTree) -> dict[int, frozenset[int]]:
     found = {}
-    for number, name in list((reader.names("/proc/irq", r"(\d{1,7})") or {}).items())[:_MOST_INTERRUPTS]:
+    for number, name in list((reader.names("/proc/irq", r"(\d{1,7})") or {}).items())[:_MAX_INTERRUPTS]:
         if set(tree.names(f"/proc/irq/{name}") or ()) <= _NO_HANDLERS:
             continue
         for file in ("effective_affinity_list", "smp_affinity_list"):

@@ -37,7 +37,7 @@ from numa_tools.doctor.sources.kubelet_launch import find_launch
 from numa_tools.doctor.sources.processes import START_SLACK_SECONDS
 
 _STATES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _ASK: Final = (
     "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints all of it, and --kubelet-config reads that; "
     "kubectl numa doctor {node} does both"
@@ -79,8 +79,8 @@ def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
     """Returns the configuration in an archive of ``gather``, or None if the host root is not an archive."""
     path = Path(host_root, KUBELET)
     try:
-        data = read_regular(str(path), _MOST_BYTES)
-        return unarchived(parse_json(data, _MOST_BYTES, "kubelet's configuration", path.name))
+        data = read_regular(str(path), _MAX_BYTES)
+        return unarchived(parse_json(data, _MAX_BYTES, "kubelet's configuration", path.name))
     except (OSError, ConfigError, MalformedError):
         return None
 
@@ -179,8 +179,8 @@ def _states(files: HostFiles, root: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for manager, name in _STATES.items():
         try:
-            data = files.data(f"{root}/{name}", _MOST_BYTES) or b""
-            policy = parse_json(data, _MOST_BYTES, "kubelet state", name)["policyName"]
+            data = files.data(f"{root}/{name}", _MAX_BYTES) or b""
+            policy = parse_json(data, _MAX_BYTES, "kubelet state", name)["policyName"]
         except (UnseenError, MalformedError, TypeError, KeyError):
             continue
         if isinstance(policy, str) and policy:

@@ -16,13 +16,13 @@ from numa_node.files import read_regular
 
 from numa_tools.doctor.kubelet_config import API_VERSION, KIND
 
-_MOST_BYTES: Final = 256 << 10
+_MAX_BYTES: Final = 256 << 10
 """Maximum size of one file. A KubeletConfiguration fills about one screen."""
-_MOST_IN_ALL: Final = 4 << 20
+_MAX_IN_ALL: Final = 4 << 20
 """Maximum size of all files together."""
-_MOST_DROP_INS: Final = 256
-_MOST_ENTRIES: Final = 4096
-_MOST_LEVELS: Final = 16
+_MAX_DROP_INS: Final = 256
+_MAX_ENTRIES: Final = 4096
+_MAX_LEVELS: Final = 16
 _SUFFIX: Final = ".conf"
 
 
@@ -35,7 +35,7 @@ class HostFiles:
 
     def __init__(self, host_root: str) -> None:
         self.root = host_root
-        self._left = _MOST_IN_ALL
+        self._left = _MAX_IN_ALL
         self.changed: dict[str, float] = {}
         """Modification time of each file and directory that was read, in seconds since the epoch."""
 
@@ -46,7 +46,7 @@ class HostFiles:
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 
-    def data(self, path: str, most_bytes: int = _MOST_BYTES) -> bytes | None:
+    def data(self, path: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
         """Returns the content of a file, or None if it does not exist. Raises UnseenError."""
         try:
             real = self.where(path)
@@ -61,7 +61,7 @@ class HostFiles:
             raise UnseenError(f"{path[:200]!r} is not a path: {error}") from error
         return data
 
-    def text(self, path: str, most_bytes: int = _MOST_BYTES) -> str | None:
+    def text(self, path: str, most_bytes: int = _MAX_BYTES) -> str | None:
         """Returns the text of a file, or None if it does not exist. Raises UnseenError."""
         data = self.data(path, most_bytes)
         try:
@@ -69,7 +69,7 @@ class HostFiles:
         except UnicodeDecodeError as error:
             raise UnseenError(f"{path} is not UTF-8: {error.reason}") from error
 
-    def names(self, path: str, most: int = _MOST_ENTRIES) -> list[str]:
+    def names(self, path: str, most: int = _MAX_ENTRIES) -> list[str]:
         """Returns the names in a directory in the order of Go's os.ReadDir. Raises UnseenError.
 
         A directory that does not exist has no names.
@@ -107,17 +107,17 @@ class HostFiles:
         if mode is None:
             raise UnseenError(f"{directory} does not exist, and the kubelet does not start without it")
         if stat.S_ISDIR(mode):
-            yield from self._walk(directory, _MOST_LEVELS, [_MOST_ENTRIES])
+            yield from self._walk(directory, _MAX_LEVELS, [_MAX_ENTRIES])
 
     def _walk(self, directory: str, levels: int, left: list[int]) -> Iterator[str]:
         if not levels:
-            raise UnseenError(f"{directory} is nested more than {_MOST_LEVELS} directories deep")
+            raise UnseenError(f"{directory} is nested more than {_MAX_LEVELS} directories deep")
         names = self.names(directory)
         self._remember(directory, self.where(directory))
         for name in names:
             left[0] -= 1
             if left[0] < 0:
-                raise UnseenError(f"{directory}: the drop-in directory has more than {_MOST_ENTRIES} entries")
+                raise UnseenError(f"{directory}: the drop-in directory has more than {_MAX_ENTRIES} entries")
             path = f"{directory}/{name}"
             if stat.S_ISDIR(self._mode(path) or 0):
                 yield from self._walk(path, levels - 1, left)
@@ -139,8 +139,8 @@ class HostFiles:
 def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields path and content of each drop-in. Raises UnseenError, also if the kubelet would reject a drop-in."""
     for number, path in enumerate(files.drop_ins(directory)):
-        if number >= _MOST_DROP_INS:
-            raise UnseenError(f"{directory} has more than {_MOST_DROP_INS} drop-ins")
+        if number >= _MAX_DROP_INS:
+            raise UnseenError(f"{directory} has more than {_MAX_DROP_INS} drop-ins")
         document = files.document(path)
         if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
             raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, and the kubelet does not start with it")
@@ -150,6 +150,6 @@ def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[
 def _json_or_yaml(data: bytes, path: str) -> Any:
     """Parses a text that begins with a brace: JSON, or YAML in flow style."""
     try:
-        return parse_json(data, _MOST_BYTES, "file", path)
+        return parse_json(data, _MAX_BYTES, "file", path)
     except MalformedError:
         return parse_yaml(data, path)

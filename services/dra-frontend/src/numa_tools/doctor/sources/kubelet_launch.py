@@ -22,8 +22,8 @@ from numa_tools.doctor.sources.kubelet_files import HostFiles, UnseenError
 from numa_tools.doctor.sources.processes import find_processes
 from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
 
-_MOST_UNIT_BYTES: Final = 256 << 10
-_MOST_DROP_INS: Final = 64
+_MAX_UNIT_BYTES: Final = 256 << 10
+_MAX_DROP_INS: Final = 64
 _PROGRAMS: Final = ("kubelet", "kubelite")
 """Names of programs that contain the kubelet. The second one is MicroK8s' program."""
 _UNIT: Final = "kubelet.service"
@@ -109,7 +109,7 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
     environment: dict[str, str] = {}
     for file in service.files:
         path = file.removeprefix("-")
-        text = files.text(path, _MOST_UNIT_BYTES)
+        text = files.text(path, _MAX_UNIT_BYTES)
         if text is None and not file.startswith("-"):
             raise UnitError(f"its environment file {path} is not visible")
         environment |= parse_environment(text or "")
@@ -127,19 +127,19 @@ def _unit_texts(files: HostFiles, unit: str) -> list[str]:
         for name in files.names(f"{place}/{unit}.d"):
             if name.endswith(".conf"):
                 drop_ins.setdefault(name, f"{place}/{unit}.d/{name}")
-    if len(drop_ins) > _MOST_DROP_INS:
-        raise UnseenError(f"{unit} has more than {_MOST_DROP_INS} drop-ins")
+    if len(drop_ins) > _MAX_DROP_INS:
+        raise UnseenError(f"{unit} has more than {_MAX_DROP_INS} drop-ins")
     return [fragment, *(_unit_text(files, drop_ins[name]) or "" for name in sorted(drop_ins))]
 
 
 def _unit_text(files: HostFiles, path: str) -> str | None:
-    return files.text(path, _MOST_UNIT_BYTES)
+    return files.text(path, _MAX_UNIT_BYTES)
 
 
 def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
     """Returns the arguments in MicroK8s' file, one per line, with the variables of the snap replaced."""
     try:
-        text = files.text(path, _MOST_UNIT_BYTES)
+        text = files.text(path, _MAX_UNIT_BYTES)
     except UnseenError as error:
         return Launch(path, (), str(error))
     if text is None:
@@ -201,7 +201,7 @@ def _rancher_settings(files: HostFiles, rancher: Rancher, given: tuple[str, ...]
     directory = f"{path}.d"
     drop_ins = [f"{directory}/{name}" for name in files.names(directory) if name.endswith((".yaml", ".yml"))]
     settings: dict[str, Any] = {}
-    for one in [path, *drop_ins[:_MOST_DROP_INS]]:
+    for one in [path, *drop_ins[:_MAX_DROP_INS]]:
         document = files.document(one)
         for key, value in document.items() if isinstance(document, dict) else ():
             name = str(key).removesuffix("+")
@@ -231,7 +231,7 @@ def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | Non
     origins, arguments = [], []
     for path in (one.replace(ROOT, root) for one in ENVIRONMENT_FILES):
         try:
-            text = files.text(path, _MOST_UNIT_BYTES)
+            text = files.text(path, _MAX_UNIT_BYTES)
             variables = parse_environment(text or "")
             flags = [word for name, one in variables.items() if name.startswith(VARIABLES) for word in words(one)]
         except (UnitError, UnseenError) as error:

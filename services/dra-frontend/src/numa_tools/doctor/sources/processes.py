@@ -16,8 +16,8 @@ from numa_node.files import read_regular
 
 START_SLACK_SECONDS: Final = 2.0
 """Uncertainty of a process's start time, because the kernel reports the boot time in whole seconds."""
-_MOST_PROCESSES: Final = 1 << 17
-_MOST_BYTES: Final = 2 << 20
+_MAX_PROCESSES: Final = 1 << 17
+_MAX_BYTES: Final = 2 << 20
 """Maximum size of a file of a process. execve(2) accepts a command line of 2 MiB with the default stack limit."""
 _TICKS: Final = 100
 """USER_HZ, the unit of times in /proc/PID/stat."""
@@ -44,8 +44,8 @@ class Process:
 def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Process]:
     """Yields the processes of these programs by PID. Raises HostTreeError if /proc is too large."""
     numbers = [name for name in tree.names("/proc") or () if name.isascii() and name.isdigit()]
-    if len(numbers) > _MOST_PROCESSES:
-        raise HostTreeError("/proc", f"has more than {_MOST_PROCESSES} processes")
+    if len(numbers) > _MAX_PROCESSES:
+        raise HostTreeError("/proc", f"has more than {_MAX_PROCESSES} processes")
     for number in sorted(numbers, key=int):
         program = _text(tree, number, "comm").strip()
         if program not in programs:
@@ -72,7 +72,7 @@ def _text(tree: HostTree, number: str, name: str) -> str:
     try:
         path = tree.real(posixpath.join("/proc", number, name))
         # Invalid UTF-8 is replaced: such a path is then not found, but findings remain printable.
-        return read_regular(path, _MOST_BYTES, follow=True).decode(errors="replace")
+        return read_regular(path, _MAX_BYTES, follow=True).decode(errors="replace")
     except (OSError, ValueError, HostTreeError):
         return ""
 

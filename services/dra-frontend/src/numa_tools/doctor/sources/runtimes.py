@@ -31,11 +31,11 @@ ELSEWHERE: Final = (
     "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
     "dra-frontend doctor --host-root /host"
 )
-_MOST_FILES: Final = 64
-_MOST_IMPORTS: Final = 256
-_MOST_BYTES: Final = 1 << 20
-_MOST_GIVEN: Final = 4 << 20
-_MOST_TOGETHER: Final = 4 << 20
+_MAX_FILES: Final = 64
+_MAX_IMPORTS: Final = 256
+_MAX_BYTES: Final = 1 << 20
+_MAX_GIVEN: Final = 4 << 20
+_MAX_TOGETHER: Final = 4 << 20
 """Maximum number of characters in all files of a runtime."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
@@ -61,9 +61,9 @@ def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | 
     """Reads the settings that a runtime printed from a file; ``-`` is standard input. Raises ConfigError."""
     try:
         # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
-        data = sys.stdin.buffer.read(_MOST_GIVEN + 1) if path == "-" else read_regular(path, _MOST_GIVEN, follow=True)
-        if len(data) > _MOST_GIVEN:
-            raise RuntimeConfigError(f"has more than {_MOST_GIVEN >> 20} MiB")
+        data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
+        if len(data) > _MAX_GIVEN:
+            raise RuntimeConfigError(f"has more than {_MAX_GIVEN >> 20} MiB")
         return given_runtime(data.decode(errors="replace"), reported)
     except OSError as error:
         raise ConfigError(path, [error.strerror or str(error)]) from error
@@ -95,7 +95,7 @@ class _Files:
         self._tree = tree
         self.documents: list[tuple[str, dict[str, Any]]] = []
         self.fault = ""
-        self._left = _MOST_TOGETHER
+        self._left = _MAX_TOGETHER
 
     def containerd(self, config: str) -> None:
         """Reads config.toml and its imports, breadth first."""
@@ -108,14 +108,14 @@ class _Files:
                     return
                 if document is None:
                     raise UndeterminedError(f"{imported[path]} imports {path}, which does not exist")
-                if len(patterns := imports_of(path, document)) > _MOST_IMPORTS:
-                    raise UndeterminedError(f"{path} imports more than {_MOST_IMPORTS} patterns")
+                if len(patterns := imports_of(path, document)) > _MAX_IMPORTS:
+                    raise UndeterminedError(f"{path} imports more than {_MAX_IMPORTS} patterns")
                 for pattern in patterns:
                     new = [one for one in _matching(self._tree, pattern) if one not in imported]
                     pending += new
                     imported |= dict.fromkeys(new, path)
-                if len(imported) > _MOST_IMPORTS:
-                    raise UndeterminedError(f"{config} imports more than {_MOST_IMPORTS} files")
+                if len(imported) > _MAX_IMPORTS:
+                    raise UndeterminedError(f"{config} imports more than {_MAX_IMPORTS} files")
         except (UndeterminedError, HostTreeError) as error:
             self.fault = str(error)
 
@@ -129,13 +129,13 @@ class _Files:
             self.fault = str(error)
 
     def _document(self, path: str) -> dict[str, Any] | None:
-        if len(self.documents) >= _MOST_FILES:
-            raise UndeterminedError(f"there are more than {_MOST_FILES} files; {path} was not read")
+        if len(self.documents) >= _MAX_FILES:
+            raise UndeterminedError(f"there are more than {_MAX_FILES} files; {path} was not read")
         if (text := _text(self._tree, path)) is None:
             return None
         self._left -= len(text)
         if self._left < 0:
-            raise UndeterminedError(f"the files have more than {_MOST_TOGETHER >> 20} MiB; {path} was not read")
+            raise UndeterminedError(f"the files have more than {_MAX_TOGETHER >> 20} MiB; {path} was not read")
         try:
             document = parse_toml(text)
         except ValueError as error:
@@ -147,7 +147,7 @@ class _Files:
 def _text(tree: HostTree, path: str) -> str | None:
     """Returns the text of a file, or None if it does not exist. Raises UndeterminedError."""
     try:
-        return read_regular(tree.real(path), _MOST_BYTES, follow=True).decode()
+        return read_regular(tree.real(path), _MAX_BYTES, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -176,8 +176,8 @@ def _matching(tree: HostTree, pattern: str) -> list[str]:
             continue
         expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
         found = [f"{one}/{name}" for one in found for name in tree.names(one) or () if expression.fullmatch(name)]
-        if len(found) > _MOST_IMPORTS:
-            raise UndeterminedError(f"the pattern {pattern} in imports matches more than {_MOST_IMPORTS} files")
+        if len(found) > _MAX_IMPORTS:
+            raise UndeterminedError(f"the pattern {pattern} in imports matches more than {_MAX_IMPORTS} files")
     return found
 
 
@@ -192,8 +192,8 @@ def _below(tree: HostTree, directory: str) -> Iterator[str]:
                 yield path
             continue
         seen += len(names)
-        if seen > _MOST_IMPORTS:
-            raise UndeterminedError(f"{directory} has more than {_MOST_IMPORTS} files")
+        if seen > _MAX_IMPORTS:
+            raise UndeterminedError(f"{directory} has more than {_MAX_IMPORTS} files")
         pending += [f"{path}/{name}" for name in reversed(names)]
 
 
@@ -218,7 +218,7 @@ def _stray(tree: HostTree, documents: Documents) -> tuple[str, ...]:
     read = {path for path, _ in documents}
     try:
         others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
-        return tuple(one for one in others[:_MOST_FILES] if one not in read and _is_ours(_text(tree, one) or ""))
+        return tuple(one for one in others[:_MAX_FILES] if one not in read and _is_ours(_text(tree, one) or ""))
     except (UndeterminedError, HostTreeError):
         return ()
 

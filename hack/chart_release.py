@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completes the chart for a release, and lists what the packaged chart contains.
+"""Completes the chart for a release, and prints the SBOM of the packaged chart.
 
-``python -m hack.chart_release prepare DIRECTORY`` copies the chart to DIRECTORY/dra-driver-numa and adds what depends
-on where the project is published. ``python -m hack.chart_release sbom ARCHIVE`` prints the SBOM of a packaged chart
-(CycloneDX 1.6, JSON). Variables of the environment, both optional:
+``python -m hack.chart_release prepare DIRECTORY`` copies the chart to DIRECTORY/dra-driver-numa and adds the values
+that depend on where the project is published. ``python -m hack.chart_release sbom ARCHIVE`` prints the SBOM of a
+packaged chart (CycloneDX 1.6, JSON). Two optional environment variables are used:
 
 * REPOSITORY: address of the repository, such as https://github.com/OWNER/NAME. It becomes ``home``, ``sources`` and the
   links of Artifact Hub, and the chart's README links to its pages. Alerts link to its page of symptoms.

@@ -42,7 +42,7 @@ class Image(Values):
     digest: str
     """Digest of the image, sha256:... If set, the tag is ignored."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
-    """When the kubelet pulls the image."""
+    """Policy for pulling the image."""
 
 
 class Resources(Values):
@@ -95,7 +95,7 @@ class LabelPolicy(Values):
     enabled: bool
     """Labels claims for such hugepages by a MutatingAdmissionPolicy. Otherwise set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
-    """DeviceClasses of your own for such hugepages, besides those of the chart."""
+    """Your own DeviceClasses for such hugepages, in addition to those of the chart."""
 
 
 class HugepagesOnDemand(Values):
@@ -190,7 +190,7 @@ class UpdateStrategy(Values):
     """The ``updateStrategy`` of a DaemonSet."""
 
     type: Literal["RollingUpdate", "OnDelete"]
-    """OnDelete: a pod is replaced only after it was deleted."""
+    """Update strategy. OnDelete replaces a pod only after it was deleted."""
     rolling_update: RollingUpdate | None = None
     """Numbers of nodes that are updated at a time."""
 
@@ -289,7 +289,7 @@ class PrometheusRule(Values):
     labels: Texts
     """Labels by which your Prometheus selects the rules."""
     extra_rules: list[Kubernetes]
-    """Rules of your own in the same group."""
+    """Your own rules in the same group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
     """Address at which your organization serves docs/symptoms.md. Each alert links to its section. Empty: the page
     in the repository from which the chart was released; a chart from a checkout has none, and requires this value if

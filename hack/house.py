@@ -15,7 +15,7 @@ MAX_FIELDS: Final = 12
 SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
 BACKEND: Final = "services/nri-backend/src/nri_backend"
 _NO_FIELDS: Final = ("ClassVar", "Final")
-"""Annotations of names in the body of a class that are no fields of its objects."""
+"""Annotations of names in a class body that are not fields of its objects."""
 
 
 def crowded(root: Path) -> list[str]:
@@ -26,7 +26,7 @@ def crowded(root: Path) -> list[str]:
 
 
 def overloaded(directory: Path) -> list[str]:
-    """Returns the classes below a directory that have too many fields, in words; generated code is left out.
+    """Returns a message for each class below a directory that has too many fields. Generated code does not count.
 
     The fields of base classes in the same directory are included.
     """

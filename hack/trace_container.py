@@ -48,7 +48,7 @@ class Runtime:
         self._service = PluginService(node.enforcer, lambda *_: None)
 
     async def call(self, method: str, request: Message, journey: Journey) -> None:
-        """Makes the plugin answer a call, recorded in the journey from request bytes to answer bytes."""
+        """Sends a call to the plugin and records the journey from request bytes to answer bytes."""
         call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
         sent = frame_message(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
         journey.running = True

@@ -88,7 +88,7 @@ class BackendCode(StrEnum):
     CLAIMED_CPUS_OCCUPIED = "ClaimedCPUsOccupied"
     """Another container still runs on CPUs of the claim."""
     NO_SHARED_CPUS = "NoSharedCPUs"
-    """Claims hold every CPU of the node, so there is none for a container without a claim."""
+    """Claims hold every CPU of the node, so a container without a claim has none."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
     NODE_OBSERVES = "NodeObserves"

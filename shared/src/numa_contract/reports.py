@@ -44,8 +44,8 @@ _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""Text for people. It is truncated to 1 KiB, because an overlong one of another release is no reason to reject a
-report.
+"""Text for people. It is truncated to 1 KiB, because an overlong text of another release should not make a report
+invalid.
 """
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
 """List of texts, of which at most 64 are read."""
@@ -302,7 +302,7 @@ class BackendStatus(Document):
     another NRI plugin in their place.
     """
     problems: Texts = ()
-    """What the backend cannot enforce at present: one sentence each, with the remedy."""
+    """Current failures of enforcement: one sentence each, with the remedy."""
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     observation: Observation | None = None

@@ -107,7 +107,7 @@ CAUSES: Final = {
         "run dra-frontend doctor: see claims.recorded, claims.readable and api.reachable"
     ),
 }
-"""Causes with a remedy of their own."""
+"""Causes with their own remedies."""
 UNEXPLAINED: Final = frozenset(
     {
         BackendCode.CGROUP_FILE_REFUSED,

@@ -192,7 +192,7 @@ def _use_of_claimed(known: Known, number: int, uid: str) -> str:
 
 
 def explain_device(known: Known, name: str) -> Explained:
-    """Returns a device's capacity, its users with their amounts, and what is free."""
+    """Returns a device's capacity, its users with their amounts, and the free amount."""
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)

@@ -27,7 +27,7 @@ class PodTemplate:
     """A pod specification inside an object."""
 
     part: str
-    """Part of the object that tells this template from its others, such as the name of a replica group."""
+    """Part of the object that distinguishes this template from its others, such as the name of a replica group."""
     spec: Mapping[str, Any]
     pods: int
     """Number of pods that run at the same time if the object specifies it, else 1."""

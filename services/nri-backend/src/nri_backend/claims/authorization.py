@@ -86,7 +86,7 @@ _CODES: Final = {
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
     Reason.OBSERVE: BackendCode.NODE_OBSERVES,
 }
-"""Code of a rejection by its reason, for rejections that are not caused by a problem with a code of its own."""
+"""Code of a rejection by its reason, for rejections whose cause has no code itself."""
 
 
 @dataclass(frozen=True, slots=True)

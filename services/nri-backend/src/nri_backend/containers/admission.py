@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admission of a container: the containers that must leave its CPUs first, rejections, and answers to the runtime.
 
-A container with CPUs of its own is admitted when no other container is, or may be, on these CPUs. The check is made
-once per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
+A container with exclusive CPUs is admitted when no other container is, or may be, on these CPUs. The check is made once
+per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
 """
 
 import logging
@@ -116,7 +116,7 @@ def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
 
 
 def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
-    """Returns the resources to answer a creation or an update with. With ``huge`` they include hugepage limits.
+    """Returns the resources for the answer to a creation or an update. With ``huge`` they include hugepage limits.
 
     Hugepage limits are left out if an update does not contain any: containerd appends a hugepage limit to its list
     instead of replacing it.
@@ -154,7 +154,7 @@ def _hugepage_limits(claimed: Mapping[int, int], asked: RuntimeLimits) -> dict[s
 
 
 def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
-    """Returns the first MAX_SYNC_UPDATES of ``needed_updates``. Logs the number of the others."""
+    """Returns the first MAX_SYNC_UPDATES of ``needed_updates``, and logs how many are left out."""
     updates = needed_updates(containers, state)
     if len(updates) > MAX_SYNC_UPDATES:
         text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
@@ -165,8 +165,8 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
 def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
     """Returns updates for the containers whose stored cpuset is not the desired one.
 
-    Containers with CPUs of their own come first. The runtime also writes an update to the cgroup. So with a lazy pool,
-    a member of the pool keeps its stored CPUs as far as they are in the pool.
+    Containers with exclusive CPUs come first. The runtime also writes an update to the cgroup. So with a lazy pool, a
+    member of the pool keeps its stored CPUs as far as they are in the pool.
     """
     updates = []
     for container in containers:
@@ -190,7 +190,7 @@ def _same_set(wanted: str, stored: str) -> bool:
 
 
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
-    """Returns a rejection if the container cannot run on this node in its present state, else None."""
+    """Returns a rejection if the container cannot run on this node in its current state, else None."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
         return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}", cause=tracked.problem.code)
     entitlement, config = tracked.entitlement, state.config
@@ -251,7 +251,7 @@ record from the API server and the kubelet retries; if that claim does not exist
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     """Returns a rejection that names the containers which still run on these CPUs, at least one.
 
-    If one of them cannot be moved, the text contains the kernel's error and does not promise a move.
+    It announces that they are being moved, or contains the kernel's error if one of them cannot be moved.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]

@@ -36,8 +36,9 @@ class Identity:
     name: str
     pod: Pod
     cgroup: str = ""
-    """Path below the cgroup root; empty if it cannot be derived. For a container in a virtual machine or a sandbox,
-    which has no cgroup of its own, that of its pod."""
+    """Path below the cgroup root; empty if it cannot be derived. A container in a virtual machine or a sandbox has the
+    path of its pod.
+    """
     pod_cgroup: str = ""
     cgroup_error: Problem = NO_PROBLEM
     """Reason why the cgroup cannot be derived."""
@@ -130,7 +131,7 @@ class Tracked:
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """Returns a container that has no cgroup of its own as one of its pod's sandbox, or None if it cannot be one.
+        """Returns a container without a cgroup as one in the sandbox of its pod, or None if that is impossible.
 
         Claims are enforced by the container's own cgroup alone. The kubelet puts the UID of a pod into the name of its
         cgroup; a cgroup with another name may belong to other pods as well.
@@ -190,7 +191,7 @@ class Tracked:
 
     @property
     def asked(self) -> RuntimeLimits:
-        """Limits that the kubelet asked for, without the hugepages of claims."""
+        """Limits that the kubelet requested, without the hugepages of claims."""
         shown = self.stated.hugepages
         if self.stated.include_claims:
             return replace(self.stated, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))

@@ -69,8 +69,10 @@ class Desired:
     needs_cpuset: bool = True
     """True if a missing ``cpuset.cpus`` is a difference. False for members of the pool while no CPU is held."""
     exact: bool = False
-    """``cpuset.cpus`` must be ``cpus``, whatever is effective: the kernel makes no partition beside a cgroup whose
-    configured CPUs overlap with it, even if that cgroup is a partition with other effective CPUs."""
+    """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
+    partition next to a cgroup whose configured CPUs overlap with it, even if that cgroup is a partition with other
+    effective CPUs.
+    """
     mems: frozenset[int] = frozenset()
     """Value for ``cpuset.mems``."""
     files: Mapping[str, DesiredLimit] = field(default_factory=dict)

@@ -82,7 +82,7 @@ class NodeClaims(Claims):
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
 
     def note_users(self, tracked: Tracked) -> None:
-        """Makes a container the first user of the claims that it holds and that have no owner."""
+        """Records a container as the first user of those of its claims that have no owner."""
         user = tracked.identity.user
         for held in tracked.rightful:
             first = self.first_users.get(held.key)
@@ -220,9 +220,9 @@ def divide(
     weights: Iterable[Weight],
     fallbacks: Collection[ClaimKey] = (),
 ) -> Pool:
-    """Returns the division of the node's CPUs between claims and the shared pool.
+    """Divides the node's CPUs between claims and the shared pool.
 
-    ``weights`` contains the weight of each container that has CPUs of its own, ``fallbacks`` the claims that the pool
+    ``weights`` contains the weight of each container with exclusive CPUs, ``fallbacks`` the claims that the pool
     enforces although a partition could.
     """
     # Each start of a container with a partition calls this, so it must not loop over the claim files.

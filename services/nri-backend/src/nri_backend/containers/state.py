@@ -215,7 +215,7 @@ class NodeState:
         self.changes += 1
         self.change_log.report(container_id)
         alive = tracked.phase in ALIVE
-        # An ended container with another id is an earlier run of the rejected one, and does not replace the attempt.
+        # An ended container with another id is an earlier run, and does not replace the rejected attempt.
         if attempt is not None and (alive or attempt.id == container_id):
             self.change_log.report(attempt.id)
             del self.rejected[identity.user]
@@ -316,7 +316,7 @@ class NodeState:
         self.set_host(self.host)
 
     def set_claim_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
-        """Sets the present claim files, and authorizes the affected containers again.
+        """Sets the current claim files, and authorizes the affected containers again.
 
         An unchanged file must be the same object as before.
         """
@@ -332,7 +332,7 @@ class NodeState:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
-        """Returns the container with its entitlement, rejection and excluded CPUs by the present records."""
+        """Returns the container with its entitlement, rejection and excluded CPUs by the current records."""
         enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.phase in OCCUPYING else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
@@ -446,7 +446,7 @@ class NodeState:
 
 
 def weight(tracked: Tracked) -> Weight | None:
-    """Returns the weight of a container in the division of the node's CPUs; None if it occupies none of its own."""
+    """Returns the weight of a container in the division of the node's CPUs, or None if it has no exclusive CPUs."""
     if tracked.phase not in OCCUPYING:
         return None
     cpus = tracked.entitlement.cpus | tracked.observed.exclusive

@@ -249,7 +249,7 @@ def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Keeps a container of the driver's pod off claimed CPUs, by the cgroup of the pod.
+    """Keeps a container of the driver's pod off claimed CPUs, through the cgroup of the pod.
 
     The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
@@ -477,7 +477,7 @@ def _raise_limits(
     wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
-    # A write is only counted as a repair if the notes are unchanged: otherwise a claim was added or removed.
+    # If the notes change, a claim was added or removed, so the write is not a repair.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}

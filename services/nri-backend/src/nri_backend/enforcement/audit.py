@@ -252,7 +252,7 @@ class Auditor:
         self._reconciler.signals.audit.set()
 
     def request_full(self) -> None:
-        """Makes the audit at the next tick a full one."""
+        """Makes the next tick's audit a full one."""
         self._next.full = 0.0
 
     def request_limits_of(self, tracked: Tracked) -> None:

@@ -31,8 +31,9 @@ from nri_backend.node.worker import CgroupWorker, Step
 COMPARED: Final = 64
 """Number of cgroups whose files are opened and compared in one step: 3 ms if limits are among them."""
 COMPARED_OPEN: Final = 512
-"""The same for files that stay open: 1 ms. On a busy machine each step becomes a job of its own, and the switch to a
-thread and back takes as long as comparing a hundred files."""
+"""Number of cgroups compared in one step if their files stay open: 1 ms. On a busy machine each step becomes a separate
+job, and the switch to a thread and back takes as long as comparing a hundred files.
+"""
 _Batches = dict[str, list[str]]
 """Cgroups to compare in one step, by the first one."""
 Plans = Mapping[str, object]
@@ -51,7 +52,7 @@ class ChangeDetector:
         *,
         stay_open: bool,
     ) -> None:
-        """``plans`` returns the present plans of containers or cgroups."""
+        """Creates a detector without readings. ``plans`` returns the current plans of containers or cgroups."""
         self._state = state
         self._worker = worker
         self._plans = plans

@@ -251,7 +251,7 @@ class Enforcer:
         self._auditor.request_audit()
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with the content of their enforcement records and their present partition types."""
+        """Returns the containers with the content of their enforcement records and their current partition types."""
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
@@ -266,7 +266,7 @@ class Enforcer:
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
-        """Returns the container as one whose process has not run, authorized by the present records."""
+        """Returns the container in the state before its process runs, authorized by the current records."""
         known = self.state.containers.get(container.id)
         if (
             known is not None

@@ -70,7 +70,7 @@ class PartitionManager:
         self._next_repair = 0.0
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with their present partition types and exclusive CPUs."""
+        """Returns the containers with their current partition types and exclusive CPUs."""
         if not self._state.host.partitions:
             return list(containers)
 
@@ -118,7 +118,7 @@ class PartitionManager:
             self.mark_invalid(tracked)
 
     def follow(self) -> None:
-        """Watches the present partitions. If a partition file cannot be opened, the next round retries it."""
+        """Watches all partitions. If a partition file cannot be opened, the next round retries it."""
         if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):

@@ -208,7 +208,7 @@ class EnforcementRecords:
         return self._ids()
 
     def load_pins(self) -> Pins:
-        """Returns the stored pins. Returns none if there is no file or if it cannot be read."""
+        """Returns the stored pins, or an empty mapping if there is no readable file."""
         try:
             document = parse_json(read_regular(self._pins, MAX_PINS_BYTES), MAX_PINS_BYTES, "kubelet pins", PINS)
             check_version("kubelet pins", document, VERSION)

@@ -94,7 +94,7 @@ class AffinityClass:
     may_relocate: bool
     """True if a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
     not_moved: BackendCode
-    """Code to report if they cannot be moved and the error has no code of its own."""
+    """Code to report if they cannot be moved and the error has no code itself."""
     contested: Problem = NO_PROBLEM
     """Problem to report if another program keeps moving them back, with the remedy."""
     remaining: Problem = NO_PROBLEM

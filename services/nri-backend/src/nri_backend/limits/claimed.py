@@ -113,7 +113,7 @@ class Raise:
     """Amount that the original limit already contains for the claims of the pod."""
 
     def over(self, own: Limit) -> Limit:
-        """Returns the raised limit, which is never below the original one. Without an original limit there is none."""
+        """Returns the raised limit, at least the original one, or None if there is no original limit."""
         return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
 
 

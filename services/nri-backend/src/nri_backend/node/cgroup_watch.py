@@ -68,7 +68,7 @@ class CgroupWatch:
                 try:
                     if not self._expected(self._arm(descriptor)):
                         changed.add(path)
-                    with contextlib.suppress(PermissionError):  # a regular file, of which there are no events
+                    with contextlib.suppress(PermissionError):  # a regular file, which has no events
                         self._epoll.register(descriptor, select.EPOLLPRI)
                 except OSError:
                     self._leave(path)

@@ -24,7 +24,7 @@ class OtherCgroups:
     """Cgroups of the containers that must not be on the CPUs of the starting container, by container id."""
 
     paths: Mapping[str, str]
-    """Paths of containers with a cgroup of their own."""
+    """Paths of the containers' cgroups, without containers in a sandbox."""
     sandboxes: Mapping[str, Sandbox]
     """Containers that run in the sandbox of their pod."""
     online: frozenset[int]

@@ -174,7 +174,7 @@ class FrameReader:
         self._buffer = bytearray()
         """Received bytes that are not parsed yet, beginning with a frame header."""
         self._skipped = 0
-        """Number of discarded bytes of the present frame, if it is longer than MAX_DATA."""
+        """Number of discarded bytes of the current frame, if it is longer than MAX_DATA."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Adds received bytes and yields the complete frames. Must be exhausted. Raises PeerError for invalid bytes."""

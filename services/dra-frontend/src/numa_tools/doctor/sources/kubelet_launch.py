@@ -62,7 +62,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
     if len(installed) > 1:
         raise UnseenError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
-    # The unit of a wrapper script uses the same environment files.
+    # If the unit runs a wrapper script, its arguments are unknown, but the flags are in the same environment files.
     if installed and not (installed[0].unclear and not installed[0].arguments):
         return installed[0]
     return _of_environment_files(files, root, installed[0].unclear if installed else "")

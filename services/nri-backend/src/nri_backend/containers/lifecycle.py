@@ -102,7 +102,7 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# Phases after events of Synchronize, which are the same in most phases.
+# Next phases for the events of Synchronize, which are the same in most phases.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {

@@ -346,7 +346,7 @@ class Auditor:
         # next hook.
         if due.tick or self._next.claim_files:
             self._next.claim_files = False
-            # Only a change of the content of a known file leaves the time stamp of the directory unchanged.
+            # A thorough refresh finds writes into known files, which leave the directory's time stamp unchanged.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
@@ -492,7 +492,7 @@ class Auditor:
             after = self._state.containers.get(before.id)
             if after is None or after.phase not in OCCUPYING:
                 if before.entitlement.claims and before.phase in OCCUPYING:
-                    # Its claims count for the limits of its pod, and above, until its last process has ended.
+                    # Its claims are included in the limits of its pod, and above, until its last process has ended.
                     self.request_limits_of(before)
                 continue
             if before.phase is Phase.VANISHED:

@@ -57,10 +57,10 @@ class PodKills:
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
         """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns new kills by container.
 
-        The count of a container without a cgroup is None. Kills that are in the pod's count and in no container's are
-        attributed to ``ended``, the container whose end the runtime has just reported. Without ``ended`` they are
-        attributed to the container whose cgroup was removed since the last reading, if it is only one: the kernel often
-        removes the cgroup before the runtime reports the end.
+        The count of a container without a cgroup is None. Kills that are counted for the pod but for none of its
+        containers are attributed to ``ended``, the container whose end the runtime has just reported. Without ``ended``
+        they are attributed to the container whose cgroup was removed since the last reading, if it is the only one: the
+        kernel often removes the cgroup before the runtime reports the end.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}

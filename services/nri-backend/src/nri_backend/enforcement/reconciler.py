@@ -56,7 +56,7 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Bounds of the number of containers for which one job of apply_some() gets a plan."""
+"""Upper bound, with _MIN_PLANS as the lower one, of the number of containers planned for one job of apply_some()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Reconciler:
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Stores the CPUs on which a start has seen containers, or None if the kernel did not show them."""
+        """Stores the CPUs on which a start has seen containers, or None if they could not be read."""
         for container_id, cpus in views.items():
             one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:

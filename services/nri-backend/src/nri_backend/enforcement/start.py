@@ -154,7 +154,7 @@ class Starter:
         if not overlapping(self._state, tracked):
             return tracked, None
         # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
-        # the present list of online CPUs to find out that the container belongs to the pool now.
+        # the current list of online CPUs to detect that the container now belongs to the pool.
         await self._host.refresh()
         while True:
             if self._state.changes != changes:

@@ -116,7 +116,7 @@ def applied(function: Callable[..., Any], operands: tuple[Node, ...], cost: Call
                 scope.budget.take(cost(*values))
             return function(*values)
         except (TypeError, AttributeError, OverflowError) as error:
-            raise CelError("no such overload: an operand is of another type than the operator takes") from error
+            raise CelError("no such overload: the operator does not accept the type of an operand") from error
 
     return apply
 
@@ -135,7 +135,7 @@ def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -
     """Yields a scope for each element of a list or key of a map, and charges the budget for each loop iteration."""
     found = target(scope)
     if not isinstance(found, list | Mapping):
-        raise CelError("no such overload: a macro of what is neither a list nor a map")
+        raise CelError("no such overload: a macro over a value that is neither a list nor a map")
     for place, element in enumerate(list(found)):
         scope.budget.take(weight)
         if len(names) == 1:
@@ -176,13 +176,13 @@ def _optionally(
     """Evaluates ``optMap`` and ``optFlatMap``."""
     found = target(scope)
     if not isinstance(found, Maybe):
-        raise CelError("no such overload: optMap of what is not optional")
+        raise CelError("no such overload: optMap needs an optional value")
     if not found.present:
         return NONE
     scope.budget.take(weight)
     result = bodies[0](scope.having({names[0]: found.value}))
     if flat and not isinstance(result, Maybe):
-        raise CelError("no such overload: optFlatMap to what is not optional")
+        raise CelError("no such overload: the result of optFlatMap must be optional")
     return result if flat else Maybe(result)
 
 

@@ -110,7 +110,7 @@ class Budget:
 def boolean(value: Any, what: str) -> bool:
     """Returns the value if it is a boolean. Raises CelError otherwise."""
     if not isinstance(value, bool):
-        raise CelError(f"no such overload: {what} of what is neither true nor false")
+        raise CelError(f"no such overload: {what} of a value that is neither true nor false")
     return value
 
 
@@ -129,7 +129,7 @@ def optional_field(value: Any, name: Any) -> Maybe:
     if isinstance(value, Maybe):
         return optional_field(value.value, name) if value.present else NONE
     if not isinstance(value, Mapping):
-        raise CelError(f"no such overload: field {shown(name)} of what is not a map")
+        raise CelError(f"no such overload: field {shown(name)} of a value that is not a map")
     if isinstance(value, Domains) and isinstance(name, str):
         return Maybe(value.get(name, {}))
     return Maybe(value[name]) if isinstance(name, str) and name in value else NONE

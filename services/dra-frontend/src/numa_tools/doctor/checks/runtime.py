@@ -129,7 +129,7 @@ def _timeouts(backend: BackendStatus) -> Iterator[Finding]:
     if short:
         needed = " and ".join(f"{key} to {MIN_SECONDS[key]}s" for key in short)
         yield problem(
-            "The runtime waits less long for plugins than by default.",
+            "The runtime's timeouts for plugins are shorter than the defaults.",
             "; ".join(_TIMEOUT_EFFECTS[key] for key in short),
             f"set {needed} or more in the runtime's NRI section; nri-backend setup-runtime prints it for containerd",
             [f"{key} is {seconds:g} s" for key, seconds in short.items()],

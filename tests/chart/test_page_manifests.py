@@ -1,13 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole manifests that pages print are those of examples/, which tests/chart/test_examples.py applies and schedules."""
+"""Each YAML block of a page has a test: whole manifests are those of examples/, values are rendered, files are read.
 
+tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py has claims and their parts.
+"""
+
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from dra_frontend.machine.overlay import parse_overlay
+from numa_tools.commands.provision_plan import read_requested
+
+from hack.chart_values import ChartValues
+from tests.chart.helm import RULES, render
+from tests.chart.schemas import VERSIONS, check_object
+from tests.rigs.documented_manifests import KINDS
 
 ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md"]
+OF_OTHER_PROGRAMS = ("required-plugins.noderesource.dev", "machine")
+"""First keys of blocks that the container runtime and Talos read."""
 
 
 def manifests(text: str) -> list[Any]:
@@ -26,3 +41,34 @@ def printed(page: str) -> list[list[Any]]:
 def test_a_printed_manifest_is_that_of_the_example(page: str, example: str) -> None:
     """A manifest that is copied from a page is one that is tested."""
     assert printed(page) == [manifests((ROOT / "examples" / example).read_text())]
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Returns the YAML blocks of all pages, each with its page and line."""
+    found = []
+    for page in PAGES:
+        source = page.read_text()
+        for match in re.finditer(r"^( *)```yaml\n(.*?)^\1```$", source, re.MULTILINE | re.DOTALL):
+            line = source.count("\n", 0, match.start()) + 1
+            found.append((f"{page.relative_to(ROOT)}:{line}", textwrap.dedent(match[2])))
+    return found
+
+
+@pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
+def test_every_block_is_accepted_by_what_reads_it(place: str, text: str) -> None:
+    """The chart renders values and rules, and the commands read their files. A block that no test knows fails."""
+    values = {field.alias or name for name, field in ChartValues.model_fields.items()}
+    document = yaml.safe_load(text) if "\n---\n" not in text else {}
+    if isinstance(document, list):
+        assert render({"metrics": {"prometheusRule": {**RULES, "extraRules": document}}})
+    elif document.keys() <= values:
+        assert render(document)
+    elif document.get("kind") == "HugePageProvision":
+        assert read_requested(document, place)
+    elif all(key.startswith("/sys/") for key in document):
+        assert parse_overlay(document, place)
+    elif document.get("kind") == "ResourceQuota":
+        check_object(document, VERSIONS[-1])
+    else:
+        known = {"devices", "config", *OF_OTHER_PROGRAMS}
+        assert document.get("kind") in (*KINDS, "Configuration") or document.keys() <= known, place

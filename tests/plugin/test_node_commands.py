@@ -34,7 +34,13 @@ async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugi
 
 
 @pytest.mark.parametrize(
-    ("words", "passed"), [(["-o", "yaml"], ["-o", "yaml"]), (["-w"], ["--watch"]), (["-o", "table"], [])]
+    ("words", "passed"),
+    [
+        (["-o", "yaml"], ["-o", "yaml"]),
+        (["-o", "wide"], ["-o", "wide"]),
+        (["-w"], ["--watch"]),
+        (["-o", "table"], []),
+    ],
 )
 async def test_forms_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
     """The command on the node has the same forms. A table is its default and needs no flag."""

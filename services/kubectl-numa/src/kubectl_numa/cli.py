@@ -267,12 +267,12 @@ class _Command:
     """Arguments of the examples in its help, by description."""
 
 
-_LISTS: Final = ("wide", "json", "yaml")
+_TABLES: Final = ("wide", "json", "yaml")
 COMMANDS: Final[Mapping[str, _Command]] = {
     "nodes": _Command(
         _nodes,
         "list the nodes with what claims can still have of their CPUs, memory and hugepages",
-        outputs=(*_LISTS, "name"),
+        outputs=(*_TABLES, "name"),
         examples={
             "All nodes": "",
             "Nodes with a label": "-l pool=hpc",
@@ -282,7 +282,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "claims": _Command(
         _claims,
         "list the claims of a namespace with their CPUs and memory, and whether these are enforced",
-        outputs=(*_LISTS, "name"),
+        outputs=(*_TABLES, "name"),
         examples={
             "Claims of the namespace of the current context": "",
             "Claims of all namespaces": "-A",
@@ -296,7 +296,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         _free,
         "list what claims can still have, by NUMA node",
         "node?",
-        _LISTS,
+        _TABLES,
         {"All nodes": "", "The most free CPUs first": "--sort-by cpus", "One node, with its devices": "node-1 -o wide"},
     ),
     "explain": _Command(
@@ -312,8 +312,12 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         _status,
         "run dra-frontend status in the driver's pod on a node, with its exit status",
         "node",
-        ("json", "yaml"),
-        {"Devices, claims and problems of a node": "node-1", "The same every 2 s": "node-1 --watch"},
+        _TABLES,
+        {
+            "Devices, claims and problems of a node": "node-1",
+            "With the UIDs of claims, and the reasons for their state": "node-1 -o wide",
+            "Every 2 s": "node-1 --watch",
+        },
     ),
     "doctor": _Command(
         _doctor,
@@ -397,7 +401,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
     if command.outputs:
         text = f"form of the output: {', '.join(command.outputs)} (default: a table)"
         parser.add_argument("-o", "--output", choices=["table", *command.outputs], metavar="FORM", help=text)
-    if "wide" in command.outputs:
+    if name in ("nodes", "free", "claims"):
         parser.add_argument("--no-headers", action="store_true", help="print no headings above a table")
     if name in ("claims", "explain"):
         text = f"namespace of the {command.argument or name} (default: that of the context)"

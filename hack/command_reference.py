@@ -47,7 +47,7 @@ def page() -> str:
         if shared and not shared.items() <= _options(parser).items():
             parts += [f"All commands of `{parser.prog}` have these options:", _table("option", shared)]
         elif shared:
-            parts.append(f"`OPTION` of a command is one of: {', '.join(shared)}.")
+            parts.append(_wrapped(f"`OPTION` of a command is one of: {', '.join(shared)}."))
         for command in commands:
             parts += [f"{_SUBCOMMAND}{command.prog}", *_command(command, shared)]
     return "\n\n".join(parts) + "\n"

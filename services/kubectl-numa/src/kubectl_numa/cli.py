@@ -375,9 +375,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_passed_flags(parser: argparse.ArgumentParser, **options: Any) -> None:
+def _add_passed_flags(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     for flag, (metavar, text) in _PASSED.items():
-        parser.add_argument(f"--{flag}", dest=flag, metavar=metavar, help=text, **options)
+        parser.add_argument(f"--{flag}", dest=flag, metavar=metavar, default=default, help=text)
 
 
 def _sentence(command: _Command) -> str:
